@@ -1,0 +1,39 @@
+# make demo   compare methods on scikit-learn's digits and write a report
+# make test   the whole test suite
+# Both make a virtual environment in .venv first, with the pinned versions of constraints.txt.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+
+.PHONY: help demo test check bench docs clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(STAMP): pyproject.toml constraints.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "polymode needs Python 3.10 or newer as python3; found $$(python3 --version)"; exit 1; }
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/installed-* && touch $(STAMP)
+
+demo: $(STAMP)
+	$(PYTHON) -m polymode run --task digits --method map --method deep_ensemble --seeds 0-2 --out runs/demo
+
+test: check
+	$(PYTHON) -m pytest
+
+check: $(STAMP)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+bench: $(STAMP)
+	$(PYTHON) -m benchmarks
+
+docs: $(STAMP)
+	$(PYTHON) -m docs.tables
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
