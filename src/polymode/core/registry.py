@@ -1,0 +1,60 @@
+"""Names that users type, and what they stand for."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the option nearest to `name`, or an empty string.
+
+    >>> suggest("deep_ensembel", ["map", "deep_ensemble"])
+    " Did you mean 'deep_ensemble'?"
+    """
+    near = difflib.get_close_matches(str(name), list(options), n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+class Entry(NamedTuple, Generic[T]):
+    """One registered thing with what is said of it in lists and reports."""
+
+    name: str
+    value: T
+    metadata: dict[str, Any]
+
+
+class Registry(Generic[T]):
+    """A table from names to things of one `kind` ("method", "task", ...)."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, **metadata: Any) -> Callable[[T], T]:
+        """Return a decorator that enters its argument as `name`; a name can be taken once."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} '{name}' is registered already")
+
+        def enter(value: T) -> T:
+            self._entries[name] = Entry(name, value, metadata)
+            return value
+
+        return enter
+
+    def get(self, name: str) -> Entry[T]:
+        """Return the entry called `name`, or say which name is nearest."""
+        if name not in self._entries:
+            raise ValueError(
+                f"Unknown {self.kind} '{name}'.{suggest(name, self._entries)}"
+                f" Known: {', '.join(sorted(self._entries)) or 'none'}."
+            )
+        return self._entries[name]
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the registered names that match the glob `pattern`, sorted."""
+        return sorted(fnmatch.filter(self._entries, pattern))

@@ -1,0 +1,208 @@
+"""Safe files: tensors in the safetensors format, everything else in JSON, written whole or not at all.
+
+A file is written under a temporary name in the same folder, flushed to disk, and renamed. Tensors are read straight into
+the memory that will use them and checked against a digest on the way, so loading needs no second copy and a changed byte is
+found. Nothing is ever unpickled. The format is that of https://github.com/huggingface/safetensors: eight bytes of header
+length, a JSON header with type, shape and offsets of each tensor, the raw bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_LARGEST_HEADER = 100_000_000
+
+Allocate = Callable[[dict[str, Any], dict[str, torch.Size]], Mapping[str, Tensor]]
+
+
+class FileProblem(ValueError):
+    """A file that cannot be used; the message says which file and why."""
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically."""
+    _replace(path, lambda file: file.write(content))
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with a digest of itself, atomically."""
+    text = json.dumps({**content, "digest": _json_digest(content)}, indent=1, sort_keys=True)
+    replace_file(path, text.encode())
+
+
+def read_json(path: Path, schema: int) -> dict[str, Any]:
+    """Read what `write_json` wrote: unchanged, and of a schema version that is known here."""
+    try:
+        content = json.loads(path.read_text())
+        claimed = content.pop("digest")
+        version = content["schema"]
+    except FileNotFoundError:
+        raise FileProblem(f"{path} does not exist") from None
+    except (ValueError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise FileProblem(f"{path} is truncated or not a polymode file: {error!r}") from None
+    if isinstance(version, int) and version > schema:
+        raise FileProblem(
+            f"{path} has schema version {version}, this polymode reads up to {schema}; it was written"
+            " by a newer release: upgrade polymode"
+        )
+    if claimed != _json_digest(content):
+        raise FileProblem(f"{path} was changed after it was written: its digest does not match")
+    return content
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """Write tensors and JSON-safe `metadata` to one safetensors file, atomically; return the digest."""
+    digest = _tensor_digest()
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+        digest.update(_entry(name, tensor))
+        digest.update(memoryview(_bytes_of(tensor)))
+    digest.update(json.dumps(metadata, sort_keys=True).encode())
+    header["__metadata__"] = {
+        "polymode": json.dumps(metadata, sort_keys=True),
+        "digest": digest.hexdigest(),
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for tensor in tensors.values():
+            file.write(memoryview(_bytes_of(tensor)))
+
+    _replace(path, write)
+    return digest.hexdigest()
+
+
+def read_tensors(
+    path: Path, allocate: Allocate | None = None, digest: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a file of `write_tensors`; return the tensors and the metadata.
+
+    `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here. `digest`, where known, is
+    the one that `write_tensors` returned.
+    """
+    try:
+        with open(path, "rb") as file:
+            header, start = _read_header(path, file)
+            if digest is not None and header["__metadata__"]["digest"] != digest:
+                raise FileProblem(f"{path} is not the file that was written: its digest does not match")
+            return _read_body(path, file, header, start, allocate)
+    except FileNotFoundError:
+        raise FileProblem(f"{path} does not exist") from None
+
+
+def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
+    size = os.fstat(file.fileno()).st_size
+    length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else 0
+    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        raise FileProblem(f"{path} is truncated or not a safetensors file ({size:,} bytes)")
+    try:
+        header = json.loads(file.read(length))
+        end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"), default=0)
+        json.loads(header["__metadata__"]["polymode"])
+        header["__metadata__"]["digest"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileProblem(f"{path} has a header that polymode did not write: {error!r}") from None
+    if size != 8 + length + end:
+        raise FileProblem(f"{path} is truncated: {size:,} bytes of {8 + length + end:,}")
+    return header, 8 + length
+
+
+def _read_body(
+    path: Path, file: IO[bytes], header: dict[str, Any], start: int, allocate: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    described = header.pop("__metadata__")
+    metadata = json.loads(described["polymode"])
+    shapes = {name: torch.Size(entry["shape"]) for name, entry in header.items()}
+    given = allocate(metadata, shapes) if allocate else {}
+    digest = _tensor_digest()
+    tensors: dict[str, Tensor] = {}
+    expected = 0
+    for name, entry in header.items():
+        dtype, (begin, end) = _DTYPES.get(entry["dtype"]), entry["data_offsets"]
+        if dtype is None or begin != expected or end - begin != math.prod(shapes[name]) * dtype.itemsize:
+            raise FileProblem(f"{path}: the header describes '{name}' inconsistently")
+        expected = end
+        target = given.get(name)
+        direct = target is not None and target.dtype == dtype and target.is_contiguous()
+        raw = target if direct and target is not None else torch.empty(shapes[name], dtype=dtype)
+        file.seek(start + begin)
+        file.readinto(memoryview(_bytes_of(raw)))  # type: ignore[attr-defined]
+        digest.update(_entry(name, raw))
+        digest.update(memoryview(_bytes_of(raw)))
+        if target is not None and not direct:
+            with torch.no_grad():
+                target.copy_(raw)
+        tensors[name] = raw if target is None else target
+    digest.update(described["polymode"].encode())
+    if digest.hexdigest() != described["digest"]:
+        raise FileProblem(f"{path} was changed after it was written: its digest does not match")
+    return tensors, metadata
+
+
+def _tensor_digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _entry(name: str, tensor: Tensor) -> bytes:
+    return f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Return the tensor's bytes as a NumPy array, without a copy where it is contiguous on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def json_safe(value: Any) -> Any:
+    """Return `value` in a form JSON holds; what it does not know becomes its name or text."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [json_safe(item) for item in value]
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
