@@ -1,0 +1,204 @@
+"""Small dense networks, all members at once, as batched matrix products.
+
+`torch.func.vmap` runs any network for all members together, but pays for its generality at every operation. Networks
+made of linear layers, activations, normalisation, dropout, sums and products are common enough, and small enough, to be
+worth their own way: the forward method is traced once (`torch.fx`) and each step of it is replaced by one that carries
+the member axis, a linear layer by a single `baddbmm`.
+
+`dense_forward` returns None for every network with a step it does not know; the caller then takes `vmap`.
+Shapes: `M` members, `B` batch, `H` features.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+Tensors = dict[str, Tensor]
+Forward = Callable[[Tensors, Tensor], Tensor]
+
+_ELEMENTWISE_MODULES: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.LeakyReLU, nn.Softplus,
+    nn.Hardtanh, nn.ReLU6, nn.Mish, nn.Hardswish, nn.Softsign, nn.Identity, nn.Dropout,
+)  # fmt: skip
+_ELEMENTWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    F.relu, torch.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu, F.selu,
+    F.leaky_relu, F.softplus, F.dropout, torch.sin, torch.cos, torch.exp, torch.square, torch.abs,
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
+    torch.mul, torch.div,
+)  # fmt: skip
+_ELEMENTWISE_METHODS = {"relu", "tanh", "sigmoid", "exp", "sin", "cos", "square", "abs", "add", "mul"}
+_PLAIN = (int, float, bool, str, type(None))
+
+
+def dense_forward(template: nn.Module) -> Forward | None:
+    """Return `f(tensors, x) -> outputs` for all members, or None if a step is not known.
+
+    `tensors` holds parameters and buffers by name, each (M, ...); `x` is (M, B, ...), outputs likewise. The trace belongs
+    to the template's present mode (training or evaluation).
+    """
+    if any(m._forward_hooks or m._forward_pre_hooks for m in template.modules()):
+        return None
+    template = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces of its own
+    before = _plain_state(template)
+    try:
+        graph = fx.Tracer().trace(template)
+    except Exception:  # whatever cannot be traced goes through vmap
+        return None
+    if _plain_state(template) != before:
+        return None
+    steps = []
+    for node in graph.nodes:
+        if node.op == "placeholder" and not steps:
+            steps.append((node.name, lambda run: run[""]))
+            continue
+        if node.op == "placeholder" and node.args:  # a further argument, left at its default
+            continue
+        step = _compile(node, template)
+        if step is None:
+            return None
+        steps.append((node.name, step))
+
+    def forward(tensors: Tensors, x: Tensor) -> Tensor:
+        run: dict[str, Any] = {"": x, "tensors": tensors}
+        value = x
+        for name, step in steps:
+            run[name] = value = step(run)
+        return value
+
+    return forward
+
+
+_Step = Callable[[dict[str, Any]], Any]  # from the values so far (by node name) to this node's value
+
+
+def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
+    """Return what evaluates one node of the trace, or None if it is not known."""
+    target = node.target
+    if node.op == "output" and isinstance(node.args[0], fx.Node):
+        source = node.args[0].name
+        return lambda run: run[source]
+    if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+        assert isinstance(target, str)
+        return _module_step(target, template.get_submodule(target), node.args[0])
+    if target in (torch.flatten, "flatten"):
+        if (*node.args[1:], *node.kwargs.items()) not in ((1,), (("start_dim", 1),)):
+            return None
+        source = node.args[0].name  # type: ignore[union-attr]
+        return lambda run: run[source].flatten(2)
+    if node.op == "call_function" and target in _ELEMENTWISE_FUNCTIONS:
+        return _elementwise_step(node, target)  # type: ignore[arg-type]
+    if node.op == "call_method" and target in _ELEMENTWISE_METHODS:
+        return _elementwise_step(node, getattr(Tensor, target))  # type: ignore[arg-type]
+    return None
+
+
+def _elementwise_step(node: fx.Node, function: Callable[..., Any]) -> _Step | None:
+    """Element by element, so the member axis passes through."""
+    if any(not isinstance(a, (fx.Node, *_PLAIN)) for a in node.args):
+        return None
+    if any(not isinstance(v, _PLAIN) for v in node.kwargs.values()):
+        return None
+    args, kwargs = node.args, dict(node.kwargs)
+    if len(args) == 1:
+        source = args[0].name  # type: ignore[union-attr]
+        return lambda run: function(run[source], **kwargs)
+    return lambda run: function(
+        *(run[a.name] if isinstance(a, fx.Node) else a for a in args), **kwargs
+    )
+
+
+def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
+    if not isinstance(argument, fx.Node):
+        return None
+    source, kind = argument.name, type(module)
+    layer: Callable[[Tensors, Tensor], Tensor]
+    if kind in _ELEMENTWISE_MODULES:
+        if getattr(module, "inplace", False) and argument.op == "placeholder":
+            return None  # would write into the caller's inputs
+        return lambda run: module(run[source])
+    if kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return lambda run: run[source].flatten(2)
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
+        layer = _linear(path, module)
+    elif isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
+        layer = _layer_norm(path, module)
+    elif isinstance(module, nn.BatchNorm1d) and kind is nn.BatchNorm1d and module.momentum:
+        layer = _batch_norm(path, module)
+    else:
+        return None
+    return lambda run: layer(run["tensors"], run[source])
+
+
+def _linear(path: str, module: nn.Linear) -> Callable[[Tensors, Tensor], Tensor]:
+    weight_name, bias_name = f"{path}.weight", f"{path}.bias"
+    has_bias = module.bias is not None
+
+    def apply(tensors: Tensors, x: Tensor) -> Tensor:
+        weight = tensors[weight_name]  # (M, O, I)
+        columns = (x if x.dim() == 3 else x.flatten(1, -2)).transpose(1, 2)  # (M, I, B)
+        # weight times inputs, not inputs times weight: so the weight's gradient comes in its own layout
+        if has_bias:
+            out = torch.baddbmm(tensors[bias_name].unsqueeze(2), weight, columns)
+        else:
+            out = torch.bmm(weight, columns)
+        out = out.transpose(1, 2)
+        return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
+
+    return apply
+
+
+def _layer_norm(path: str, module: nn.LayerNorm) -> Callable[[Tensors, Tensor], Tensor]:
+    def apply(tensors: Tensors, x: Tensor) -> Tensor:
+        x = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+        for name, join in (("weight", torch.mul), ("bias", torch.add)):
+            affine = tensors.get(f"{path}.{name}")  # (M, *normalized_shape)
+            if affine is not None:
+                middle = (1,) * (x.dim() - affine.dim())
+                x = join(x, affine.view(affine.shape[0], *middle, *affine.shape[1:]))
+        return x
+
+    return apply
+
+
+def _batch_norm(path: str, module: nn.BatchNorm1d) -> Callable[[Tensors, Tensor], Tensor]:
+    """Statistics of each member's own batch: the members stand side by side as M H features."""
+
+    def flat(tensors: Tensors, name: str) -> Tensor | None:
+        tensor = tensors.get(f"{path}.{name}")
+        return None if tensor is None else tensor.view(-1)
+
+    def apply(tensors: Tensors, x: Tensor) -> Tensor:
+        members, batch, features = x.shape[:3]
+        counter = tensors.get(f"{path}.num_batches_tracked")
+        if module.training and counter is not None:
+            counter.add_(1)
+        out = F.batch_norm(
+            x.transpose(0, 1).reshape(batch, members * features, *x.shape[3:]),
+            flat(tensors, "running_mean"),
+            flat(tensors, "running_var"),
+            flat(tensors, "weight"),
+            flat(tensors, "bias"),
+            module.training or not module.track_running_stats,
+            module.momentum or 0.0,
+            module.eps,
+        )
+        return out.view(batch, members, *x.shape[2:]).transpose(0, 1)
+
+    return apply
+
+
+def _plain_state(module: nn.Module) -> dict[str, Any]:
+    """What a forward pass might change without torch knowing: attributes that are plain values."""
+    return {
+        f"{path}.{key}": value
+        for path, sub in module.named_modules()
+        for key, value in vars(sub).items()
+        if isinstance(value, _PLAIN)
+    }

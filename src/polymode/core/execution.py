@@ -1,0 +1,288 @@
+"""How a stack evaluates its members: the same numbers, at different speeds.
+
+- `batched`: all members in one computation; batched matrix products for dense networks (`core/dense.py`), `vmap` for others;
+- `chunked`: batched, a few members at a time, to bound memory;
+- `loop`: member by member, each operation on all cores;
+- `threads`: members side by side, one core each (`core/threads.py`).
+
+Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures the candidates on the
+first batch and remembers the fastest in `core/choice.py`, so that the same job on the same machine runs in the same way.
+
+Shapes: `M` modes, `B` batch, `K` outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from polymode.core.dense import dense_forward
+from polymode.core.noise import MemberNoise, step_seeds, watch
+from polymode.core.stack import Stack, Tensors
+from polymode.core.threads import for_each_member
+
+Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
+
+
+class Plan(NamedTuple):
+    """One way to evaluate a stack."""
+
+    execution: str
+    channels_last: bool = False
+    chunk_size: int | None = None
+
+
+def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
+    """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
+    _check_inputs(stack, x, own)
+    plan = _plan(stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own)
+    seeds = _noise_seeds(stack, x[0] if own else x, step)
+    if plan.execution in ("batched", "chunked"):
+        parts = [
+            _batched(part, x[a:b] if own else x, own, seeds and seeds[a:b])
+            for part, a, b in _chunks(stack, plan, views=torch.is_grad_enabled())
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    results: list[Any] = [None] * stack.num_modes
+    shared = _format(x, plan.channels_last)
+
+    def work(k: int) -> None:
+        inputs = shared[k] if own else shared
+        with _noise(seeds and seeds[k : k + 1], stacked=False):
+            results[k] = _single(stack, k, inputs)
+
+    if plan.execution == "threads" and not torch.is_grad_enabled():
+        for_each_member(stack.num_modes, work)
+    else:
+        for k in range(stack.num_modes):
+            work(k)
+    return torch.stack(results)
+
+
+def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
+    """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
+    _check_inputs(stack, x, own)
+    plan = _plan(
+        stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
+    )
+    seeds = _noise_seeds(stack, x[0] if own else x, step)
+    leaves = stack.leaves()
+    if plan.execution in ("batched", "chunked"):
+        chunks = _chunks(stack, plan, views=False)
+        if len(chunks) == 1:
+            losses = loss(_batched(stack, x, own, seeds), y, stack.extra)
+            for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
+                leaf.grad = grad
+            return losses.detach()
+        grads, parts = _grad_buffers(stack), []
+        for part, a, b in chunks:
+            inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
+            losses = loss(_batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
+            for buffer, grad in zip(grads, _grad(losses, part.leaves()), strict=True):
+                buffer[a:b] = grad
+            parts.append(losses.detach())
+        return torch.cat(parts)
+    return _gradients_each(stack, plan, loss, x, y, own, seeds)
+
+
+def _gradients_each(
+    stack: Stack,
+    plan: Plan,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+    seeds: list[int] | None,
+) -> Tensor:
+    """Loop and threads: forward and backward pass of one member after another."""
+    x = _format(x, plan.channels_last)
+    losses: list[Any] = [None] * stack.num_modes
+    alone = stack.num_modes == 1
+    buffers = None if alone else _grad_buffers(stack)
+    for k in range(stack.num_modes):
+        stack.leaf_views(k)  # built here: building is not for several threads
+
+    def work(k: int) -> None:
+        views = stack.leaf_views(k)
+        extra = stack.extra_of(k) if stack.extra else {}
+        with _noise(seeds and seeds[k : k + 1], stacked=False):
+            out = stack.module(k)(x[k] if own else x)
+        if stack.training and stack.buffers:
+            stack.write_back_buffers(k)
+        value = loss(out, y[k] if own else y, extra)
+        losses[k] = value.detach()
+        grads = _grad(value, views)
+        if buffers is None:
+            for leaf, grad in zip(stack.leaves(), grads, strict=True):
+                leaf.grad = grad.unsqueeze(0)
+        else:
+            torch._foreach_copy_([buffer[k] for buffer in buffers], grads)
+
+    if plan.execution == "threads":
+        for_each_member(stack.num_modes, work)
+    else:
+        for k in range(stack.num_modes):
+            work(k)
+    return torch.stack(losses)
+
+
+def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
+    """All members in one computation."""
+    if stack.members_differ:
+        raise ValueError(
+            "execution='batched' needs members that differ in tensors alone, but they differ in"
+            f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
+        )
+    if stack.training not in stack._forwards:
+        stack._forwards[stack.training] = dense_forward(stack.template)
+    dense = stack._forwards[stack.training]
+    if dense is not None:
+        tensors = {**stack.params, **stack.frozen, **stack.buffers}
+        for name, aliases in stack._aliases.items():
+            for alias in aliases[1:]:
+                tensors[alias] = tensors[name]
+        with _noise(seeds, stacked=True):
+            return dense(tensors, x if own else x.expand(stack.num_modes, *x.shape))
+    if seeds is not None and not own:  # noise on inputs must differ between members
+        x, own = x.expand(stack.num_modes, *x.shape), True
+
+    def one(params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Any, Tensors]:
+        tensors = {
+            alias: value
+            for name, value in (*params.items(), *buffers.items())
+            for alias in stack._aliases[name]
+        }
+        out = functional_call(stack.template, tensors, (x,), tie_weights=False)
+        anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
+        return out, anew
+
+    with _noise(seeds, stacked=True):
+        out, anew = vmap(one, in_dims=(0, 0, 0 if own else None), randomness="different")(
+            {**stack.params, **stack.frozen}, stack.buffers, x
+        )
+    for name, value in anew.items():
+        stack.buffers[name].copy_(value.detach())
+    return out
+
+
+def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
+    """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
+    module = stack.module(k)
+    if not torch.is_grad_enabled():
+        out = module(x)
+    else:
+        tensors = {
+            alias: value[k]
+            for name, value in {**stack.params, **stack.frozen}.items()
+            for alias in stack._aliases[name]
+        }
+        out = functional_call(module, tensors, (x,), tie_weights=False)
+    if stack.training and stack.buffers:
+        stack.write_back_buffers(k)
+    return out
+
+
+def _grad(losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Each loss depends on its own member alone, so the gradient of their sum holds them all.
+
+    Gradients are given the memory layout of their parameter, which torch's fused optimisers take for granted: with another
+    layout they update the wrong entries without a word.
+    """
+    grads = torch.autograd.grad(
+        losses, leaves, grad_outputs=torch.ones_like(losses), materialize_grads=True
+    )
+    return [
+        grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
+        for leaf, grad in zip(leaves, grads, strict=True)
+    ]
+
+
+def _grad_buffers(stack: Stack) -> list[Tensor]:
+    """Return stacked gradients to write into, bound to the leaves."""
+    leaves = stack.leaves()
+    if stack._grads is None:
+        stack._grads = [torch.zeros_like(leaf) for leaf in leaves]
+    for leaf, grad in zip(leaves, stack._grads, strict=True):
+        leaf.grad = grad
+    return stack._grads
+
+
+def _chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
+    """Return sub-stacks with the span of their members; `views` keeps them differentiable."""
+    size = min(plan.chunk_size or stack.num_modes, stack.num_modes)
+    if size == stack.num_modes:
+        return [(stack, 0, size)]
+    parts = []
+    for a in range(0, stack.num_modes, size):
+        b = min(a + size, stack.num_modes)
+        part = stack[a:b].train(stack.training)
+        part._forwards = stack._forwards
+        if views:
+            part.params = {name: tensor[a:b] for name, tensor in stack.params.items()}
+        parts.append((part, a, b))
+    return parts
+
+
+def _noise(seeds: list[int] | None, *, stacked: bool) -> Any:
+    return nullcontext() if seeds is None else MemberNoise(seeds, stacked=stacked)
+
+
+def _noise_seeds(stack: Stack, x: Tensor, step: int) -> list[int] | None:
+    """Return the members' streams for this pass, or None for a network that draws nothing."""
+    if stack.training not in stack._random:
+        probe = stack[:1].clone().train(stack.training)
+        with torch.no_grad(), watch() as watcher:
+            probe.module(0)(x)
+        stack._random[stack.training] = watcher.drew
+    return step_seeds(stack.seeds, step) if stack._random[stack.training] else None
+
+
+def _format(x: Tensor, channels_last: bool) -> Tensor:
+    if not channels_last:
+        return x
+    if x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.movedim(2, -1).contiguous().movedim(-1, 2) if x.dim() == 5 else x
+
+
+def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
+    if own and x.shape[0] != stack.num_modes:
+        raise ValueError(
+            f"own=True takes inputs with one batch a member, ({stack.num_modes}, B, ...), got"
+            f" {tuple(x.shape)}"
+        )
+
+
+def _plan(
+    stack: Stack,
+    kind: str,
+    run: Callable[[Stack, Tensor, Tensor], Any],
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+) -> Plan:
+    """Return the plan for this kind of work, choosing it at the first call."""
+    if kind not in stack._plans:
+        from polymode.core.choice import choose
+
+        plan = choose(stack, kind, run, x, y, own)
+        if plan.channels_last:
+            to_channels_last(stack)
+        stack._plans[kind] = plan
+    return stack._plans[kind]
+
+
+def to_channels_last(stack: Stack) -> None:
+    """Lay the memory of convolution weights out so that each member's are in channels_last format."""
+    for group in (stack.params, stack.frozen):
+        for tensor in group.values():
+            if tensor.dim() == 5:
+                tensor.data = tensor.data.movedim(2, -1).contiguous().movedim(-1, 2)
+    plans, forwards, random = stack._plans, stack._forwards, stack._random
+    stack._forget_views()
+    stack._plans, stack._forwards, stack._random = plans, forwards, random

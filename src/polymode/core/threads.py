@@ -1,0 +1,68 @@
+"""Members side by side: one Python thread a core, one intra-operation thread in each.
+
+Convolutions of one small network do not keep several cores busy; several networks do. Torch releases the interpreter
+lock inside its operations and during the backward pass, so plain threads suffice.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_lock = threading.Lock()
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Return the pool of this process; its threads use one intra-operation thread each."""
+    with _lock:
+        key = (os.getpid(), workers)  # threads do not survive a fork
+        if key not in _pools:
+            ready = threading.Barrier(workers + 1)
+
+            def start() -> None:
+                torch.set_num_threads(1)
+                ready.wait()
+
+            pool = ThreadPoolExecutor(workers, thread_name_prefix="polymode", initializer=start)
+            for _ in range(workers):
+                pool.submit(int)
+            ready.wait()
+            torch.set_num_threads(workers)  # the call above set the default of future threads, too
+            _pools[key] = pool
+        return _pools[key]
+
+
+def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
+    """Call work(0), ..., work(num_modes - 1), spread over as many threads as torch may use.
+
+    Workers inherit whether gradients are recorded. The first error is raised here, after all workers have stopped.
+    """
+    workers = min(torch.get_num_threads(), num_modes)
+    if workers == 1:
+        for k in range(num_modes):
+            work(k)
+        return
+    todo = iter(range(num_modes))
+    guard = threading.Lock()
+    grad_enabled = torch.is_grad_enabled()
+
+    def run() -> None:
+        with torch.set_grad_enabled(grad_enabled):
+            while True:
+                with guard:
+                    k = next(todo, None)
+                if k is None:
+                    return
+                work(k)
+
+    pool = _pool(torch.get_num_threads())
+    futures = [pool.submit(run) for _ in range(workers)]
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
