@@ -1,0 +1,133 @@
+"""What a long run tells: events to observers. Algorithms know nothing of bars and logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """The state of a run at one moment.
+
+    Attributes:
+        kind: "start", "progress", "checkpoint", "resume" or "end".
+        what: what is running, for people ("deep_ensemble, 10 modes").
+        step: optimisation steps done; `total` of how many.
+        epoch: passes over the data done.
+        loss: mean over the members of the last training loss, nats per example; nan before the first step.
+        elapsed: seconds since this run started (a resumed run starts anew).
+        eta: seconds to go at the present rate; nan while unknown.
+    """
+
+    kind: str
+    what: str
+    step: int
+    total: int
+    epoch: int
+    loss: float
+    elapsed: float
+    eta: float
+
+
+Observer = Callable[[Event], Any]
+
+
+def progress_observer(progress: str) -> Observer | None:
+    """Return what shows progress: "auto", "bar", "lines" or "silent"."""
+    choices = ("auto", "bar", "lines", "silent")
+    if progress not in choices:
+        raise ValueError(f"`progress` must be one of {', '.join(choices)}, got '{progress}'")
+    if progress == "auto":
+        progress = "bar" if sys.stderr.isatty() else "lines"
+    return {"bar": Bar, "lines": Lines, "silent": lambda: None}[progress]()
+
+
+class Lines:
+    """One line at every tenth of the run, on stderr: for logs."""
+
+    def __init__(self) -> None:
+        self._tenth = 0
+
+    def __call__(self, event: Event) -> None:
+        tenth = 10 * event.step // max(event.total, 1)
+        if event.kind == "resume":
+            self._tenth = tenth
+            _say(f"{event.what}: resumed at step {event.step:,} of {event.total:,}")
+        elif event.kind in ("progress", "end") and tenth > self._tenth:
+            self._tenth = tenth
+            _say(
+                f"{event.what}: {100 * event.step // max(event.total, 1)} % (step {event.step:,} of"
+                f" {event.total:,}), loss {event.loss:.4g}, {_clock(event.elapsed)} so far,"
+                f" {_clock(event.eta)} to go"
+            )
+
+
+class Bar:
+    """A live bar on a terminal."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, event: Event) -> None:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} %  loss {task.fields[loss]:.4g}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task(event.what, total=event.total, loss=event.loss)
+            self._bar.start()
+        self._bar.update(self._task, completed=event.step, loss=event.loss)
+        if event.kind == "end":
+            self._bar.stop()
+            self._bar = None
+
+
+class Reporter:
+    """Hands events of one run to its observers, at most ten a second besides the important ones."""
+
+    def __init__(self, what: str, total: int, observers: tuple[Observer, ...]) -> None:
+        self.what, self.total, self.observers = what, total, observers
+        self.started = self._last = time.perf_counter()
+        self.first_step = 0
+
+    def due(self) -> bool:
+        """Whether enough time has passed to tell of progress again."""
+        return bool(self.observers) and time.perf_counter() - self._last > 0.1
+
+    def tell(self, kind: str, step: int, epoch: int, loss: float) -> None:
+        self._last = time.perf_counter()
+        elapsed = self._last - self.started
+        done = step - self.first_step
+        eta = elapsed / done * (self.total - step) if done else float("nan")
+        event = Event(kind, self.what, step, self.total, epoch, loss, elapsed, eta)
+        for observer in self.observers:
+            observer(event)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> _clock(75), _clock(0.31)
+    ('1:15 min', '0.3 s')
+    """
+    if seconds != seconds:
+        return "unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"

@@ -1,0 +1,206 @@
+"""The one training loop: batches in, steps of a method, events out; checkpoints, resume, interrupts.
+
+A method gives `step(state, batch) -> (state, info)`, where `state` is a named tuple with a field `step` (steps done) and
+`info.loss` holds the members' losses (M,). The loop draws the batches as a function of (seed, epoch), so the state is all
+there is to save.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from polymode.core.checkpoint import load_checkpoint, save_checkpoint
+from polymode.core.data import Data
+from polymode.core.events import Observer, Reporter
+from polymode.core.rng import fold, generator
+from polymode.core.stack import Stack
+from polymode.core.training import Training
+
+S = TypeVar("S", bound=Any)
+
+
+class Batch(NamedTuple):
+    """What one step sees: inputs (B, ...) and targets, or (M, B, ...) both if `own`."""
+
+    x: Tensor
+    y: Tensor
+    own: bool = False
+
+
+class Divergence(ArithmeticError):
+    """Training left the finite numbers; the message says where and what to try."""
+
+
+class Checkpoint(NamedTuple):
+    """Where a run is kept, how often, and what tells it from other runs."""
+
+    folder: Path
+    identity: dict[str, Any]
+    seconds: float = 30.0
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "training.safetensors"
+
+
+def run(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    training: Training,
+    *,
+    seed: int,
+    what: str = "training",
+    observers: tuple[Observer, ...] = (),
+    checkpoint: Checkpoint | None = None,
+) -> S:
+    """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the state.
+
+    Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after the step in which the
+    interrupt came; both leave the last checkpoint in place, the interrupt with one written at that very step.
+    """
+    per_epoch = data.num_batches(training.batch_size)
+    reporter = Reporter(what, per_epoch * training.epochs, observers)
+    if checkpoint is not None and checkpoint.path.exists():
+        state = load_checkpoint(checkpoint.path, state, checkpoint.identity)
+        reporter.first_step = state.step
+        reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
+    stack: Stack = state.stack
+    reporter.tell("start", state.step, state.step // max(per_epoch, 1), math.nan)
+    stack.train()
+    try:
+        with _interrupts() as interrupted:
+            state = _epochs(
+                step, state, data, training, seed, per_epoch, reporter, checkpoint, interrupted
+            )
+    finally:
+        stack.eval()
+    _require_finite(stack, state.step, training)
+    if checkpoint is not None:
+        save_checkpoint(checkpoint.path, state, checkpoint.identity)
+    return state
+
+
+def _epochs(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    training: Training,
+    seed: int,
+    per_epoch: int,
+    reporter: Reporter,
+    checkpoint: Checkpoint | None,
+    interrupted: threading.Event,
+) -> S:
+    saved = time.perf_counter()
+    finite, loss = math.nan, math.nan
+    members = state.stack.num_modes
+    while state.step < reporter.total:
+        epoch, position = divmod(state.step, per_epoch)
+        for batch in _batches(data, training, state.stack, seed, epoch, position):
+            state, info = step(state, batch)
+            loss = info.loss.sum().item() / members
+            if not math.isfinite(loss):
+                raise _divergence(state.stack, state.step - 1, info.loss, finite, training)
+            finite = loss
+            if reporter.due():
+                reporter.tell("progress", state.step, epoch, loss)
+            if interrupted.is_set():
+                _stop(state, checkpoint)
+            if checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds:
+                _require_finite(state.stack, state.step, training)
+                save_checkpoint(checkpoint.path, state, checkpoint.identity)
+                reporter.tell("checkpoint", state.step, epoch, loss)
+                saved = time.perf_counter()
+    reporter.tell("end", state.step, training.epochs, loss)
+    return state
+
+
+def _batches(
+    data: Data, training: Training, stack: Stack, seed: int, epoch: int, position: int
+) -> Iterator[Batch]:
+    """Yield the batches of one epoch from `position` on, augmented."""
+    own = training.data_order == "own"
+    if own:
+        seeds = [fold(member, "order", epoch) for member in stack.seeds]
+        pairs = data.epoch_each(training.batch_size, seeds, position)
+    else:
+        pairs = data.epoch(training.batch_size, fold(seed, "order", epoch), position)
+    for number, (x, y) in enumerate(pairs, position):
+        if training.augment is not None and own:
+            streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
+            x = torch.stack([training.augment(x[k], g) for k, g in enumerate(streams)])
+        elif training.augment is not None:
+            x = training.augment(x, generator(seed, "augment", epoch, number))
+        yield Batch(x, y, own)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, so that a step is never left half done; the second one stops at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        flag.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop(state: Any, checkpoint: Checkpoint | None) -> None:
+    if checkpoint is None:
+        raise KeyboardInterrupt(
+            f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be able"
+            " to resume"
+        )
+    save_checkpoint(checkpoint.path, state, checkpoint.identity)
+    raise KeyboardInterrupt(
+        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.path}"
+    )
+
+
+def _divergence(
+    stack: Stack, step: int, losses: Tensor, finite: float, training: Training
+) -> Divergence:
+    bad = [k for k, value in enumerate(losses.tolist()) if not math.isfinite(value)]
+    before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
+    return Divergence(
+        f"training diverged at step {step:,}: the loss of member {bad[0] if bad else 0} is"
+        f" {losses[bad[0] if bad else 0].item()} ({len(bad)} of {len(losses)} members; mean loss"
+        f" {before}). {_advice(training)}"
+    )
+
+
+def _require_finite(stack: Stack, step: int, training: Training) -> None:
+    """Parameters are looked at before they are kept, since a loss can still be finite one step longer."""
+    for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
+            raise Divergence(
+                f"training diverged at step {max(step - 1, 0):,}: '{name}' is no longer finite after it."
+                f" {_advice(training)}"
+            )
+
+
+def _advice(training: Training) -> str:
+    rate = f"lr={training.lr / 10:g} instead of {training.lr:g}"
+    named = isinstance(training.optimizer, str)
+    clip = "" if training.clip_norm else " or clip_norm=1.0"
+    return f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs' scale"

@@ -1,0 +1,225 @@
+"""How to train: the options every gradient-trained method shares, and the optimiser they stand for.
+
+Optimiser and schedule are plain torch objects. They work on the stacked tensors (M, ...), so each member's state lies inside
+the stack and one fused update serves all members; that needs an update which is element by element, as those of SGD, Adam and
+their kin are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from polymode.core.registry import suggest
+
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+_FUSED = ("adam", "adamw", "sgd", "adagrad")
+_MOMENTUM = ("sgd", "rmsprop")
+_COUPLING = ("LBFGS", "Adafactor", "Muon")  # their updates mix the entries of a tensor, hence the members
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1.0 - done,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Options of gradient training.
+
+    Args:
+        epochs: passes over the training data, ≥ 0.
+        batch_size: examples a step, ≥ 1; a `DataLoader` of yours keeps its own.
+        optimizer: a name (adam, adamw, sgd, rmsprop, adagrad) or a function from the list of stacked tensors to a
+            `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p, lr=0.1, nesterov=True, momentum=0.9)`.
+        lr: learning rate of a named optimiser, > 0.
+        momentum: of sgd and rmsprop, in [0, 1).
+        schedule: a name (constant, cosine, linear: factor of `lr`, followed step by step down to 0 at the end), or a function
+            from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
+        schedule_unit: "epoch" or "step", when a torch scheduler steps.
+        clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
+        data_order: "shared": all members see the same batches; "own": each member shuffles by its own stream.
+        augment: function (inputs (B, ...), generator) -> inputs, called on every training batch.
+    """
+
+    epochs: int = 50
+    batch_size: int = 128
+    optimizer: str | MakeOptimizer = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    schedule: str | MakeSchedule = "constant"
+    schedule_unit: str = "epoch"
+    clip_norm: float | None = None
+    data_order: str = "shared"
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        self._require_integer("epochs", 0)
+        self._require_integer("batch_size", 1)
+        self._require(_positive(self.lr), "lr", "> 0")
+        self._require(_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        self._require(self.clip_norm is None or _positive(self.clip_norm), "clip_norm", "> 0 or None")
+        self._require_name("data_order", ("shared", "own"))
+        self._require_name("schedule_unit", ("epoch", "step"))
+        if not callable(self.optimizer):
+            self._require_name("optimizer", tuple(OPTIMIZERS))
+        if not callable(self.schedule):
+            self._require_name("schedule", tuple(SCHEDULES))
+        if self.augment is not None and not callable(self.augment):
+            self._require(False, "augment", "a function (inputs, generator) -> inputs or None")
+        if self.momentum and self.optimizer not in _MOMENTUM:
+            raise ValueError(f"`momentum` belongs to {' and '.join(_MOMENTUM)}, not to {self.optimizer}")
+
+    def _require(self, holds: bool, field: str, rule: str) -> None:
+        """Raise in the one form in which options are refused."""
+        if not holds:
+            name = type(self).__name__
+            raise ValueError(f"`{field}` of {name} must be {rule}, got {getattr(self, field)!r}")
+
+    def _require_integer(self, field: str, least: int) -> None:
+        value = getattr(self, field)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        self._require(whole and value >= least, field, f"an integer of at least {least}")
+
+    def _require_name(self, field: str, names: Sequence[str]) -> None:
+        value = getattr(self, field)
+        if value not in names:
+            raise ValueError(
+                f"`{field}` of {type(self).__name__} must be one of {', '.join(names)}, got"
+                f" {value!r}.{suggest(str(value), names)}"
+            )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+class Optimization:
+    """An optimiser on stacked tensors with its schedule and the clipping of each member's gradient."""
+
+    def __init__(
+        self, training: Training, leaves: list[Tensor], steps_per_epoch: int, total_steps: int
+    ) -> None:
+        self.optimizer = _make_optimizer(training, leaves)
+        self.leaves = leaves
+        self.total_steps = max(total_steps, 1)
+        self.clip_norm = training.clip_norm
+        self.scheduler: LRScheduler | None = None
+        self.factor: Callable[[float], float] | None = None
+        if callable(training.schedule):
+            self.scheduler = training.schedule(self.optimizer)
+            self.every = 1 if training.schedule_unit == "step" else max(steps_per_epoch, 1)
+        elif training.schedule != "constant":
+            self.factor = SCHEDULES[training.schedule]
+            self.base = [group["lr"] for group in self.optimizer.param_groups]
+
+    def update(self, step: int) -> None:
+        """Change the stacked tensors by their gradients, as step number `step` of the run."""
+        if self.clip_norm is not None:
+            clip_each_member(self.leaves, self.clip_norm)
+        if self.factor is not None:
+            factor = self.factor(min(step / self.total_steps, 1.0))
+            for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
+                group["lr"] = base * factor
+        self.optimizer.step()
+        if self.scheduler is not None and (step + 1) % self.every == 0:
+            self.scheduler.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the optimiser's tensors by name, for a checkpoint."""
+        return {
+            f"{index}/{key}": value
+            for index, entry in self.optimizer.state_dict()["state"].items()
+            for key, value in entry.items()
+            if isinstance(value, Tensor)
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the rest of the state, JSON-safe."""
+        state = self.optimizer.state_dict()
+        rest = {
+            str(index): {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
+            for index, entry in state["state"].items()
+        }
+        scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
+        return {"state": rest, "groups": _plain(state["param_groups"]), "scheduler": scheduler}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Put back what `tensors` and `numbers` gave, in the memory format of the parameters."""
+        state: dict[int, dict[str, Any]] = {
+            int(index): dict(entry) for index, entry in numbers["state"].items()
+        }
+        for name, tensor in tensors.items():
+            index, key = name.split("/", 1)
+            leaf = self.leaves[int(index)]
+            if tensor.shape == leaf.shape:
+                tensor = torch.empty_like(leaf, requires_grad=False).copy_(tensor)
+            state.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        merged = [{**old, **new} for old, new in zip(groups, numbers["groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": state, "param_groups": merged})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(numbers["scheduler"])
+
+
+def _make_optimizer(training: Training, leaves: list[Tensor]) -> torch.optim.Optimizer:
+    if isinstance(training.optimizer, str):
+        options: dict[str, Any] = {"lr": training.lr}
+        if training.optimizer in _FUSED:
+            options["fused"] = all(leaf.is_floating_point() for leaf in leaves)
+        if training.momentum:
+            options["momentum"] = training.momentum
+        return OPTIMIZERS[training.optimizer](leaves, **options)
+    optimizer = training.optimizer(leaves)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"`optimizer` returned a {type(optimizer).__name__}, not a torch.optim.Optimizer"
+        )
+    if type(optimizer).__name__ in _COUPLING:
+        raise ValueError(
+            f"{type(optimizer).__name__} mixes the entries of a tensor, which would couple the"
+            " members of a stack; use an element-by-element optimiser such as Adam or SGD"
+        )
+    return optimizer
+
+
+def clip_each_member(leaves: list[Tensor], largest: float) -> None:
+    """Scale each member's gradient down to the norm `largest` where it is longer."""
+    grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    squares = sum(grad.flatten(1).square().sum(1) for grad in grads)
+    assert isinstance(squares, Tensor)
+    scale = (largest / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0)  # (M,)
+    for grad in grads:
+        grad.mul_(scale.view(-1, *(1,) * (grad.dim() - 1)))
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON-safe part of a torch state dict."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if not callable(item)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return value.item()
+    return value
