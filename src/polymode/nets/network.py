@@ -1,0 +1,79 @@
+"""A user's network and what a task asks of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core.likelihoods import Likelihood
+from polymode.core.stack import Stack
+
+
+def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> Any:
+    """Return `net` as a stack takes it: a function without arguments, a module or a list of modules.
+
+    A function with parameters `input_shape` and `num_outputs`, such as those of `polymode.nets`, gets the task's.
+    """
+    if isinstance(net, (nn.Module, Sequence)):
+        return net
+    if isinstance(net, type) and issubclass(net, nn.Module) or callable(net):
+        try:
+            parameters = inspect.signature(net).parameters
+        except (TypeError, ValueError):
+            return net
+        if {"input_shape", "num_outputs"} <= set(parameters):
+            return partial(net, input_shape, num_outputs)
+        needed = [
+            p.name
+            for p in parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        if needed:
+            raise ValueError(
+                f"`net` is a function that needs {', '.join(needed)}; polymode calls it without"
+                " arguments: give net=lambda: MyNet(...), or name its parameters input_shape and"
+                " num_outputs"
+            )
+        return net
+    raise ValueError(
+        f"`net` must be a builder from pm.nets, a function that returns a new nn.Module, a module or a"
+        f" list of modules, got a {type(net).__name__}"
+    )
+
+
+def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
+    """Run two examples through the first member; return the target size that the network has.
+
+    A classifier may have more outputs than the training labels show classes; otherwise the number of outputs must be the
+    likelihood's.
+    """
+    try:
+        with torch.no_grad():
+            out = stack[:1].clone().module(0)(x[:2])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"the network cannot evaluate inputs of shape {tuple(x.shape[1:])} and type {x.dtype}:"
+            f" {str(error).splitlines()[0]}"
+        ) from error
+    needed = likelihood.num_outputs(target_size)
+    if not isinstance(out, Tensor):
+        raise ValueError(f"the network returns a {type(out).__name__}; it must return one tensor (B, K)")
+    rows = min(len(x), 2)
+    if out.dim() != 2 or out.shape[0] != rows:
+        raise ValueError(
+            f"the network maps {rows} examples to outputs of shape {tuple(out.shape)}; the"
+            f" {likelihood.name} likelihood takes ({rows}, {needed})"
+        )
+    if likelihood.name == "categorical" and out.shape[1] > needed:
+        return out.shape[1]
+    if out.shape[1] != needed:
+        raise ValueError(
+            f"the network gives {out.shape[1]} outputs, but the {likelihood.name} likelihood with"
+            f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs {needed}"
+        )
+    return target_size

@@ -1,0 +1,31 @@
+"""The named tasks, and `task`, which builds one of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from polymode.core.registry import Registry, suggest
+from polymode.tasks.task import Task
+
+TASKS: Registry[Callable[..., Task]] = Registry("task")
+"""Builders `(*, seed, **options) -> Task`, each with the metadata description, source, licence,
+kind ("toy" or "real") and size (examples in train / val / test at the default options)."""
+
+
+def task(name: str, seed: int = 0, **options: Any) -> Task:
+    """Return the registered task `name`, built with `seed` and the options of its builder.
+
+    >>> task("two_moons", noise=0.2).input_shape
+    (2,)
+    """
+    build = TASKS.get(name).value
+    known = [option for option in inspect.signature(build).parameters if option != "seed"]
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"Task '{name}' has no option '{option}'.{suggest(option, known)}"
+                f" Its options: {', '.join(known) or 'none'}."
+            )
+    return build(seed=seed, **options)
