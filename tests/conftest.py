@@ -1,4 +1,4 @@
-"""Settings of every test: no cache of the user's is read or written, and nothing draws progress bars."""
+"""Settings of every test: no cache of the user's is read or written."""
 
 from __future__ import annotations
 

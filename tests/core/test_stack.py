@@ -84,7 +84,11 @@ def dropout_mlp() -> nn.Module:
 
 def dropout_conv() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(8, 3)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2),
+        nn.Dropout2d(0.5),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
 
 
@@ -103,7 +107,9 @@ def loss(outputs: Tensor, y: Tensor, extra: dict[str, Tensor]) -> Tensor:
     return Categorical().nll(outputs, y, extra)
 
 
-def build(net: Callable[[], nn.Module], execution: str, dtype: torch.dtype, count: int = 5) -> Stack:
+def build(
+    net: Callable[[], nn.Module], execution: str, dtype: torch.dtype, count: int = 5
+) -> Stack:
     return Stack(net, count, seed=3, execution=execution, chunk_size=2, dtype=dtype)
 
 
@@ -111,10 +117,13 @@ def build(net: Callable[[], nn.Module], execution: str, dtype: torch.dtype, coun
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("own", [False, True])
 def test_executions_agree(net, dtype, tolerance, own, data) -> None:
-    """Outputs, gradients and buffers after three training passes are the loop's, in every execution."""
+    """Outputs, gradients and buffers after three training passes are the loop's everywhere."""
     x, y = data[0].to(dtype), data[1]
     if own:
-        x, y = torch.stack([x.roll(k, 0) for k in range(5)]), torch.stack([y.roll(k) for k in range(5)])
+        x, y = (
+            torch.stack([x.roll(k, 0) for k in range(5)]),
+            torch.stack([y.roll(k) for k in range(5)]),
+        )
     results = {}
     for execution in EXECUTIONS:
         stack = build(net, execution, dtype).train()
@@ -133,7 +142,7 @@ def test_executions_agree(net, dtype, tolerance, own, data) -> None:
 @pytest.mark.parametrize("net", NETWORKS)
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_gradient_is_that_of_the_member_alone(net, execution, data) -> None:
-    """Member 2's gradient is what plain torch gives for its module: not scaled by the number of members."""
+    """Member 2's gradient is what plain torch gives for its module, not scaled by M."""
     if "dropout" in getattr(net, "__name__", ""):
         pytest.skip("plain torch draws its masks from another stream")
     x, y = data[0].double(), data[1]

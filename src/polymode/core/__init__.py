@@ -1,1 +1,1 @@
-"""What every room of polymode shares: stacks of networks, likelihoods, the training loop, safe files."""
+"""What every room of polymode shares: stacks, likelihoods, the loop, safe files."""

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: one file that holds everything the next step needs.
 
-Random streams are functions of seed and step (`core/rng.py`), so the state of a run is its tensors and its step number; a run
-that resumes ends bit by bit where an uninterrupted one ends.
+Random streams are functions of seed and step (`core/rng.py`), so the state of a run is its tensors
+and its step number; a run that resumes ends bit by bit where an uninterrupted one ends.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
         first = differing[0]
         raise FileProblem(
             f"{path} belongs to another run: {', '.join(differing)} differ ({first} was"
-            f" {_short(theirs.get(first))}, is {_short(identity.get(first))}). Remove the file to start"
-            " anew, or give another checkpoint folder"
+            f" {_short(theirs.get(first))}, is {_short(identity.get(first))}). Remove the file to"
+            " start anew, or give another checkpoint folder"
         )
     changes: dict[str, Any] = {}
     for field, value in state._asdict().items():

@@ -1,8 +1,9 @@
 """Which execution is fastest here: measured on the first batch, then remembered.
 
-The choice must not flip between two runs of one job, because executions agree only up to rounding. So it is written down
-by job (architecture, sizes, threads) and machine, in memory and in `$POLYMODE_CACHE/executions.json` (by default under the
-user's cache folder); delete the file to measure anew.
+The choice must not flip between two runs of one job, because executions agree only up to rounding.
+So it is written down by job (architecture, sizes, threads) and machine, in memory and in
+`$POLYMODE_CACHE/executions.json` (by default under the user's cache folder); delete the file to
+measure anew.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Run = Callable[[Stack, Tensor, Tensor], Any]
 _known: dict[str, Plan] = {}
 _LONG = 0.05  # seconds: a candidate is repeated until it has run this long, at most _REPEATS times
 _REPEATS = 5
-_SLOW = 0.02  # seconds for one member: above, candidates are tried on few members
+_SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
+_THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
 _HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
 
 
@@ -38,7 +40,9 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
     if stack.execution == "batched":
         return Plan("batched")
     if stack.execution == "chunked":
-        return Plan("chunked", chunk_size=stack.chunk_size or _members_that_fit(stack, run, x, y, own))
+        return Plan(
+            "chunked", chunk_size=stack.chunk_size or _members_that_fit(stack, run, x, y, own)
+        )
     job = _job(stack, kind, x, own)
     if job not in _known:
         _known.update(_read())
@@ -56,23 +60,28 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
 def _candidates(stack: Stack, slow: bool) -> list[Plan]:
     """Return the ways to try, the likeliest first.
 
-    On a processor, batching pays where the time goes into starting many small operations, so it is not tried for networks
-    that are `slow` alone; convolutions under `vmap` were measured three times slower than a loop.
+    On a processor, batching pays where the time goes into starting many small operations, so it is
+    not tried for networks that are `slow` alone; convolutions under `vmap` were measured three
+    times slower than a loop.
     """
     earlier = next(iter(stack._plans.values()), None)
     images = any(t.dim() == 5 for t in (*stack.params.values(), *stack.frozen.values()))
     layouts = (True, False) if images else (False,)
     if earlier is not None:
         layouts = (earlier.channels_last,)  # the memory format is decided already
+    several = torch.get_num_threads() > 1 and stack.device.type == "cpu"
+    counts = (1, None) if several and not slow else (None,)
     plans = []
-    if stack.num_modes > 1 and torch.get_num_threads() > 1:
-        plans += [Plan("threads", layout) for layout in layouts]
-    plans += [Plan("loop", layout) for layout in layouts]
     if stack.num_modes > 1 and False in layouts and not stack._apart:
         if not (slow and stack.device.type == "cpu"):
-            plans.append(Plan("batched"))
+            plans += [Plan("batched", num_threads=count) for count in counts]
+    if stack.num_modes > 1 and several:
+        plans += [Plan("threads", layout) for layout in layouts]
+    plans += [Plan("loop", layout, num_threads=count) for count in counts for layout in layouts]
     if stack.execution != "auto":
-        plans = [plan for plan in plans if plan.execution == stack.execution] or [Plan("loop", layouts[0])]
+        plans = [plan for plan in plans if plan.execution == stack.execution] or [
+            Plan("loop", layouts[0])
+        ]
     return plans
 
 
@@ -87,9 +96,8 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
         part._plans = {"outputs": plan, "gradients": plan}
         return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
 
-    if len(_candidates(stack, slow=False)) == 1:
-        return _candidates(stack, slow=False)[0]
-    slow = min(_once(alone) for alone in [trial(Plan("loop"), 1)] * 2) > _SLOW
+    alone = trial(Plan("loop", num_threads=1), 1)
+    slow = min(_once(alone), _once(alone)) > _SLOW
     count = min(stack.num_modes, torch.get_num_threads()) if slow else stack.num_modes
     best, best_time = Plan("loop"), float("inf")
     for plan in _candidates(stack, slow):
@@ -99,6 +107,7 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
             if plan.execution != "batched":  # not every network can be vmapped; all can run alone
                 raise
             continue
+        taken *= _THRIFT if plan.num_threads == 1 else 1.0
         if taken < best_time:
             best, best_time = plan, taken
     return best
@@ -138,8 +147,9 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
     """Return a hash of everything the choice depends on."""
     shapes = [(n, tuple(t.shape)) for n, t in {**stack.params, **stack.frozen}.items()]
     facts = [
-        kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes, tuple(x.shape), own,
-        stack.training, torch.is_grad_enabled(), str(stack.dtype), str(stack.device),
+        kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes,
+        tuple(x.shape), own, stack.training, torch.is_grad_enabled(), str(stack.dtype),
+        str(stack.device),
         torch.get_num_threads(), torch.__version__, platform.processor(), platform.node(),
         [plan.channels_last for plan in stack._plans.values()],
     ]  # fmt: skip
@@ -159,7 +169,7 @@ def _read() -> dict[str, Plan]:
 
 
 def _write(job: str, plan: Plan) -> None:
-    """Add one choice to the file; a cache folder that cannot be written costs a measurement, no more."""
+    """Add one choice to the file; a folder that cannot be written costs a measurement, no more."""
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)
         replace_file(_file(), json.dumps(_read() | {job: plan}, indent=0).encode())

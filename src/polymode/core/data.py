@@ -1,30 +1,37 @@
 """Where batches come from: tensors in memory, or a loader of the user's own.
 
-Both give the same: `epoch(...)` yields the shuffled batches of one pass as a pure function of a seed, so that a run can
-resume in the middle of an epoch; `batches(...)` yields them in order. `B` batch, `M` modes, `N` examples.
+Both give the same: `epoch(...)` yields the shuffled batches of one pass as a pure function of a
+    seed, so that a run can
+resume in the middle of an epoch; `batches(...)` yields them in order. `B` batch, `M` modes, `N`
+examples.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from polymode.core.rng import generator
 
 Pair = tuple[Tensor, Tensor]
 
-_PERMUTE_WHOLE_BELOW = 2**26  # bytes: below, one gather an epoch and slices are cheaper than a gather a batch
+_PERMUTE_WHOLE_BELOW = (
+    2**26
+)  # bytes: below, one gather an epoch and slices are cheaper than a gather a batch
 
 
 def spans(num_examples: int, batch_size: int) -> list[tuple[int, int]]:
     """Return the (start, stop) of each batch; a last batch of one example joins the one before it.
 
-    A batch of one has no batch statistics, so it would break networks with BatchNorm at N = k B + 1.
+    A batch of one has no batch statistics, so it would break networks with BatchNorm at N = k B +
+    1.
 
     >>> spans(5, 2)
     [(0, 2), (2, 5)]
@@ -49,7 +56,7 @@ class Arrays:
         return len(self.x)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Arrays:
-        """Return the data on `device`, floating-point tensors as `dtype`; integers stay integers."""
+        """Return the data on `device`, floating-point tensors as `dtype`; integers stay so."""
         return Arrays(_cast(self.x, dtype, device), _cast(self.y, dtype, device))
 
     def num_batches(self, batch_size: int) -> int:
@@ -86,34 +93,36 @@ class Arrays:
         for tensor in (self.x, self.y):
             digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
 class Loader:
     """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs.
 
-    The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of the seed: the
-    loader's generator, or torch's global one where it has none, is set at the start of every pass and put back after.
+    The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of
+    the seed: the loader's generator, or torch's global one where it has none, is set at the start
+        of
+    every shuffled pass and put back after.
     """
 
-    def __init__(self, loader: Iterable[Any], *, num_examples: int | None = None) -> None:
+    def __init__(self, loader: Iterable[Any]) -> None:
         if hasattr(loader, "__next__"):
             raise ValueError(
                 "the loader is an iterator, which can be passed over once; give a DataLoader, a"
                 " Dataset, arrays, or an object whose __iter__ starts anew"
             )
         self.loader = loader
-        self._dtype: torch.dtype = torch.get_default_dtype()
+        self._check: Callable[[Tensor, Tensor], Pair] | None = None
+        self._dtype: torch.dtype | None = None
         self._device: torch.device | str = "cpu"
-        self._num_examples = num_examples
+        self._num_examples: int | None = None
 
     def __len__(self) -> int:
         if self._num_examples is None:
-            dataset = getattr(self.loader, "dataset", None)
             try:
-                self._num_examples = len(dataset)  # type: ignore[arg-type]
-            except TypeError:
+                self._num_examples = len(self.loader.dataset)  # type: ignore[attr-defined]
+            except (AttributeError, TypeError):  # it does not say: count
                 self._num_examples = sum(len(pair(batch)[0]) for batch in self.loader)
             if self._num_examples == 0:
                 raise ValueError("the data set is empty: 0 examples")
@@ -121,9 +130,15 @@ class Loader:
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Loader:
         """Return a loader whose batches come on `device`, floating-point tensors as `dtype`."""
-        moved = Loader(self.loader, num_examples=self._num_examples)
+        moved = copy.copy(self)
         moved._dtype, moved._device = dtype, device
         return moved
+
+    def checked_by(self, check: Callable[[Tensor, Tensor], Pair]) -> Loader:
+        """Return a loader whose batches pass through `check`, which refuses or amends them."""
+        checked = copy.copy(self)
+        checked._check = check
+        return checked
 
     def num_batches(self, batch_size: int) -> int:
         try:
@@ -132,22 +147,15 @@ class Loader:
             return sum(1 for _ in self.loader)
 
     def batches(self, batch_size: int) -> Iterator[Pair]:
-        for batch in self.loader:
-            x, y = pair(batch)
-            yield _cast(x, self._dtype, self._device), _cast(y, self._dtype, self._device)
+        """Yield (x, y) in the loader's order; `batch_size` is the loader's own."""
+        yield from map(self._ready, self.loader)
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
-        own = getattr(self.loader, "generator", None)
-        stream = own if isinstance(own, torch.Generator) else torch.default_generator
-        before = stream.get_state()
-        stream.manual_seed(seed)
-        try:
-            for number, batch in enumerate(self.batches(batch_size)):
+        with _set_stream(getattr(self.loader, "generator", None), seed):
+            for number, batch in enumerate(self.loader):
                 if number >= start:
-                    yield batch
-        finally:
-            stream.set_state(before)
+                    yield self._ready(batch)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
         raise ValueError(
@@ -157,6 +165,53 @@ class Loader:
 
     def fingerprint(self) -> str:
         return f"loader of {len(self)} examples"
+
+    def _ready(self, batch: Any) -> Pair:
+        x, y = pair(batch)
+        if self._check is not None:
+            x, y = self._check(x, y)
+        return _cast(x, self._dtype, self._device), _cast(y, self._dtype, self._device)
+
+
+class Examples(Loader):
+    """A map-style `Dataset`: batches of the size that is asked for, shuffled here."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(DataLoader(dataset))
+        self.dataset = dataset
+
+    def num_batches(self, batch_size: int) -> int:
+        return len(spans(len(self), batch_size))
+
+    def batches(self, batch_size: int) -> Iterator[Pair]:
+        yield from self._over(list(range(len(self))), batch_size, 0)
+
+    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
+        order = torch.randperm(len(self), generator=generator(seed)).tolist()
+        with _set_stream(None, seed):  # for transforms that draw
+            yield from self._over(order, batch_size, start)
+
+    def _over(self, order: list[int], batch_size: int, start: int) -> Iterator[Pair]:
+        rows = [order[i:j] for i, j in spans(len(self), batch_size)]
+        for number, batch in enumerate(DataLoader(self.dataset, batch_sampler=rows)):
+            if number >= start:
+                yield self._ready(batch)
+
+
+@contextmanager
+def _set_stream(own: Any, seed: int) -> Iterator[None]:
+    """Start torch's global stream, and a loader's own, at `seed`; put both back after."""
+    streams = [torch.default_generator]
+    if isinstance(own, torch.Generator):
+        streams.append(own)
+    before = [stream.get_state() for stream in streams]
+    for stream in streams:
+        stream.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for stream, state in zip(streams, before, strict=True):
+            stream.set_state(state)
 
 
 Data = Arrays | Loader
@@ -172,7 +227,8 @@ def pair(batch: Any) -> Pair:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ValueError(
-            f"the loader yields a {type(batch).__name__}{size}; polymode takes (inputs, targets) pairs"
+            f"the loader yields a {type(batch).__name__}{size}; polymode takes (inputs, targets)"
+            " pairs"
         )
     x, y = batch
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
@@ -188,18 +244,19 @@ def as_data(source: Any) -> Data:
     """Return `source` as data: an (x, y) pair of arrays or tensors, a `Dataset`, or a loader."""
     if isinstance(source, (Arrays, Loader)):
         return source
-    if isinstance(source, torch.utils.data.TensorDataset) and len(source.tensors) == 2:
+    if isinstance(source, TensorDataset) and len(source.tensors) == 2:
         return Arrays(*source.tensors)
     if isinstance(source, (tuple, list)):
         if len(source) != 2:
             raise ValueError(
-                f"data in memory is a pair (inputs, targets), got a {type(source).__name__} of {len(source)}"
+                "data in memory is a pair (inputs, targets), got a"
+                f" {type(source).__name__} of {len(source)}"
             )
         return Arrays(_tensor(source[0], "inputs"), _tensor(source[1], "targets"))
-    if isinstance(source, torch.utils.data.Dataset) and hasattr(source, "__len__"):
+    if isinstance(source, Dataset) and hasattr(source, "__len__"):
         if len(source) == 0:
             raise ValueError("the data set is empty: 0 examples")
-        return _DatasetLoader(source)
+        return Examples(source)
     lone = isinstance(source, (dict, str, bytes, Tensor)) or hasattr(source, "__array__")
     if hasattr(source, "__iter__") and not lone:
         return Loader(source)
@@ -209,36 +266,7 @@ def as_data(source: Any) -> Data:
     )
 
 
-class _DatasetLoader(Loader):
-    """A map-style Dataset: batches of the size that training or prediction asks for."""
-
-    def __init__(self, dataset: torch.utils.data.Dataset, *, num_examples: int | None = None) -> None:
-        super().__init__(DataLoader(dataset), num_examples=num_examples)
-        self.dataset = dataset
-
-    def to(self, dtype: torch.dtype, device: torch.device | str) -> Loader:
-        moved = _DatasetLoader(self.dataset, num_examples=len(self))
-        moved._dtype, moved._device = dtype, device
-        return moved
-
-    def num_batches(self, batch_size: int) -> int:
-        return len(spans(len(self), batch_size))
-
-    def _over(self, order: Sequence[int], batch_size: int, start: int = 0) -> Iterator[Pair]:
-        rows = [list(order[i:j]) for i, j in spans(len(self), batch_size)[start:]]
-        inner = Loader(DataLoader(self.dataset, batch_sampler=rows))
-        inner._dtype, inner._device = self._dtype, self._device
-        yield from inner.batches(batch_size)
-
-    def batches(self, batch_size: int) -> Iterator[Pair]:
-        yield from self._over(range(len(self)), batch_size)
-
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        order = torch.randperm(len(self), generator=generator(seed)).tolist()
-        yield from self._over(order, batch_size, start)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
     if tensor.is_floating_point():
         return tensor.to(device=device, dtype=dtype)
     return tensor.to(device=device)
@@ -251,7 +279,9 @@ def _tensor(array: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what} cannot be read as an array of numbers: {error}") from None
     if tensor.dim() == 0:
-        raise ValueError(f"{what} must be an array with one row an example, got the number {tensor}")
+        raise ValueError(
+            f"{what} must be an array with one row an example, got the number {tensor}"
+        )
     if isinstance(array, Tensor):
         return tensor
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor

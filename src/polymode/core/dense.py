@@ -1,11 +1,14 @@
 """Small dense networks, all members at once, as batched matrix products.
 
-`torch.func.vmap` runs any network for all members together, but pays for its generality at every operation. Networks
-made of linear layers, activations, normalisation, dropout, sums and products are common enough, and small enough, to be
-worth their own way: the forward method is traced once (`torch.fx`) and each step of it is replaced by one that carries
+`torch.func.vmap` runs any network for all members together, but pays for its generality at every
+operation. Networks made of linear layers, activations, normalisation, dropout, sums and products
+are common enough, and small enough, to be
+worth their own way: the forward method is traced once (`torch.fx`) and each step of it is replaced
+    by one that carries
 the member axis, a linear layer by a single `baddbmm`.
 
-`dense_forward` returns None for every network with a step it does not know; the caller then takes `vmap`.
+`dense_forward` returns None for every network with a step it does not know; the caller then takes
+`vmap`.
 Shapes: `M` members, `B` batch, `H` features.
 """
 
@@ -33,19 +36,32 @@ _ELEMENTWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
     torch.mul, torch.div,
 )  # fmt: skip
-_ELEMENTWISE_METHODS = {"relu", "tanh", "sigmoid", "exp", "sin", "cos", "square", "abs", "add", "mul"}
+_ELEMENTWISE_METHODS = {
+    "relu",
+    "tanh",
+    "sigmoid",
+    "exp",
+    "sin",
+    "cos",
+    "square",
+    "abs",
+    "add",
+    "mul",
+}
 _PLAIN = (int, float, bool, str, type(None))
 
 
 def dense_forward(template: nn.Module) -> Forward | None:
     """Return `f(tensors, x) -> outputs` for all members, or None if a step is not known.
 
-    `tensors` holds parameters and buffers by name, each (M, ...); `x` is (M, B, ...), outputs likewise. The trace belongs
-    to the template's present mode (training or evaluation).
+    `tensors` holds parameters and buffers by name, each (M, ...); `x` is (M, B, ...), outputs
+    likewise. The trace belongs to the template's present mode (training or evaluation).
     """
     if any(m._forward_hooks or m._forward_pre_hooks for m in template.modules()):
         return None
-    template = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces of its own
+    template = copy.deepcopy(
+        template
+    )  # tracing runs the forward method, which may leave traces of its own
     before = _plain_state(template)
     try:
         graph = fx.Tracer().trace(template)
@@ -53,7 +69,7 @@ def dense_forward(template: nn.Module) -> Forward | None:
         return None
     if _plain_state(template) != before:
         return None
-    steps = []
+    steps: list[tuple[str, _Step]] = []
     for node in graph.nodes:
         if node.op == "placeholder" and not steps:
             steps.append((node.name, lambda run: run[""]))
@@ -75,7 +91,9 @@ def dense_forward(template: nn.Module) -> Forward | None:
     return forward
 
 
-_Step = Callable[[dict[str, Any]], Any]  # from the values so far (by node name) to this node's value
+_Step = Callable[
+    [dict[str, Any]], Any
+]  # from the values so far (by node name) to this node's value
 
 
 def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
@@ -90,13 +108,18 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
     if target in (torch.flatten, "flatten"):
         if (*node.args[1:], *node.kwargs.items()) not in ((1,), (("start_dim", 1),)):
             return None
-        source = node.args[0].name  # type: ignore[union-attr]
+        source = _name(node.args[0])
         return lambda run: run[source].flatten(2)
     if node.op == "call_function" and target in _ELEMENTWISE_FUNCTIONS:
         return _elementwise_step(node, target)  # type: ignore[arg-type]
     if node.op == "call_method" and target in _ELEMENTWISE_METHODS:
         return _elementwise_step(node, getattr(Tensor, target))  # type: ignore[arg-type]
     return None
+
+
+def _name(argument: Any) -> str:
+    assert isinstance(argument, fx.Node)
+    return argument.name
 
 
 def _elementwise_step(node: fx.Node, function: Callable[..., Any]) -> _Step | None:
@@ -107,7 +130,7 @@ def _elementwise_step(node: fx.Node, function: Callable[..., Any]) -> _Step | No
         return None
     args, kwargs = node.args, dict(node.kwargs)
     if len(args) == 1:
-        source = args[0].name  # type: ignore[union-attr]
+        source = _name(args[0])
         return lambda run: function(run[source], **kwargs)
     return lambda run: function(
         *(run[a.name] if isinstance(a, fx.Node) else a for a in args), **kwargs
@@ -143,7 +166,7 @@ def _linear(path: str, module: nn.Linear) -> Callable[[Tensors, Tensor], Tensor]
     def apply(tensors: Tensors, x: Tensor) -> Tensor:
         weight = tensors[weight_name]  # (M, O, I)
         columns = (x if x.dim() == 3 else x.flatten(1, -2)).transpose(1, 2)  # (M, I, B)
-        # weight times inputs, not inputs times weight: so the weight's gradient comes in its own layout
+        # weight × inputs, not inputs × weight: so the weight's gradient comes in its own layout
         if has_bias:
             out = torch.baddbmm(tensors[bias_name].unsqueeze(2), weight, columns)
         else:

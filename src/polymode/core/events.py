@@ -18,7 +18,8 @@ class Event:
         what: what is running, for people ("deep_ensemble, 10 modes").
         step: optimisation steps done; `total` of how many.
         epoch: passes over the data done.
-        loss: mean over the members of the last training loss, nats per example; nan before the first step.
+        loss: mean over the members of the last training loss, nats per example; nan before the
+            first step.
         elapsed: seconds since this run started (a resumed run starts anew).
         eta: seconds to go at the present rate; nan while unknown.
     """
@@ -43,7 +44,9 @@ def progress_observer(progress: str) -> Observer | None:
         raise ValueError(f"`progress` must be one of {', '.join(choices)}, got '{progress}'")
     if progress == "auto":
         progress = "bar" if sys.stderr.isatty() else "lines"
-    return {"bar": Bar, "lines": Lines, "silent": lambda: None}[progress]()
+    if progress == "silent":
+        return None
+    return Bar() if progress == "bar" else Lines()
 
 
 class Lines:

@@ -1,20 +1,22 @@
 """How a stack evaluates its members: the same numbers, at different speeds.
 
-- `batched`: all members in one computation; batched matrix products for dense networks (`core/dense.py`), `vmap` for others;
+- `batched`: all members in one computation; batched matrix products for dense networks
+  (`core/dense.py`), `vmap` for others;
 - `chunked`: batched, a few members at a time, to bound memory;
 - `loop`: member by member, each operation on all cores;
 - `threads`: members side by side, one core each (`core/threads.py`).
 
-Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures the candidates on the
-first batch and remembers the fastest in `core/choice.py`, so that the same job on the same machine runs in the same way.
+Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures
+the candidates on the first batch and remembers the fastest in `core/choice.py`, so that the same
+job on the same machine runs in the same way.
 
 Shapes: `M` modes, `B` batch, `K` outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ class Plan(NamedTuple):
     execution: str
     channels_last: bool = False
     chunk_size: int | None = None
+    num_threads: int | None = None  # intra-operation threads; None leaves torch's setting
 
 
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
@@ -42,6 +45,11 @@ def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     _check_inputs(stack, x, own)
     plan = _plan(stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own)
     seeds = _noise_seeds(stack, x[0] if own else x, step)
+    with limit_threads(plan.num_threads):
+        return _outputs(stack, plan, x, own, seeds)
+
+
+def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
     if plan.execution in ("batched", "chunked"):
         parts = [
             _batched(part, x[a:b] if own else x, own, seeds and seeds[a:b])
@@ -71,23 +79,37 @@ def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: i
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
     seeds = _noise_seeds(stack, x[0] if own else x, step)
+    with limit_threads(plan.num_threads):
+        if plan.execution in ("batched", "chunked"):
+            return _gradients_batched(stack, plan, loss, x, y, own, seeds)
+        return _gradients_each(stack, plan, loss, x, y, own, seeds)
+
+
+def _gradients_batched(
+    stack: Stack,
+    plan: Plan,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+    seeds: list[int] | None,
+) -> Tensor:
+    """All members, or a chunk of them, in one forward and one backward pass."""
     leaves = stack.leaves()
-    if plan.execution in ("batched", "chunked"):
-        chunks = _chunks(stack, plan, views=False)
-        if len(chunks) == 1:
-            losses = loss(_batched(stack, x, own, seeds), y, stack.extra)
-            for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
-                leaf.grad = grad
-            return losses.detach()
-        grads, parts = _grad_buffers(stack), []
-        for part, a, b in chunks:
-            inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
-            losses = loss(_batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
-            for buffer, grad in zip(grads, _grad(losses, part.leaves()), strict=True):
-                buffer[a:b] = grad
-            parts.append(losses.detach())
-        return torch.cat(parts)
-    return _gradients_each(stack, plan, loss, x, y, own, seeds)
+    chunks = _chunks(stack, plan, views=False)
+    if len(chunks) == 1:
+        losses = loss(_batched(stack, x, own, seeds), y, stack.extra)
+        for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
+            leaf.grad = grad
+        return losses.detach()
+    grads, parts = _grad_buffers(stack), []
+    for part, a, b in chunks:
+        inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
+        losses = loss(_batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
+        for buffer, grad in zip(grads, _grad(losses, part.leaves()), strict=True):
+            buffer[a:b] = grad
+        parts.append(losses.detach())
+    return torch.cat(parts)
 
 
 def _gradients_each(
@@ -190,8 +212,8 @@ def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
 def _grad(losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Each loss depends on its own member alone, so the gradient of their sum holds them all.
 
-    Gradients are given the memory layout of their parameter, which torch's fused optimisers take for granted: with another
-    layout they update the wrong entries without a word.
+    Gradients are given the memory layout of their parameter, which torch's fused optimisers take
+    for granted: with another layout they update the wrong entries without a word.
     """
     grads = torch.autograd.grad(
         losses, leaves, grad_outputs=torch.ones_like(losses), materialize_grads=True
@@ -226,6 +248,17 @@ def _chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, 
             part.params = {name: tensor[a:b] for name, tensor in stack.params.items()}
         parts.append((part, a, b))
     return parts
+
+
+@contextmanager
+def limit_threads(number: int | None) -> Iterator[None]:
+    """Let torch use `number` threads within an operation; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _noise(seeds: list[int] | None, *, stacked: bool) -> Any:
@@ -278,7 +311,7 @@ def _plan(
 
 
 def to_channels_last(stack: Stack) -> None:
-    """Lay the memory of convolution weights out so that each member's are in channels_last format."""
+    """Lay convolution weights out in memory so that each member's are channels_last."""
     for group in (stack.params, stack.frozen):
         for tensor in group.values():
             if tensor.dim() == 5:

@@ -1,8 +1,9 @@
-"""The one training loop: batches in, steps of a method, events out; checkpoints, resume, interrupts.
+"""The one training loop: batches in, steps of a method, events out; checkpoints, resume,
+interrupts.
 
-A method gives `step(state, batch) -> (state, info)`, where `state` is a named tuple with a field `step` (steps done) and
-`info.loss` holds the members' losses (M,). The loop draws the batches as a function of (seed, epoch), so the state is all
-there is to save.
+A method gives `step(state, batch) -> (state, info)`, where `state` is a named tuple with a field
+`step` (steps done) and `info.loss` holds the members' losses (M,). The loop draws the batches as a
+function of (seed, epoch), so the state is all there is to save.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from polymode.core.checkpoint import load_checkpoint, save_checkpoint
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
+from polymode.core.execution import limit_threads
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training import Training
@@ -64,10 +66,12 @@ def run(
     observers: tuple[Observer, ...] = (),
     checkpoint: Checkpoint | None = None,
 ) -> S:
-    """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the state.
+    """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
+    state.
 
-    Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after the step in which the
-    interrupt came; both leave the last checkpoint in place, the interrupt with one written at that very step.
+    Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
+    the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
+    with one written at that very step.
     """
     per_epoch = data.num_batches(training.batch_size)
     reporter = Reporter(what, per_epoch * training.epochs, observers)
@@ -79,7 +83,7 @@ def run(
     reporter.tell("start", state.step, state.step // max(per_epoch, 1), math.nan)
     stack.train()
     try:
-        with _interrupts() as interrupted:
+        with _interrupts() as interrupted, limit_threads(None):
             state = _epochs(
                 step, state, data, training, seed, per_epoch, reporter, checkpoint, interrupted
             )
@@ -109,6 +113,7 @@ def _epochs(
         epoch, position = divmod(state.step, per_epoch)
         for batch in _batches(data, training, state.stack, seed, epoch, position):
             state, info = step(state, batch)
+            torch.set_num_threads(state.stack.num_threads)
             loss = info.loss.sum().item() / members
             if not math.isfinite(loss):
                 raise _divergence(state.stack, state.step - 1, info.loss, finite, training)
@@ -147,7 +152,7 @@ def _batches(
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that a step is never left half done; the second one stops at once."""
+    """Turn the first Ctrl-C into a flag, so that no step is left half done; the second stops."""
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag
@@ -168,8 +173,8 @@ def _interrupts() -> Iterator[threading.Event]:
 def _stop(state: Any, checkpoint: Checkpoint | None) -> None:
     if checkpoint is None:
         raise KeyboardInterrupt(
-            f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be able"
-            " to resume"
+            f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be"
+            " able to resume"
         )
     save_checkpoint(checkpoint.path, state, checkpoint.identity)
     raise KeyboardInterrupt(
@@ -190,11 +195,11 @@ def _divergence(
 
 
 def _require_finite(stack: Stack, step: int, training: Training) -> None:
-    """Parameters are looked at before they are kept, since a loss can still be finite one step longer."""
+    """Look at parameters before they are kept: the loss can be finite one step longer."""
     for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
             raise Divergence(
-                f"training diverged at step {max(step - 1, 0):,}: '{name}' is no longer finite after it."
+                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after it."
                 f" {_advice(training)}"
             )
 
@@ -203,4 +208,6 @@ def _advice(training: Training) -> str:
     rate = f"lr={training.lr / 10:g} instead of {training.lr:g}"
     named = isinstance(training.optimizer, str)
     clip = "" if training.clip_norm else " or clip_norm=1.0"
-    return f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs' scale"
+    return (
+        f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs' scale"
+    )

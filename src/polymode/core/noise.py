@@ -1,8 +1,9 @@
 """Randomness inside a network's forward pass, with a stream of its own for each member.
 
-Dropout layers, dropout inside attention, `torch.randn_like` in a forward method: they all end in a few random operations
-of ATen. `MemberNoise` catches those below autograd and below `vmap`, and fills the result from the streams of the members
-it works for. So a member sees the same masks whether it is evaluated alone, in a batch of ten, or in a thread.
+Dropout layers, dropout inside attention, `torch.randn_like` in a forward method: they all end in a
+few random operations of ATen. `MemberNoise` catches those below autograd and below `vmap`, and
+fills the result from the streams of the members it works for. So a member sees the same masks
+whether it is evaluated alone, in a batch of ten, or in a thread.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ _DRAWS: dict[Any, Callable[..., tuple[Tensor, _Fill]]] = {
 class MemberNoise(TorchDispatchMode):
     """Within this context every random operation draws from the streams `seeds`.
 
-    With `stacked` the operation's result has a leading member axis of len(seeds), each slice drawn from its own
-    stream; without it there is one seed and the whole result is drawn from it.
+    With `stacked` the operation's result has a leading member axis of len(seeds), each slice drawn
+    from its own stream; without it there is one seed and the whole result is drawn from it.
     """
 
     def __init__(self, seeds: Sequence[int], *, stacked: bool) -> None:
@@ -127,7 +128,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def watch() -> Iterator[_Watch]:
-    """Within this context `.drew` tells whether a random operation ran; torch's own stream is put back."""
+    """Tell by `.drew` whether anything random ran in this context; torch's stream is put back."""
     state = torch.random.get_rng_state()
     watcher = _Watch()
     try:

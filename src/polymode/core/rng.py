@@ -1,8 +1,8 @@
 """Random streams by name: every number drawn is a function of the seed and of what it is drawn for.
 
-A stream is addressed by a path, `fold(seed, "init", member)`, instead of being handed on from one draw to the next.
-Therefore member 3 draws the same numbers in a stack of 4 and of 40, and a run that resumes at step 1,000 needs no
-saved generator state.
+A stream is addressed by a path, `fold(seed, "init", member)`, instead of being handed on from one
+draw to the next. Therefore member 3 draws the same numbers in a stack of 4 and of 40, and a run
+that resumes at step 1,000 needs no saved generator state.
 """
 
 from __future__ import annotations
@@ -30,4 +30,6 @@ def generator(seed: int, *path: int | str) -> torch.Generator:
 
 def member_seeds(seed: int, num_modes: int, *path: int | str) -> torch.Tensor:
     """Return one stream seed a member, int64 of shape (M,); the first k do not depend on M."""
-    return torch.tensor([fold(seed, *path, member) for member in range(num_modes)], dtype=torch.int64)
+    return torch.tensor(
+        [fold(seed, *path, member) for member in range(num_modes)], dtype=torch.int64
+    )

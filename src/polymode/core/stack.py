@@ -1,8 +1,9 @@
 """Many networks as one: parameters and buffers of M members with a leading member axis.
 
-A `Stack` is built from a factory, a list of modules or one trained module. It evaluates all members in one call,
-`outputs = stack(x)` with shape (M, B, ...), computes the gradient of each member's own loss, and converts back to ordinary
-modules. How the members are evaluated (`execution`) changes the speed, not the numbers; see `core/execution.py`.
+A `Stack` is built from a factory, a list of modules or one trained module. It evaluates all members
+in one call, `outputs = stack(x)` with shape (M, B, ...), computes the gradient of each member's own
+loss, and converts back to ordinary modules. How the members are evaluated (`execution`) changes the
+speed, not the numbers; see `core/execution.py`.
 
 Shapes: `M` modes (members), `B` batch, `K` network outputs.
 """
@@ -16,11 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymode.core.modules import (
+    MakeNet,
+    Tensors,
+    aliases_of,
+    assign,
+    check_same,
+    differing,
+    lookup,
+    members_from,
+    named_tensors,
+    plain_attributes,
+    register_plain_tensors,
+)
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
-
-Tensors = dict[str, Tensor]
-MakeNet = Callable[[], nn.Module]
 
 EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
 
@@ -29,19 +40,21 @@ class Stack:
     """M networks of one architecture.
 
     Args:
-        networks: a factory called once a member under the member's own random stream; or a list of modules; or one module
-            (copied, so that the caller's module is never changed).
+        networks: a factory called once a member under the member's own random stream; or a list of
+            modules; or one module (copied, so that the caller's module is never changed).
         num_modes: how many members a factory makes; with modules it is their number.
-        seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream is torch's; a factory
-            that draws from NumPy or `random` seeds those itself.
+        seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
+            is torch's; a factory that draws from NumPy or `random` seeds those itself.
         execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
-        chunk_size: members at a time with "chunked"; by default as many as half of the free memory holds.
+        chunk_size: members at a time with "chunked"; by default as many as half of the free memory
+            holds.
 
     Attributes:
         params: trainable network parameters, name -> leaf tensor (M, ...).
         frozen: parameters that do not require gradients, name -> (M, ...).
         buffers: name -> (M, ...), also tensors that a module keeps as plain attributes.
-        extra: further trainable tensors that belong to members but not to the network (learned noise), name -> (M, ...).
+        extra: further trainable tensors that belong to members but not to the network (learned
+            noise), name -> (M, ...).
         seeds: one random stream a member, for dropout and other noise in the forward pass.
     """
 
@@ -68,7 +81,7 @@ class Stack:
         self.training = False
         self.extra: Tensors = {}
         self._passes = 0
-        modules, self.num_modes = _networks(networks, num_modes, seed)
+        modules, self.num_modes = members_from(networks, num_modes, seed)
         self.seeds = [fold(seed, "member", k) for k in range(self.num_modes)]
         self._gather(modules, dtype, torch.device(device))
         self._forget_views()
@@ -79,14 +92,16 @@ class Stack:
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
     ) -> None:
         """Copy the members' tensors into stacked ones, member by member."""
-        self._apart: dict[int, nn.Module] = {}  # members whose plain attributes differ from member 0's
+        self._apart: dict[
+            int, nn.Module
+        ] = {}  # members whose plain attributes differ from member 0's
         self._apart_keys: set[str] = set()
         for k, module in enumerate(modules):
-            _register_plain_tensors(module)
-            tensors = _named_tensors(module)
+            register_plain_tensors(module)
+            tensors = named_tensors(module)
             if k == 0:
-                first, first_state = tensors, _plain_attributes(module)
-                self._aliases = _aliases(module)
+                first, first_state = tensors, plain_attributes(module)
+                self._aliases = aliases_of(module)
                 stacked = {
                     name: torch.empty(
                         (self.num_modes, *tensor.shape),
@@ -96,17 +111,19 @@ class Stack:
                     for name, tensor in tensors.items()
                 }
             else:
-                _check_same(first, tensors, k)
-                differing = _differing(first_state, _plain_attributes(module))
-                if differing:
+                check_same(first, tensors, k)
+                attributes = differing(first_state, plain_attributes(module))
+                if attributes:
                     self._apart[k] = module
-                    self._apart_keys |= differing
+                    self._apart_keys |= attributes
             for name, tensor in tensors.items():
                 stacked[name][k] = tensor.detach()
             if k == 0:
                 self.template = module
         parameters = dict(self.template.named_parameters())
-        self.params = {n: stacked[n].requires_grad_() for n, p in parameters.items() if p.requires_grad}
+        self.params = {
+            n: stacked[n].requires_grad_() for n, p in parameters.items() if p.requires_grad
+        }
         self.frozen = {n: stacked[n] for n, p in parameters.items() if not p.requires_grad}
         self.buffers = {n: t for n, t in stacked.items() if n not in parameters}
         for module in (self.template, *self._apart.values()):
@@ -115,7 +132,7 @@ class Stack:
 
     @classmethod
     def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
-        """Return a stack whose first member is `network` and whose others hold no values yet: to load into."""
+        """Return a stack to load into: the first member is `network`, the others hold no values."""
         module = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
         stack = cls(module, **options)
         stack.num_modes = num_modes
@@ -157,7 +174,9 @@ class Stack:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next((t.dtype for t in self._all() if t.is_floating_point()), torch.get_default_dtype())
+        return next(
+            (t.dtype for t in self._all() if t.is_floating_point()), torch.get_default_dtype()
+        )
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +199,7 @@ class Stack:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the stack; names and shapes must be those of `tensors()`."""
         mine = self.tensors()
-        _check_same(mine, tensors, None)
+        check_same(mine, tensors, None)
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(tensors[name])
@@ -219,7 +238,7 @@ class Stack:
     # ---------------------------------------------------------------- mode
 
     def train(self, mode: bool = True) -> Stack:
-        """Set training mode: BatchNorm uses and updates each member's batch statistics, dropout is on."""
+        """Set training mode: batch statistics of each member for BatchNorm, dropout on."""
         self.training = mode
         self.template.train(mode)
         for module in getattr(self, "_modules", {}).values():
@@ -237,7 +256,8 @@ class Stack:
         Args:
             x: inputs (B, ...) shared by all members, or (M, B, ...) if `own`.
             own: whether `x` has the member axis.
-            step: number of the random stream for dropout and the like; by default each call takes the next one.
+            step: number of the random stream for dropout and the like; by default each call takes
+                the next one.
 
         Differentiable with respect to `params`, `extra` and `x`.
         """
@@ -254,14 +274,22 @@ class Stack:
         own: bool = False,
         step: int | None = None,
     ) -> Tensor:
-        """Set `.grad` of every leaf to the gradient of each member's own loss; return the losses (M,).
+        """Set `.grad` of every leaf to the gradient of each member's own loss; return the losses
+        (M,).
 
-        `loss(outputs, y, extra)` maps outputs (..., B, K) to losses (...), with or without the member axis. The gradients
+        `loss(outputs, y, extra)` maps outputs (..., B, K) to losses (...), with or without the
+        member axis. The gradients
         are not scaled by the number of members: member k's are those of training it alone.
         """
         from polymode.core.execution import gradients
 
         return gradients(self, loss, x, y, own, self._next(step))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads within an operation that suit the gradients of this stack, once that is known."""
+        plan = self._plans.get("gradients")
+        return (plan.num_threads if plan else None) or torch.get_num_threads()
 
     def _next(self, step: int | None) -> int:
         if step is None:
@@ -291,10 +319,10 @@ class Stack:
             value = stacked.detach()[k]
             parameter = nn.Parameter(value if share else value.clone(), name in self.params)
             for alias in self._aliases[name]:
-                _assign(module, alias, parameter)
+                assign(module, alias, parameter)
         for name, stacked in self.buffers.items():
             for alias in self._aliases[name]:
-                _assign(module, alias, stacked[k] if share else stacked[k].clone())
+                assign(module, alias, stacked[k] if share else stacked[k].clone())
         return module
 
     def extra_of(self, k: int) -> Tensors:
@@ -305,139 +333,17 @@ class Stack:
         """Return member k's trainable tensors, in the order of `leaves()`, sharing memory."""
         if k not in self._leaf_views:
             parameters = dict(self.module(k).named_parameters(remove_duplicate=False))
-            views = [parameters[name] for name in self.params]
+            views: list[Tensor] = [parameters[name] for name in self.params]
             views += [t.detach()[k].requires_grad_() for t in self.extra.values()]
             self._leaf_views[k] = views
         return self._leaf_views[k]
 
     def write_back_buffers(self, k: int) -> None:
-        """Take over buffers that member k's forward pass has bound anew instead of changing in place."""
+        """Take over buffers that member k's forward pass bound anew, not changed in place."""
         module = self.module(k)
         for name, stacked in self.buffers.items():
-            current = _lookup(module, name)
+            current = lookup(module, name)
             if current.data_ptr() != stacked[k].data_ptr():
                 stacked[k].copy_(current.detach())
                 for alias in self._aliases[name]:
-                    _assign(module, alias, stacked[k])
-
-
-def _networks(
-    networks: MakeNet | nn.Module | Sequence[nn.Module], num_modes: int | None, seed: int
-) -> tuple[Iterable[nn.Module], int]:
-    """Return the members one by one, and their number."""
-    if isinstance(networks, nn.Module):
-        if num_modes not in (None, 1):
-            raise ValueError(
-                f"{num_modes} members cannot be made of one module: they would be identical. Give a"
-                " factory, e.g. net=lambda: MyNet(), or a list of modules"
-            )
-        return [copy.deepcopy(networks)], 1
-    if isinstance(networks, Sequence):
-        modules = list(networks)
-        if not modules or not all(isinstance(m, nn.Module) for m in modules):
-            raise ValueError("a list of networks must hold at least one nn.Module and nothing else")
-        if num_modes not in (None, len(modules)):
-            raise ValueError(f"`num_modes` is {num_modes}, but {len(modules)} modules were given")
-        if len({id(m) for m in modules}) < len(modules):
-            raise ValueError("the list holds the same module twice; members must be different objects")
-        return (copy.deepcopy(module) for module in modules), len(modules)
-    if not callable(networks):
-        raise ValueError(
-            f"a network must be a factory, an nn.Module or a list of modules, got a"
-            f" {type(networks).__name__}"
-        )
-    count = 1 if num_modes is None else num_modes
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"`num_modes` must be an integer of at least 1, got {count!r}")
-    return _from_factory(networks, count, seed), count
-
-
-def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
-    held: set[int] = set()
-    first: nn.Module | None = None
-    for k in range(count):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold(seed, "init", k))
-            module = make_net()
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
-        if first is None:
-            first = module  # kept alive, so that identities stay comparable
-            held = {id(module), *(id(p) for p in module.parameters())}
-        elif id(module) in held or any(id(p) in held for p in module.parameters()):
-            raise ValueError(
-                f"the factory returned the same network for members 0 and {k} (or networks that share"
-                " parameters); it must build a new one at each call: net=lambda: MyNet()"
-            )
-        yield module
-
-
-def _register_plain_tensors(module: nn.Module) -> None:
-    """Make tensors kept as plain attributes buffers, so that they are stacked like the rest."""
-    for sub in module.modules():
-        for name, value in list(vars(sub).items()):
-            if isinstance(value, Tensor):
-                delattr(sub, name)
-                sub.register_buffer(name, value.detach(), persistent=False)
-
-
-def _named_tensors(module: nn.Module) -> Tensors:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-def _aliases(module: nn.Module) -> dict[str, list[str]]:
-    """Map each tensor's first name to all names under which the module holds it (weight tying)."""
-    names: dict[int, list[str]] = {}
-    for listing in (module.named_parameters, module.named_buffers):
-        for name, tensor in listing(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
-    return {group[0]: group for group in names.values()}
-
-
-def _check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int | None) -> None:
-    who = "the given tensors" if k is None else f"member {k}"
-    expected = "the network" if k is None else "member 0"
-    missing, surplus = sorted(set(first) - set(other)), sorted(set(other) - set(first))
-    if missing or surplus:
-        what = f"lacks '{missing[0]}'" if missing else f"has an unexpected '{surplus[0]}'"
-        raise ValueError(
-            f"architectures differ: {who} {what} ({len(missing)} missing, {len(surplus)} unexpected"
-            f" tensors beside {expected})"
-        )
-    for name, tensor in first.items():
-        if tensor.shape != other[name].shape:
-            raise ValueError(
-                f"architectures differ: '{name}' has shape {tuple(other[name].shape)} in {who} and"
-                f" {tuple(tensor.shape)} in {expected}"
-            )
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that torch does not manage and that may steer a forward pass."""
-    plain = (int, float, bool, str, bytes, tuple, list, type(None))
-    return {
-        f"{path}.{key}".lstrip("."): value
-        for path, sub in module.named_modules()
-        for key, value in vars(sub).items()
-        if isinstance(value, plain) and not key.startswith("_")
-    }
-
-
-def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {key for key in set(first) | set(other) if first.get(key) != other.get(key)}
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
-def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, leaf = _owner(module, name)
-    group = owner._parameters if leaf in owner._parameters else owner._buffers
-    group[leaf] = tensor  # type: ignore[assignment]
-
-
-def _lookup(module: nn.Module, name: str) -> Tensor:
-    owner, leaf = _owner(module, name)
-    return owner._buffers[leaf]  # type: ignore[return-value]
+                    assign(module, alias, stacked[k])

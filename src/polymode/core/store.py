@@ -1,9 +1,11 @@
-"""Safe files: tensors in the safetensors format, everything else in JSON, written whole or not at all.
+"""Safe files: tensors in the safetensors format, everything else in JSON, written whole or not at
+all.
 
-A file is written under a temporary name in the same folder, flushed to disk, and renamed. Tensors are read straight into
-the memory that will use them and checked against a digest on the way, so loading needs no second copy and a changed byte is
-found. Nothing is ever unpickled. The format is that of https://github.com/huggingface/safetensors: eight bytes of header
-length, a JSON header with type, shape and offsets of each tensor, the raw bytes.
+A file is written under a temporary name in the same folder, flushed to disk, and renamed. Tensors
+are read straight into the memory that will use them and checked against a digest on the way, so
+loading needs no second copy and a changed byte is found. Nothing is ever unpickled. The format is
+that of https://github.com/huggingface/safetensors: eight bytes of header length, a JSON header with
+type, shape and offsets of each tensor, the raw bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,8 +72,8 @@ def read_json(path: Path, schema: int) -> dict[str, Any]:
         raise FileProblem(f"{path} is truncated or not a polymode file: {error!r}") from None
     if isinstance(version, int) and version > schema:
         raise FileProblem(
-            f"{path} has schema version {version}, this polymode reads up to {schema}; it was written"
-            " by a newer release: upgrade polymode"
+            f"{path} has schema version {version}, this polymode reads up to {schema}; it was"
+            " written by a newer release: upgrade polymode"
         )
     if claimed != _json_digest(content):
         raise FileProblem(f"{path} was changed after it was written: its digest does not match")
@@ -84,7 +86,7 @@ def _json_digest(content: Mapping[str, Any]) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Write tensors and JSON-safe `metadata` to one safetensors file, atomically; return the digest."""
+    """Write tensors and JSON-safe `metadata` to one file, atomically; return the digest."""
     digest = _tensor_digest()
     header: dict[str, Any] = {}
     offset = 0
@@ -96,8 +98,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             "data_offsets": [offset, offset + size],
         }
         offset += size
-        digest.update(_entry(name, tensor))
-        digest.update(memoryview(_bytes_of(tensor)))
+        digest.update(_entry_text(name, tensor))
+        digest.update(_bytes_of(tensor).data)
     digest.update(json.dumps(metadata, sort_keys=True).encode())
     header["__metadata__"] = {
         "polymode": json.dumps(metadata, sort_keys=True),
@@ -110,10 +112,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for tensor in tensors.values():
-            file.write(memoryview(_bytes_of(tensor)))
+            file.write(_bytes_of(tensor).data)
 
     _replace(path, write)
     return digest.hexdigest()
+
+
+class _Entry(NamedTuple):
+    """Where one tensor lies in a file."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    begin: int
+    end: int
 
 
 def read_tensors(
@@ -121,59 +132,70 @@ def read_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a file of `write_tensors`; return the tensors and the metadata.
 
-    `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here. `digest`, where known, is
-    the one that `write_tensors` returned.
+    `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here.
+    `digest`, where known, is the one that `write_tensors` returned.
     """
     try:
         with open(path, "rb") as file:
-            header, start = _read_header(path, file)
-            if digest is not None and header["__metadata__"]["digest"] != digest:
-                raise FileProblem(f"{path} is not the file that was written: its digest does not match")
-            return _read_body(path, file, header, start, allocate)
+            entries, described = _read_header(path, file)
+            if digest is not None and described["digest"] != digest:
+                raise FileProblem(f"{path} is not the file that was written: its digest differs")
+            return _read_body(path, file, entries, described, allocate)
     except FileNotFoundError:
         raise FileProblem(f"{path} does not exist") from None
 
 
-def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[str, str]]:
+    """Return where each tensor lies, and the strings that describe the file."""
     size = os.fstat(file.fileno()).st_size
     length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else 0
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise FileProblem(f"{path} is truncated or not a safetensors file ({size:,} bytes)")
+    start = position = 8 + length
+    entries: dict[str, _Entry] = {}
     try:
         header = json.loads(file.read(length))
-        end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"), default=0)
-        json.loads(header["__metadata__"]["polymode"])
-        header["__metadata__"]["digest"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        described = {key: str(header["__metadata__"][key]) for key in ("polymode", "digest")}
+        json.loads(described["polymode"])
+        del header["__metadata__"]
+        for name, entry in header.items():
+            begin, end = (start + int(offset) for offset in entry["data_offsets"])
+            entries[name] = _Entry(_DTYPES[entry["dtype"]], torch.Size(entry["shape"]), begin, end)
+            length = math.prod(entry["shape"]) * entries[name].dtype.itemsize
+            if begin != position or end - begin != length:
+                raise FileProblem(f"{path}: the header describes '{name}' inconsistently")
+            position = end
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        if isinstance(error, FileProblem):
+            raise
         raise FileProblem(f"{path} has a header that polymode did not write: {error!r}") from None
-    if size != 8 + length + end:
-        raise FileProblem(f"{path} is truncated: {size:,} bytes of {8 + length + end:,}")
-    return header, 8 + length
+    if size != position:
+        raise FileProblem(f"{path} is truncated: {size:,} bytes of {position:,}")
+    return entries, described
 
 
 def _read_body(
-    path: Path, file: IO[bytes], header: dict[str, Any], start: int, allocate: Any
+    path: Path,
+    file: IO[bytes],
+    entries: dict[str, _Entry],
+    described: dict[str, str],
+    allocate: Allocate | None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    described = header.pop("__metadata__")
     metadata = json.loads(described["polymode"])
-    shapes = {name: torch.Size(entry["shape"]) for name, entry in header.items()}
-    given = allocate(metadata, shapes) if allocate else {}
+    given = allocate(metadata, {n: e.shape for n, e in entries.items()}) if allocate else {}
     digest = _tensor_digest()
     tensors: dict[str, Tensor] = {}
-    expected = 0
-    for name, entry in header.items():
-        dtype, (begin, end) = _DTYPES.get(entry["dtype"]), entry["data_offsets"]
-        if dtype is None or begin != expected or end - begin != math.prod(shapes[name]) * dtype.itemsize:
-            raise FileProblem(f"{path}: the header describes '{name}' inconsistently")
-        expected = end
+    for name, entry in entries.items():
         target = given.get(name)
-        direct = target is not None and target.dtype == dtype and target.is_contiguous()
-        raw = target if direct and target is not None else torch.empty(shapes[name], dtype=dtype)
-        file.seek(start + begin)
-        file.readinto(memoryview(_bytes_of(raw)))  # type: ignore[attr-defined]
-        digest.update(_entry(name, raw))
-        digest.update(memoryview(_bytes_of(raw)))
-        if target is not None and not direct:
+        if target is not None and target.dtype == entry.dtype and _is_flat(target):
+            raw = target
+        else:
+            raw = torch.empty(entry.shape, dtype=entry.dtype)
+        file.seek(entry.begin)
+        file.readinto(_bytes_of(raw).data)  # type: ignore[attr-defined]
+        digest.update(_entry_text(name, raw))
+        digest.update(_bytes_of(raw).data)
+        if target is not None and raw is not target:
             with torch.no_grad():
                 target.copy_(raw)
         tensors[name] = raw if target is None else target
@@ -183,16 +205,21 @@ def _read_body(
     return tensors, metadata
 
 
+def _is_flat(tensor: Tensor) -> bool:
+    """Whether bytes can be read straight into the tensor's memory."""
+    return tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
 def _tensor_digest() -> Any:
     return hashlib.blake2b(digest_size=16)
 
 
-def _entry(name: str, tensor: Tensor) -> bytes:
+def _entry_text(name: str, tensor: Tensor) -> bytes:
     return f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    """Return the tensor's bytes as a NumPy array, without a copy where it is contiguous on the CPU."""
+    """Return the tensor's bytes as a NumPy array; no copy where it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy()
 

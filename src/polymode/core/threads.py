@@ -1,7 +1,8 @@
 """Members side by side: one Python thread a core, one intra-operation thread in each.
 
-Convolutions of one small network do not keep several cores busy; several networks do. Torch releases the interpreter
-lock inside its operations and during the backward pass, so plain threads suffice.
+Convolutions of one small network do not keep several cores busy; several networks do. Torch
+releases the interpreter lock inside its operations and during the backward pass, so plain threads
+suffice.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
     """Call work(0), ..., work(num_modes - 1), spread over as many threads as torch may use.
 
-    Workers inherit whether gradients are recorded. The first error is raised here, after all workers have stopped.
+    Workers inherit whether gradients are recorded. The first error is raised here, after all
+    workers have stopped.
     """
     workers = min(torch.get_num_threads(), num_modes)
     if workers == 1:

@@ -1,8 +1,8 @@
 """How to train: the options every gradient-trained method shares, and the optimiser they stand for.
 
-Optimiser and schedule are plain torch objects. They work on the stacked tensors (M, ...), so each member's state lies inside
-the stack and one fused update serves all members; that needs an update which is element by element, as those of SGD, Adam and
-their kin are.
+Optimiser and schedule are plain torch objects. They work on the stacked tensors (M, ...), so each
+member's state lies inside the stack and one fused update serves all members; that needs an update
+which is element by element, as those of SGD, Adam and their kin are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ OPTIMIZERS: dict[str, Any] = {
 }
 _FUSED = ("adam", "adamw", "sgd", "adagrad")
 _MOMENTUM = ("sgd", "rmsprop")
-_COUPLING = ("LBFGS", "Adafactor", "Muon")  # their updates mix the entries of a tensor, hence the members
+_COUPLING = (
+    "LBFGS",
+    "Adafactor",
+    "Muon",
+)  # their updates mix the entries of a tensor, hence the members
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -47,15 +51,18 @@ class Training:
     Args:
         epochs: passes over the training data, ≥ 0.
         batch_size: examples a step, ≥ 1; a `DataLoader` of yours keeps its own.
-        optimizer: a name (adam, adamw, sgd, rmsprop, adagrad) or a function from the list of stacked tensors to a
-            `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p, lr=0.1, nesterov=True, momentum=0.9)`.
+        optimizer: a name (adam, adamw, sgd, rmsprop, adagrad) or a function from the list of
+            stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p, lr=0.1,
+            nesterov=True, momentum=0.9)`.
         lr: learning rate of a named optimiser, > 0.
         momentum: of sgd and rmsprop, in [0, 1).
-        schedule: a name (constant, cosine, linear: factor of `lr`, followed step by step down to 0 at the end), or a function
-            from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
+        schedule: a name (constant, cosine, linear: factor of `lr`, followed step by step down to 0
+            at the end), or a function from the optimiser to a torch scheduler, stepped once every
+            `schedule_unit`.
         schedule_unit: "epoch" or "step", when a torch scheduler steps.
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
-        data_order: "shared": all members see the same batches; "own": each member shuffles by its own stream.
+        data_order: "shared": all members see the same batches; "own": each member shuffles by its
+            own stream.
         augment: function (inputs (B, ...), generator) -> inputs, called on every training batch.
     """
 
@@ -75,7 +82,9 @@ class Training:
         self._require_integer("batch_size", 1)
         self._require(_positive(self.lr), "lr", "> 0")
         self._require(_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
-        self._require(self.clip_norm is None or _positive(self.clip_norm), "clip_norm", "> 0 or None")
+        self._require(
+            self.clip_norm is None or _positive(self.clip_norm), "clip_norm", "> 0 or None"
+        )
         self._require_name("data_order", ("shared", "own"))
         self._require_name("schedule_unit", ("epoch", "step"))
         if not callable(self.optimizer):
@@ -85,7 +94,9 @@ class Training:
         if self.augment is not None and not callable(self.augment):
             self._require(False, "augment", "a function (inputs, generator) -> inputs or None")
         if self.momentum and self.optimizer not in _MOMENTUM:
-            raise ValueError(f"`momentum` belongs to {' and '.join(_MOMENTUM)}, not to {self.optimizer}")
+            raise ValueError(
+                f"`momentum` belongs to {' and '.join(_MOMENTUM)}, not to {self.optimizer}"
+            )
 
     def _require(self, holds: bool, field: str, rule: str) -> None:
         """Raise in the one form in which options are refused."""
@@ -116,7 +127,7 @@ def _positive(value: Any) -> bool:
 
 
 class Optimization:
-    """An optimiser on stacked tensors with its schedule and the clipping of each member's gradient."""
+    """An optimiser on stacked tensors, its schedule, and the clipping of members' gradients."""
 
     def __init__(
         self, training: Training, leaves: list[Tensor], steps_per_epoch: int, total_steps: int

@@ -15,9 +15,11 @@ from polymode.core.stack import Stack
 
 
 def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> Any:
-    """Return `net` as a stack takes it: a function without arguments, a module or a list of modules.
+    """Return `net` as a stack takes it: a function without arguments, a module or a list of
+    modules.
 
-    A function with parameters `input_shape` and `num_outputs`, such as those of `polymode.nets`, gets the task's.
+    A function with parameters `input_shape` and `num_outputs`, such as those of `polymode.nets`,
+    gets the task's.
     """
     if isinstance(net, (nn.Module, Sequence)):
         return net
@@ -41,16 +43,16 @@ def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> An
             )
         return net
     raise ValueError(
-        f"`net` must be a builder from pm.nets, a function that returns a new nn.Module, a module or a"
-        f" list of modules, got a {type(net).__name__}"
+        "`net` must be a builder from pm.nets, a function that returns a new nn.Module, a module or"
+        f" a list of modules, got a {type(net).__name__}"
     )
 
 
 def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
     """Run two examples through the first member; return the target size that the network has.
 
-    A classifier may have more outputs than the training labels show classes; otherwise the number of outputs must be the
-    likelihood's.
+    A classifier may have more outputs than the training labels show classes; otherwise the number
+    of outputs must be the likelihood's.
     """
     try:
         with torch.no_grad():
@@ -62,7 +64,9 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         ) from error
     needed = likelihood.num_outputs(target_size)
     if not isinstance(out, Tensor):
-        raise ValueError(f"the network returns a {type(out).__name__}; it must return one tensor (B, K)")
+        raise ValueError(
+            f"the network returns a {type(out).__name__}; it must return one tensor (B, K)"
+        )
     rows = min(len(x), 2)
     if out.dim() != 2 or out.shape[0] != rows:
         raise ValueError(
@@ -74,6 +78,7 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
     if out.shape[1] != needed:
         raise ValueError(
             f"the network gives {out.shape[1]} outputs, but the {likelihood.name} likelihood with"
-            f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs {needed}"
+            f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs"
+            f" {needed}"
         )
     return target_size

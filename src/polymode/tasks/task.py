@@ -27,8 +27,8 @@ PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own
 class Task:
     """Your own data as a task.
 
-    Arrays are validated whole. Of a `Dataset` or `DataLoader` only the first batch is looked at;
-    training validates each batch as it comes, with `task.check_batch`. One exception: for class
+    Arrays are validated whole. Of a `Dataset` or `DataLoader` only the first batch is looked at
+    here, every further batch as it comes. One exception: for class
     labels from a loader without `target_size`, one pass over the training loader counts the
     classes.
 
@@ -50,8 +50,8 @@ class Task:
         exact: exact posterior of the task's own model, where there is one.
 
     Attributes:
-        train, val, test: `Arrays`, `Loader` or (val, test) None. Targets of `Arrays` are canonical:
-            int64 (N,) or floating-point (N, D). Those of a `Loader` become so in `check_batch`.
+        train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
+            or floating-point (N, D); a loader makes them so, and checks them, batch by batch.
         ood: dict from names to inputs (`Tensor`) or `Arrays`. shifts: name -> {severity: `Arrays`}.
         input_shape: shape of one example. num_outputs: K that the network must give.
 
@@ -86,7 +86,9 @@ class Task:
         self.target_size = target_size or self._count(data, y)
         self.num_outputs = self.likelihood.num_outputs(self.target_size)
 
-        self.train: Data = Arrays(x, y) if isinstance(data, Arrays) else data
+        self.train: Data = Arrays(x, y)
+        if isinstance(data, Loader):
+            self.train = data.checked_by(self.check_batch)
         self.val = None if val is None else self._checked(val, "val")
         self.test = None if test is None else self._checked(test, "test")
         self.ood = {key: self._ood(key, source) for key, source in (ood or {}).items()}
@@ -123,7 +125,7 @@ class Task:
         """Return a set with the task's input shape and kind of targets."""
         data = _read(source, what)
         checked = self._canonical(_look(data, what), what)
-        return checked if isinstance(data, Arrays) else data
+        return checked if isinstance(data, Arrays) else data.checked_by(self.check_batch)
 
     def _canonical(self, pair: Pair, what: str) -> Arrays:
         sizes = self.likelihood, self.target_size, self.input_shape

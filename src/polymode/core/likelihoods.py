@@ -1,0 +1,445 @@
+r"""Likelihoods: what the outputs of a network say about a target.
+
+A likelihood gives outputs a meaning: how many there must be, which targets are legal, what
+:math:`\log p(y \mid f(x))` is, and which distribution is predicted. It holds no tensors: what it
+learns itself (a noise scale) comes in as `params`, with the leading axes of the outputs, so that
+one call serves a whole stack of networks.
+
+========================  =======  ================================================================
+name                      outputs  :math:`-\log p(y \mid f)` of one example, in nats
+========================  =======  ================================================================
+categorical               C        :math:`\log\sum_c e^{f_c} - f_y`
+bernoulli                 1        :math:`\log(1 + e^{-f})` if y = 1, else :math:`\log(1 + e^f)`
+gaussian                  D        :math:`\sum_d z_d^2/2 + \log\sigma_d + \frac12\log 2\pi`
+heteroscedastic_gaussian  2 D      the same, :math:`\sigma_d = s_0 + \mathrm{softplus}(f_{D+d})`
+student_t                 D        :math:`\sum_d \frac{\nu+1}2\log(1+z_d^2/\nu)+\log\sigma_d-c_\nu`
+========================  =======  ================================================================
+
+where :math:`z_d = (y_d - f_d)/\sigma_d` and :math:`c_\nu` is `student_log_norm`. The D outputs of a
+regression are independent given x.
+
+Shapes: outputs (..., B, K) with any leading axes, usually `M` modes; targets (B,) labels or (B, D)
+values, shared by all leading axes or with leading axes of their own. `B` batch, `C` classes, `D`
+target dimensions, `K` outputs. Targets are taken as `check` returns them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
+from polymode.core.registry import suggest
+from polymode.core.targets import check_labels, check_values
+
+_LEARNED = ("learned", "learned_per_output")
+_NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would be lost in silence
+_VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectorised on CPU
+
+Params = Mapping[str, Tensor]
+
+
+class Categories(NamedTuple):
+    """Predicted class log-probabilities, (..., B, C), normalised over the last axis."""
+
+    log_probs: Tensor
+
+
+class Components(NamedTuple):
+    """Predicted densities by location and scale, (..., B, D): Gaussian, or Student-t with `df`."""
+
+    loc: Tensor
+    scale: Tensor
+    df: float | None
+
+
+class Likelihood(ABC):
+    """What every likelihood can do; the formulas are in the module's table."""
+
+    name: ClassVar[str]
+    classification: ClassVar[bool]
+
+    @abstractmethod
+    def num_outputs(self, target_size: int) -> int:
+        """Return K, the outputs needed for `target_size` classes C or target dimensions D."""
+
+    @abstractmethod
+    def target_size(self, targets: Tensor) -> int:
+        """Return C (largest label + 1, at least 2) or D as seen in the data."""
+
+    def check(self, targets: Tensor, target_size: int | None = None) -> Tensor:
+        """Return canonical targets, int64 (N,) labels or float (N, D) values.
+
+        Raises:
+            ValueError: for no targets at all, a wrong type or shape (float labels, one-hot rows),
+                NaN or infinity, labels out of range: with the first wrong row and how many.
+        """
+        checked = (check_labels if self.classification else check_values)(targets, target_size)
+        if len(checked) == 0:
+            raise ValueError(f"Targets are empty, shape {tuple(checked.shape)}; need >= 1 example.")
+        return checked
+
+    def init(
+        self, num_modes: int, target_size: int, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """Return what the likelihood itself learns, with a leading axis M; {} if nothing."""
+        _count("num_modes", self, num_modes, at_least=1)
+        self.num_outputs(target_size)
+        return {}
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        """Return the log-likelihood of each example, (..., B), summed over target dimensions."""
+
+    def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        """Return the batch mean of -log_prob, (...), in nats per example; NaN if B = 0."""
+        return -self.log_prob(outputs, targets, params).mean(-1)
+
+    @abstractmethod
+    def components(self, outputs: Tensor, params: Params) -> Categories | Components:
+        """Return the distribution predicted for each example."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Return a JSON-safe description for `likelihood_from_config`."""
+        fields = {field: getattr(self, field) for field in _field_names(type(self))}
+        return {"name": self.name} | {
+            key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
+        }
+
+
+class _Classification(Likelihood):
+    classification = True
+
+    def num_outputs(self, target_size: int) -> int:
+        return _count("target_size", self, target_size, at_least=2)
+
+    def target_size(self, targets: Tensor) -> int:
+        return max(2, int(self.check(targets).max()) + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical(_Classification):
+    """One of C classes; the outputs are C logits (log-probabilities up to a constant)."""
+
+    name = "categorical"
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        return -self._costs(outputs, targets)
+
+    def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        return self._costs(outputs, targets).mean(-1)
+
+    def components(self, outputs: Tensor, params: Params) -> Categories:
+        return Categories(outputs.log_softmax(-1))
+
+    def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = _align(targets, outputs.shape[:-1], trailing=1)
+        if outputs.dim() == 2:
+            logits, labels = outputs, targets
+        elif outputs.shape[-1] < _VECTOR_WIDTH:  # as (M, C, B), so that B is vectorised over
+            logits, labels = outputs.flatten(0, -3).transpose(-1, -2), targets.flatten(0, -2)
+        else:
+            logits, labels = outputs.flatten(0, -2), targets.flatten()
+        costs = F.cross_entropy(logits, labels, reduction="none", ignore_index=_NO_LABEL)
+        return costs.view(targets.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bernoulli(_Classification):
+    """One of two classes from one output, the logit of class 1; predicts `Categories`, C = 2."""
+
+    name = "bernoulli"
+
+    def num_outputs(self, target_size: int) -> int:
+        if super().num_outputs(target_size) != 2:
+            raise ValueError(f"Bernoulli has 2 classes, got {target_size}. Use Categorical.")
+        return 1
+
+    def check(self, targets: Tensor, target_size: int | None = None) -> Tensor:
+        if target_size is not None:
+            self.num_outputs(target_size)
+        return super().check(targets, 2)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        logits = _single_output(outputs)
+        targets = _align(targets, logits.shape, trailing=1)
+        return F.logsigmoid(torch.where(targets > 0, logits, -logits))
+
+    def components(self, outputs: Tensor, params: Params) -> Categories:
+        logits = _single_output(outputs)
+        return Categories(F.logsigmoid(torch.stack([-logits, logits], -1)))
+
+
+class _Regression(Likelihood):
+    classification = False
+
+    def num_outputs(self, target_size: int) -> int:
+        return _count("target_size", self, target_size, at_least=1)
+
+    def target_size(self, targets: Tensor) -> int:
+        return self.check(targets).shape[-1]
+
+
+class _SharedScale(_Regression):
+    """A regression whose scale is the same at all inputs: known, or learned by each member."""
+
+    _field: ClassVar[str]
+
+    @property
+    def _spec(self) -> float | tuple[float, ...] | str:
+        return getattr(self, self._field)
+
+    @property
+    def _df(self) -> float | None:
+        return None
+
+    def num_outputs(self, target_size: int) -> int:
+        size = super().num_outputs(target_size)
+        if isinstance(self._spec, tuple) and len(self._spec) != size:
+            raise ValueError(
+                f"`{self._field}` of {type(self).__name__} has {len(self._spec)} value(s)"
+                f" for {size} target dimension(s)."
+            )
+        return size
+
+    def check(self, targets: Tensor, target_size: int | None = None) -> Tensor:
+        values = super().check(targets, target_size)
+        self.num_outputs(values.shape[-1])
+        return values
+
+    def init(
+        self, num_modes: int, target_size: int, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """Return log-scales of 0, (M,) or (M, D): a scale of 1, fit for standardised targets."""
+        super().init(num_modes, target_size, dtype)
+        if self._spec not in _LEARNED:
+            return {}
+        shape = (num_modes,) if self._spec == "learned" else (num_modes, target_size)
+        return {f"log_{self._field}": torch.zeros(shape, dtype=dtype)}
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        costs, constant = self._costs(outputs, targets, params)
+        if isinstance(constant, Tensor):
+            constant = constant.unsqueeze(-1)
+        return -(costs.sum(-1) + constant)
+
+    def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        costs, constant = self._costs(outputs, targets, params)
+        return costs.sum((-2, -1)) / outputs.shape[-2] + constant
+
+    def components(self, outputs: Tensor, params: Params) -> Components:
+        log_scale = self._log_scale(outputs, params)
+        if self._spec in _LEARNED:
+            log_scale = log_scale.unsqueeze(-2)
+        return Components(outputs, log_scale.exp().expand_as(outputs), self._df)
+
+    def _costs(
+        self, outputs: Tensor, targets: Tensor, params: Params
+    ) -> tuple[Tensor, Tensor | float]:
+        """Return what depends on the example, (..., B, D), and what does not, () or (...)."""
+        df, size = self._df, outputs.shape[-1]
+        errors = outputs - _align(targets, outputs.shape, trailing=2)
+        factor = math.sqrt(0.5) if df is None else df**-0.5
+        constant = size * (HALF_LOG_2PI if df is None else -student_log_norm(df))
+        if isinstance(self._spec, float):  # no tensor is made for a known scale
+            squares = (errors * (factor / self._spec)).square()
+            total: Tensor | float = size * math.log(self._spec) + constant
+        else:
+            log_scale = self._log_scale(outputs, params)
+            inverse = (-log_scale).exp() * factor
+            squares = (errors * inverse.unsqueeze(-2)).square()
+            total = log_scale.expand(*log_scale.shape[:-1], size).sum(-1) + constant
+        costs = squares if df is None else torch.log1p(squares) * (0.5 * (df + 1.0))
+        return costs, total
+
+    def _log_scale(self, like: Tensor, params: Params) -> Tensor:
+        """Return the log-scale, (D,) or (1,) if known, else (..., D) or (..., 1)."""
+        spec, key = self._spec, f"log_{self._field}"
+        if not isinstance(spec, str):
+            values = spec if isinstance(spec, tuple) else (spec,)
+            logs = [math.log(value) for value in values]
+            return torch.tensor(logs, dtype=like.dtype, device=like.device)
+        if key not in params:
+            raise ValueError(f"{self} needs params['{key}'], see `init`; got {sorted(params)}.")
+        return params[key].unsqueeze(-1) if spec == "learned" else params[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(_SharedScale):
+    """Gaussian noise of one size at all inputs; the outputs are the means.
+
+    Args:
+        noise: standard deviation in units of the target: a number > 0 or a tuple of D numbers if
+            known; "learned" for one `log_noise` a member, "learned_per_output" for D of them. No
+            default: the noise sets how far data outweigh the prior, so all posteriors hang on it.
+    """
+
+    noise: float | tuple[float, ...] | str | None = None
+    name = "gaussian"
+    _field = "noise"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise", _scale_spec("noise", self, self.noise))
+
+
+@dataclasses.dataclass(frozen=True)
+class StudentT(_SharedScale):
+    """Heavy-tailed noise of one size at all inputs; the outputs are the locations.
+
+    Args:
+        df: degrees of freedom > 0. The variance is infinite for df <= 2, the mean undefined for
+            df <= 1: predictions then say inf and NaN; use their quantiles.
+        scale: as `noise` of `Gaussian`; the standard deviation is scale * sqrt(df / (df - 2)).
+    """
+
+    df: float | None = None
+    scale: float | tuple[float, ...] | str | None = None
+    name = "student_t"
+    _field = "scale"
+
+    def __post_init__(self) -> None:
+        if self.df is None:
+            raise ValueError("`df` of StudentT must be chosen: a number > 0, such as 4.0.")
+        object.__setattr__(self, "df", _positive("df", self, self.df))
+        object.__setattr__(self, "scale", _scale_spec("scale", self, self.scale))
+
+    @property
+    def _df(self) -> float | None:
+        return self.df
+
+
+@dataclasses.dataclass(frozen=True)
+class HeteroscedasticGaussian(_Regression):
+    """Gaussian noise that depends on the input; the outputs are D means, then D raw scales.
+
+    The scale is `min_scale` + softplus(raw). A trap: the gradient of a mean is divided by its
+    variance, so what fits badly early on may be declared noise and never be fitted.
+
+    Args:
+        min_scale: smallest standard deviation > 0, in units of the target; it bounds the density.
+    """
+
+    min_scale: float = 1e-3
+    name = "heteroscedastic_gaussian"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_scale", _positive("min_scale", self, self.min_scale))
+
+    def num_outputs(self, target_size: int) -> int:
+        return 2 * super().num_outputs(target_size)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        loc, scale, _ = self.components(outputs, params)
+        return log_density(_align(targets, loc.shape, trailing=2), loc, scale, None).sum(-1)
+
+    def components(self, outputs: Tensor, params: Params) -> Components:
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                "HeteroscedasticGaussian needs 2 outputs a target dimension (means, then raw"
+                f" scales), got {outputs.shape[-1]}."
+            )
+        loc, raw = outputs.chunk(2, -1)
+        return Components(loc, F.softplus(raw) + self.min_scale, None)
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    cls.name: cls for cls in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, StudentT)
+}
+
+
+def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """Return the likelihood itself, or the one of that name if nothing is left to choose.
+
+    >>> as_likelihood("categorical")
+    Categorical()
+    """
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if isinstance(likelihood, str):
+        return likelihood_from_config({"name": likelihood})
+    raise ValueError(
+        "`likelihood` must be a name or a Likelihood object such as Gaussian(noise=0.1),"
+        f" got {likelihood!r}"
+    )
+
+
+def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
+    """Return the likelihood that `to_config` described."""
+    fields = dict(config)
+    name = fields.pop("name", None)
+    if name not in LIKELIHOODS:
+        near = suggest(str(name), LIKELIHOODS)
+        raise ValueError(f"Unknown likelihood {name!r}.{near} Known: {', '.join(LIKELIHOODS)}.")
+    known = _field_names(LIKELIHOODS[name])
+    for field in fields.keys() - set(known):
+        near = suggest(field, known)
+        raise ValueError(f"Likelihood '{name}' has no field '{field}'.{near} Known: {known}.")
+    return LIKELIHOODS[name](**fields)
+
+
+def _field_names(cls: type[Likelihood]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+
+def _align(targets: Tensor, shape: torch.Size, trailing: int) -> Tensor:
+    """Return targets in this shape; the last `trailing` axes, B or (B, D), never broadcast.
+
+    Else values (B,) against outputs (M, B, 1) would become (M, B, B) and train on wrong pairs.
+    """
+    if targets.shape == shape:
+        return targets
+    if trailing == 2 and targets.dim() == 1 and shape[-1] == 1:
+        targets = targets.unsqueeze(-1)
+    if targets.dim() > len(shape) or targets.shape[-trailing:] != shape[-trailing:]:
+        need, got = tuple(shape[-trailing:]), tuple(targets.shape)
+        raise ValueError(f"Outputs need targets of shape (..., {str(need)[1:]}, got {got}.")
+    return targets.expand(shape)
+
+
+def _single_output(outputs: Tensor) -> Tensor:
+    if outputs.shape[-1] != 1:
+        raise ValueError(
+            f"Bernoulli needs 1 network output, got {outputs.shape[-1]}."
+            " Use Categorical for the logits of several classes."
+        )
+    return outputs.squeeze(-1)
+
+
+def _count(field: str, owner: Likelihood, value: int, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        name = type(owner).__name__
+        raise ValueError(f"`{field}` of {name} must be an integer >= {at_least}, got {value!r}")
+    return value
+
+
+def _positive(field: str, owner: Likelihood, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        name = type(owner).__name__
+        raise ValueError(f"`{field}` of {name} must be a finite number > 0, got {value!r}")
+    return number
+
+
+def _scale_spec(field: str, owner: Likelihood, value: Any) -> float | tuple[float, ...] | str:
+    """Return a scale in canonical form: a float, a tuple of floats, or one of two words."""
+    if isinstance(value, (tuple, list)) and value:
+        return tuple(_positive(field, owner, number) for number in value)
+    if value is None or isinstance(value, (str, tuple, list)):
+        if value in _LEARNED:
+            return str(value)
+        near = suggest(value, _LEARNED) if isinstance(value, str) else ""
+        raise ValueError(
+            f"`{field}` of {type(owner).__name__} must be chosen: a number > 0 or a tuple of them"
+            f" if it is known, 'learned' or 'learned_per_output' if not; got {value!r}.{near}"
+        )
+    return _positive(field, owner, value)

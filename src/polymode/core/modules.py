@@ -1,0 +1,143 @@
+"""The modules that a stack is made of: where they come from, what they hold, how to put it back.
+
+A module holds parameters, buffers and plain attributes. Tensors are addressed by name; a tensor
+that is held under several names (weight tying) has one first name and aliases.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core.rng import fold
+
+Tensors = dict[str, Tensor]
+MakeNet = Callable[[], nn.Module]
+
+
+def members_from(
+    networks: MakeNet | nn.Module | Sequence[nn.Module], num_modes: int | None, seed: int
+) -> tuple[Iterable[nn.Module], int]:
+    """Return the members one by one, and their number."""
+    if isinstance(networks, nn.Module):
+        if num_modes not in (None, 1):
+            raise ValueError(
+                f"{num_modes} members cannot be made of one module: they would be identical. Give a"
+                " factory, e.g. net=lambda: MyNet(), or a list of modules"
+            )
+        return [copy.deepcopy(networks)], 1
+    if isinstance(networks, Sequence):
+        modules = list(networks)
+        if not modules or not all(isinstance(m, nn.Module) for m in modules):
+            raise ValueError("a list of networks must hold at least one nn.Module and nothing else")
+        if num_modes not in (None, len(modules)):
+            raise ValueError(f"`num_modes` is {num_modes}, but {len(modules)} modules were given")
+        if len({id(m) for m in modules}) < len(modules):
+            raise ValueError(
+                "the list holds the same module twice; members must be different objects"
+            )
+        return (copy.deepcopy(module) for module in modules), len(modules)
+    if not callable(networks):
+        raise ValueError(
+            f"a network must be a factory, an nn.Module or a list of modules, got a"
+            f" {type(networks).__name__}"
+        )
+    count = 1 if num_modes is None else num_modes
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"`num_modes` must be an integer of at least 1, got {count!r}")
+    return _from_factory(networks, count, seed), count
+
+
+def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
+    held: set[int] = set()
+    first: nn.Module | None = None
+    for k in range(count):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(fold(seed, "init", k))
+            module = make_net()
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
+        if first is None:
+            first = module  # kept alive, so that identities stay comparable
+            held = {id(module), *(id(p) for p in module.parameters())}
+        elif id(module) in held or any(id(p) in held for p in module.parameters()):
+            raise ValueError(
+                f"the factory returned the same network for members 0 and {k} (or networks that"
+                " share parameters); it must build a new one at each call: net=lambda: MyNet()"
+            )
+        yield module
+
+
+def register_plain_tensors(module: nn.Module) -> None:
+    """Make tensors kept as plain attributes buffers, so that they are stacked like the rest."""
+    for sub in module.modules():
+        for name, value in list(vars(sub).items()):
+            if isinstance(value, Tensor):
+                delattr(sub, name)
+                sub.register_buffer(name, value.detach(), persistent=False)
+
+
+def named_tensors(module: nn.Module) -> Tensors:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def aliases_of(module: nn.Module) -> dict[str, list[str]]:
+    """Map each tensor's first name to all names under which the module holds it (weight tying)."""
+    names: dict[int, list[str]] = {}
+    for listing in (module.named_parameters, module.named_buffers):
+        for name, tensor in listing(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    return {group[0]: group for group in names.values()}
+
+
+def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int | None) -> None:
+    who = "the given tensors" if k is None else f"member {k}"
+    expected = "the network" if k is None else "member 0"
+    missing, surplus = sorted(set(first) - set(other)), sorted(set(other) - set(first))
+    if missing or surplus:
+        what = f"lacks '{missing[0]}'" if missing else f"has an unexpected '{surplus[0]}'"
+        raise ValueError(
+            f"architectures differ: {who} {what} ({len(missing)} missing, {len(surplus)} unexpected"
+            f" tensors beside {expected})"
+        )
+    for name, tensor in first.items():
+        if tensor.shape != other[name].shape:
+            raise ValueError(
+                f"architectures differ: '{name}' has shape {tuple(other[name].shape)} in {who} and"
+                f" {tuple(tensor.shape)} in {expected}"
+            )
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that torch does not manage and that may steer a forward pass."""
+    plain = (int, float, bool, str, bytes, tuple, list, type(None))
+    return {
+        f"{path}.{key}".lstrip("."): value
+        for path, sub in module.named_modules()
+        for key, value in vars(sub).items()
+        if isinstance(value, plain) and not key.startswith("_")
+    }
+
+
+def differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {key for key in set(first) | set(other) if first.get(key) != other.get(key)}
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, leaf = _owner(module, name)
+    group = owner._parameters if leaf in owner._parameters else owner._buffers
+    group[leaf] = tensor  # type: ignore[assignment]
+
+
+def lookup(module: nn.Module, name: str) -> Tensor:
+    owner, leaf = _owner(module, name)
+    return owner._buffers[leaf]  # type: ignore[return-value]

@@ -1,0 +1,81 @@
+"""Targets in canonical form, int64 labels (N,) or float values (N, D), or an error with the row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_labels(targets: Any, num_classes: int | None = None) -> Tensor:
+    """Return class labels as int64 (N,), or say what is wrong with them; N may be zero.
+
+    Integers of any width and booleans are labels. Floats, one-hot rows and columns (N, 1) are
+    refused with the remedy: guessing what was meant is how a loss comes to train on nonsense.
+
+    Args:
+        targets: tensor or array of N labels.
+        num_classes: labels must be below it; None allows any label >= 0.
+    """
+    labels = _as_tensor(targets)
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"Labels must be integers, got {labels.dtype} of shape {tuple(labels.shape)}."
+            " Convert class indices with `.long()`, one-hot rows or class probabilities with"
+            " `.argmax(-1)`; for real-valued targets choose a regression likelihood."
+        )
+    if labels.dim() != 1:
+        remedy = "`.squeeze(-1)`" if labels.shape[-1:] == (1,) else "`.argmax(-1)` if one-hot"
+        raise ValueError(f"Labels must have shape (N,), got {tuple(labels.shape)}. Take {remedy}.")
+    labels = labels.long()
+    wrong = labels < 0 if num_classes is None else (labels < 0) | (labels >= num_classes)
+    if wrong.any():
+        row = int(wrong.int().argmax())
+        legal = ">= 0" if num_classes is None else f"in 0..{num_classes - 1}"
+        raise ValueError(
+            f"Labels must be {legal}, got {int(labels[row])} in row {row}"
+            f" ({int(wrong.sum())} of {len(labels)} labels are out of range)."
+        )
+    return labels
+
+
+def check_values(targets: Any, target_size: int | None = None) -> Tensor:
+    """Return regression targets as finite floats (N, D), or say what is wrong with them.
+
+    Shape (N,) becomes (N, 1); integers become the default float type; N may be zero.
+
+    Args:
+        targets: tensor or array of N values or N rows of D values.
+        target_size: the D that is expected; None allows any D >= 1.
+    """
+    values = _as_tensor(targets)
+    if values.dtype == torch.bool or values.is_complex():
+        raise ValueError(f"Regression targets must be real numbers, got {values.dtype}.")
+    if not values.is_floating_point():
+        values = values.to(torch.get_default_dtype())
+    if values.dim() == 1:
+        values = values.unsqueeze(-1)
+    if values.dim() != 2 or values.shape[-1] == 0:
+        shape = tuple(values.shape)
+        raise ValueError(f"Regression targets must have shape (N,) or (N, D), got {shape}.")
+    if target_size is not None and values.shape[-1] != target_size:
+        raise ValueError(
+            f"Regression targets must have {target_size} dimension(s), got {values.shape[-1]}."
+        )
+    wrong = ~values.isfinite().all(-1)
+    if wrong.any():
+        row = int(wrong.int().argmax())
+        raise ValueError(
+            f"Regression targets must be finite, got {values[row].tolist()} in row {row}"
+            f" ({int(wrong.sum())} of {len(values)} rows are not). Drop or impute these rows."
+        )
+    return values
+
+
+def _as_tensor(targets: Any) -> Tensor:
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(targets).__name__
+        raise ValueError(f"Targets must be numbers in a tensor, got {kind}: {error}") from None

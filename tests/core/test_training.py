@@ -1,0 +1,102 @@
+"""Options are refused in one form; the optimiser keeps members apart; schedules end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization, Training, clip_each_member
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": -1}, "`epochs` of Training must be an integer of at least 0, got -1"),
+        ({"epochs": 1.5}, "`epochs`"),
+        ({"batch_size": 0}, "`batch_size` of Training must be an integer of at least 1, got 0"),
+        ({"lr": 0.0}, "`lr` of Training must be > 0, got 0.0"),
+        ({"lr": math.nan}, "`lr`"),
+        ({"momentum": 1.0, "optimizer": "sgd"}, r"`momentum` of Training must be in \[0, 1\)"),
+        ({"momentum": 0.9}, "`momentum` belongs to sgd and rmsprop, not to adam"),
+        ({"optimizer": "adm"}, "Did you mean 'adam'"),
+        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"schedule_unit": "batch"}, "must be one of epoch, step"),
+        ({"data_order": "owned"}, "Did you mean 'own'"),
+        ({"clip_norm": -1.0}, "`clip_norm` of Training must be > 0 or None, got -1.0"),
+        ({"augment": 3}, "`augment`"),
+    ],
+)
+def test_bad_options(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Training(**options)
+
+
+def stack(count: int = 3) -> Stack:
+    made = Stack(lambda: nn.Linear(2, 2), count, dtype=torch.float64)
+    for leaf in made.leaves():
+        leaf.grad = torch.ones_like(leaf)
+    return made
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "adagrad"])
+def test_members_move_as_if_alone(name) -> None:
+    """Three members in one optimiser move as each does in an optimiser of its own."""
+    together = stack()
+    alone = [stack()[k : k + 1].clone() for k in range(3)]
+    runs = [Optimization(Training(optimizer=name), s.leaves(), 5, 10) for s in (together, *alone)]
+    for number in range(4):
+        for part, run in zip((together, *alone), runs, strict=True):
+            for leaf in part.leaves():
+                leaf.grad = leaf.detach() * (number + 1)
+            run.update(number)
+    for k, single in enumerate(alone):
+        for joint, own in zip(together.leaves(), single.leaves(), strict=True):
+            torch.testing.assert_close(joint[k], own[0], rtol=1e-12, atol=0)
+
+
+def test_clipping_is_by_member() -> None:
+    made = stack()
+    for leaf in made.leaves():
+        leaf.grad *= torch.tensor([0.01, 1.0, 100.0]).view(3, *(1,) * (leaf.dim() - 1))
+    norm = math.sqrt(6)
+    clip_each_member(made.leaves(), 1.0)
+    got = sum(leaf.grad.flatten(1).square().sum(1) for leaf in made.leaves()).sqrt()
+    torch.testing.assert_close(got, torch.tensor([0.01 * norm, 1.0, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("name", "middle"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
+def test_named_schedules(name, middle) -> None:
+    made = stack()
+    run = Optimization(Training(optimizer="sgd", lr=0.2, schedule=name), made.leaves(), 5, 10)
+    rates = []
+    for number in range(10):
+        run.update(number)
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[5] == pytest.approx(0.2 * middle)
+    assert name == "constant" or 0 < rates[-1] < 0.05
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("epoch", 0.01), ("step", 1e-10)])
+def test_torch_schedulers_step_by_epoch_or_step(unit, expected) -> None:
+    made = stack()
+    training = Training(
+        optimizer=lambda leaves: torch.optim.SGD(leaves, lr=1.0),
+        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1),
+        schedule_unit=unit,
+    )
+    run = Optimization(training, made.leaves(), 5, 10)
+    for number in range(10):
+        run.update(number)
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_optimisers_that_couple_members_are_refused() -> None:
+    with pytest.raises(ValueError, match="LBFGS mixes the entries"):
+        Optimization(Training(optimizer=torch.optim.LBFGS), stack().leaves(), 1, 1)
+    with pytest.raises(ValueError, match="returned a list"):
+        Optimization(Training(optimizer=list), stack().leaves(), 1, 1)
