@@ -1,0 +1,174 @@
+"""`fit`: from a method, a network and a task to a posterior. No mathematics lives here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymode.core.data import Data
+from polymode.core.events import Observer, progress_observer
+from polymode.core.loop import Checkpoint, run
+from polymode.core.registry import suggest
+from polymode.core.stack import Stack
+from polymode.core.store import json_safe
+from polymode.core.training import Training
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.nets.network import check_network, networks_for
+from polymode.posterior import Posterior
+from polymode.tasks.task import Task
+
+
+def fit(
+    method: str | Training,
+    *,
+    net: Any,
+    task: Task,
+    seed: int = 0,
+    execution: str = "auto",
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    progress: str = "auto",
+    on_event: Observer | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    **options: Any,
+) -> Posterior:
+    """Fit an approximate posterior and return it.
+
+    Args:
+        method: a name (`polymode.list_methods()`), with its options as further arguments, or an
+            options object such as `pm.methods.DeepEnsemble(num_modes=10, epochs=20)`.
+        net: a builder from `pm.nets`, a function without arguments that returns a new `nn.Module`,
+            a module that is already trained (one mode; copied, never changed), or a list of modules
+            (one a mode). With modules, training continues from their weights; `epochs=0` takes them
+            as they are.
+        task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`.
+        seed: of everything random; the same seed gives the same posterior.
+        execution: how members are evaluated, see `core/execution.py`.
+        dtype: floating-point type of the networks; by default the one they come with.
+        device: "cpu", "cuda", ...
+        progress: "auto" (a bar on a terminal, else a line for every tenth), "bar", "lines" or
+            "silent".
+        on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
+        checkpoint: folder in which the run is kept; the same call continues from there.
+        checkpoint_seconds: time between checkpoints.
+
+    Returns:
+        The posterior, a stack of `num_modes` networks that predicts, saves and loads.
+
+    >>> import polymode as pm
+    >>> task = pm.task("two_moons")
+    >>> post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
+    >>> post.predict(task.test.x[:3]).mean.shape
+    torch.Size([3, 2])
+    """
+    name, core, config = _resolve(method, options)
+    device = _device(device)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
+    if task.train is None:
+        raise ValueError("the task has no training data: give pm.Task(train=...)")
+    stack = _stack(net, task, config, seed, execution, dtype, device)
+    data: Data = task.train.to(stack.dtype, device)
+    first = next(iter(data.batches(config.batch_size)))[0]
+    target_size = check_network(stack, first, task.likelihood, task.target_size)
+    problem = Problem(task.likelihood, len(data), target_size, data.num_batches(config.batch_size))
+    observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
+    state = core.init(config, problem, stack)
+    kept = None
+    if checkpoint is not None:
+        identity = _identity(name, config, seed, data, stack)
+        kept = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
+    state = run(
+        partial(core.step, config, problem),
+        state,
+        data,
+        config,
+        seed=seed,
+        what=f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}",
+        observers=observers,
+        checkpoint=kept,
+    )
+    return Posterior(
+        state.stack,
+        task.likelihood,
+        method=name,
+        config=json_safe(dataclasses.asdict(config)),
+        seed=seed,
+        input_shape=task.input_shape,
+        target_size=target_size,
+    )
+
+
+def _resolve(method: str | Training, options: dict[str, Any]) -> tuple[str, Method, Any]:
+    """Return the method's name, core and checked options."""
+    if isinstance(method, str):
+        core = METHODS.get(method).value
+        known = [field.name for field in dataclasses.fields(core.config)]
+        for option in options:
+            if option not in known:
+                raise ValueError(
+                    f"Unknown option '{option}' for method '{method}'.{suggest(option, known)}"
+                    f" Options: {', '.join(known)}"
+                )
+        return method, core, core.config(**options)
+    if options:
+        raise ValueError(
+            f"options {sorted(options)} were given beside an options object; put them into it"
+        )
+    for name in METHODS.names():
+        if METHODS.get(name).value.config is type(method):
+            return name, METHODS.get(name).value, method
+    raise ValueError(f"a {type(method).__name__} is not a method's options; see pm.list_methods()")
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"`device` must be 'cpu', 'cuda' or the like, got {device!r}") from None
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device '{wanted}' was asked for, but torch sees no GPU here; use device='cpu', or"
+            " install a CUDA build of torch"
+        )
+    if wanted.type not in ("cpu", "cuda"):
+        try:
+            torch.empty(1, device=wanted)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"device '{wanted}' cannot be used here: {error}") from None
+    return wanted
+
+
+def _stack(
+    net: Any,
+    task: Task,
+    config: Any,
+    seed: int,
+    execution: str,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> Stack:
+    networks = networks_for(net, task.input_shape, task.num_outputs)
+    given = isinstance(networks, (nn.Module, Sequence))
+    default = type(config)().num_modes
+    wanted = None if given and config.num_modes == default else config.num_modes
+    return Stack(networks, wanted, seed=seed, execution=execution, dtype=dtype, device=device)
+
+
+def _identity(name: str, config: Any, seed: int, data: Data, stack: Stack) -> dict[str, Any]:
+    """Return what two runs must have in common for one to continue the other."""
+    return {
+        "method": name,
+        "options": json_safe(dataclasses.asdict(config)),
+        "seed": seed,
+        "data": data.fingerprint(),
+        "network": {key: list(t.shape) for key, t in stack.tensors().items()},
+        "dtype": str(stack.dtype),
+    }

@@ -1,0 +1,109 @@
+"""The maximum of the posterior (MAP): one network, trained with its prior.
+
+    θ* = argmax_θ  Σ_n log p(y_n | f_θ(x_n)) − (λ/2) ‖θ‖²,        λ = `prior_precision`
+
+The prior is θ ~ N(0, λ⁻¹ I) over all trainable parameters, biases included. A step follows the
+gradient of the mean over the batch of −log p(y | f_θ(x)), plus λ θ / N: the prior weighs as one
+N-th, whatever the batch size. With Adam this is the gradient of the log-posterior, not decoupled
+weight decay. `prior_precision=0` is maximum likelihood.
+
+Limits: a point, so no epistemic uncertainty; it is the baseline and the start of post-hoc methods.
+Reference: D. MacKay, A practical Bayesian framework for backpropagation networks, Neural
+    Computation 4(3), 1992.
+
+Shapes: `M` modes, `B` batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.loop import Batch
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization, Training
+from polymode.methods.method import METHODS, Method, Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(Training):
+    """Options of `map`: those of `Training`, and
+
+    Args:
+        num_modes: how many networks, each from its own initialisation, ≥ 1.
+        prior_precision: λ of the Gaussian prior over the weights, ≥ 0; 1 is the usual prior of
+            Bayesian neural networks.
+    """
+
+    num_modes: int = 1
+    prior_precision: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_integer("num_modes", 1)
+        valid = (
+            isinstance(self.prior_precision, (int, float)) and 0 <= self.prior_precision < math.inf
+        )
+        self._require(valid, "prior_precision", "finite and ≥ 0")
+
+
+class State(NamedTuple):
+    """What the next step needs."""
+
+    stack: Stack
+    optimization: Optimization
+    step: int
+
+
+class Info(NamedTuple):
+    """What a step tells: each member's mean negative log-likelihood on the batch, (M,) nats."""
+
+    loss: Tensor
+
+
+def init(config: MAP, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step; adds the likelihood's own parameters to the stack."""
+    if not stack.extra:
+        stack.add_parameters(
+            problem.likelihood.init(stack.num_modes, problem.target_size, dtype=stack.dtype)
+        )
+    total = problem.steps_per_epoch * config.epochs
+    return State(
+        stack, Optimization(config, stack.leaves(), problem.steps_per_epoch, total), step=0
+    )
+
+
+def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step on the log-posterior of every member."""
+    losses = state.stack.gradients(
+        problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=state.step
+    )
+    add_prior_gradient(state.stack, config.prior_precision / problem.num_examples)
+    state.optimization.update(state.step)
+    return state._replace(step=state.step + 1), Info(losses)
+
+
+def add_prior_gradient(stack: Stack, strength: float) -> None:
+    """Add the gradient of (strength / 2) ‖θ‖² over the network's parameters."""
+    if strength:
+        parameters = list(stack.params.values())
+        with torch.no_grad():
+            grads = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_add_(grads, parameters, alpha=strength)
+
+
+METHODS.register(
+    "map",
+    summary="one network at the maximum of its posterior",
+    kind="one mode",
+    cost="1 × training, 1 × prediction",
+    paper="MacKay 1992",
+    bibtex="""@article{mackay1992practical,
+  title={A practical {Bayesian} framework for backpropagation networks},
+  author={MacKay, David J. C.}, journal={Neural Computation}, volume={4}, number={3},
+  year={1992}}""",
+)(Method(MAP, init, step))

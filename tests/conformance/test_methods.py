@@ -1,0 +1,203 @@
+"""The contract of a method: every registered method passes all of this, with no code of its own.
+
+A method added to the registry is picked up by name; see docs/add-a-method.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import polymode as pm
+from polymode.core.events import Event
+from polymode.core.likelihoods import Gaussian
+from polymode.methods import METHODS
+
+STREAM = torch.Generator().manual_seed(0)
+X = torch.randn(48, 4, generator=STREAM)
+LABELS = (X[:, 0] + X[:, 1] > 0).long()
+VALUES = X[:, :2].sin()
+SHORT = {"epochs": 4, "batch_size": 16, "progress": "silent"}
+
+pytestmark = pytest.mark.parametrize("method", METHODS.names())
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def with_policies() -> nn.Module:
+    """BatchNorm and dropout, the layers that have a policy."""
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
+    )
+
+
+def classes() -> pm.Task:
+    return pm.Task(train=(X, LABELS), likelihood="categorical")
+
+
+def values() -> pm.Task:
+    return pm.Task(train=(X, VALUES), likelihood=Gaussian(noise="learned"))
+
+
+def fit(method: str, **options) -> pm.Posterior:
+    return pm.fit(method, **({"net": mlp, "task": classes()} | SHORT | options))
+
+
+def tensors(post: pm.Posterior) -> dict[str, torch.Tensor]:
+    return post.stack.tensors()
+
+
+def assert_same(a: pm.Posterior, b: pm.Posterior) -> None:
+    assert tensors(a).keys() == tensors(b).keys()
+    for name, tensor in tensors(a).items():
+        assert torch.equal(tensor, tensors(b)[name]), name
+
+
+def test_shapes(method) -> None:
+    post = fit(method)
+    prediction = post.predict(X)
+    samples = prediction.num_samples
+    assert samples >= post.num_modes >= 1
+    assert prediction.log_probs.shape == (samples, 48, 2)
+    assert prediction.mean.shape == (48, 2)
+    torch.testing.assert_close(prediction.mean.sum(-1), torch.ones(48))
+    regression = fit(method, task=values()).predict(X)
+    assert regression.mean.shape == regression.variance.shape == (48, 2)
+    assert (regression.aleatoric_variance > 0).all()
+
+
+def test_number_of_modes(method) -> None:
+    post = fit(method, num_modes=3)
+    assert post.num_modes == len(post.members) == 3
+
+
+def test_deterministic_under_the_seed(method) -> None:
+    first, second, other = fit(method, seed=4), fit(method, seed=4), fit(method, seed=5)
+    assert_same(first, second)
+    assert torch.equal(first.predict(X).mean, second.predict(X).mean)
+    assert not torch.equal(first.predict(X).mean, other.predict(X).mean)
+
+
+def test_global_stream_is_neither_used_nor_moved(method) -> None:
+    torch.manual_seed(1)
+    first = fit(method, net=with_policies)
+    torch.manual_seed(2)
+    state = torch.random.get_rng_state()
+    second = fit(method, net=with_policies)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert_same(first, second)
+
+
+def test_learns(method) -> None:
+    """After training, the predictive log-likelihood is clearly better than at the start."""
+    before, after = (
+        fit(method, epochs=epochs, lr=0.01).predict(X).log_prob(LABELS).mean().item()
+        for epochs in (0, 80)
+    )
+    assert after > before + 0.1
+
+
+def test_save_and_load(method, tmp_path) -> None:
+    for net, task in ((with_policies, classes()), (mlp, values())):
+        post = fit(method, net=net, task=task)
+        post.save(tmp_path)
+        loaded = pm.load(tmp_path, net=net)
+        assert_same(post, loaded)
+        assert torch.equal(post.predict(X).mean, loaded.predict(X).mean)
+        assert torch.equal(post.predict(X).variance, loaded.predict(X).variance)
+
+
+def test_resume_equals_an_uninterrupted_run(method, tmp_path) -> None:
+    whole = fit(method, net=with_policies, epochs=40)
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "checkpoint" and event.step >= 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options = {"net": with_policies, "epochs": 40, "checkpoint": tmp_path, "checkpoint_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        fit(method, on_event=interrupt, **options)
+    events: list[Event] = []
+    resumed = fit(method, on_event=events.append, **options)
+    assert events[0].kind == "resume"
+    assert 7 <= events[0].step < 120
+    assert_same(whole, resumed)
+
+
+def test_predictions_do_not_depend_on_the_batch_size(method) -> None:
+    post = fit(method, net=with_policies, dtype=torch.float64)
+    whole = post.predict(X).mean
+    for size in (1, 7, 48):
+        torch.testing.assert_close(post.predict(X, batch_size=size).mean, whole, rtol=1e-10, atol=0)
+
+
+def test_float64(method) -> None:
+    post = fit(method, dtype=torch.float64)
+    assert all(t.dtype == torch.float64 for t in tensors(post).values())
+    assert post.predict(X).mean.dtype == torch.float64
+
+
+def test_executions_agree(method) -> None:
+    """The same posterior in every execution, in float64 to 1e-8 after twelve steps."""
+    posts = {
+        execution: fit(
+            method, net=with_policies, execution=execution, dtype=torch.float64, num_modes=3
+        )
+        for execution in ("loop", "batched", "threads", "chunked", "auto")
+    }
+    for execution, post in posts.items():
+        for name, tensor in tensors(post).items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(
+                    tensor, tensors(posts["loop"])[name], rtol=1e-8, atol=1e-10, msg=execution
+                )
+
+
+def test_normalisation_and_dropout_policy(method) -> None:
+    """Prediction is in evaluation mode: repeatable, and independent of other examples."""
+    post = fit(method, net=with_policies)
+    assert torch.equal(post.predict(X).mean, post.predict(X).mean)
+    torch.testing.assert_close(post.predict(X[:1]).mean, post.predict(X).mean[:1])
+    running = tensors(post)["network/1.running_mean"]
+    assert (running != 0).any()
+
+
+def test_the_users_network_is_not_changed(method) -> None:
+    module = mlp()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    fit(method, net=[module, mlp()], num_modes=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_bad_data_has_a_clear_error(method) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        fit(method, task=pm.Task(train=(X[:0], LABELS[:0]), likelihood="categorical"))
+    broken = X.clone()
+    broken[3] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        fit(method, task=pm.Task(train=(broken, LABELS), likelihood="categorical"))
+    with pytest.raises(ValueError, match="needs 2"):
+        fit(method, net=lambda: nn.Linear(4, 1))
+
+
+def test_unknown_options_name_the_nearest(method) -> None:
+    with pytest.raises(ValueError, match=r"Unknown option 'epoch' .*Did you mean 'epochs'"):
+        fit(method, epoch=3)
+
+
+def test_registered_with_what_lists_and_reports_need(method) -> None:
+    entry = METHODS.get(method)
+    assert {"summary", "kind", "cost", "paper", "bibtex"} <= entry.metadata.keys()
+    assert entry.metadata["bibtex"].lstrip().startswith("@")
+    assert dataclasses.is_dataclass(entry.value.config)
+    assert entry.value.config.__doc__
+    assert entry.value.init.__doc__
+    assert entry.value.step.__doc__

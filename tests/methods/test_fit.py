@@ -1,0 +1,408 @@
+"""`fit`, from the first call to the interrupted one."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymode as pm
+from polymode.core.events import Event
+from polymode.core.likelihoods import Gaussian
+from polymode.core.loop import Divergence
+from polymode.core.store import FileProblem
+
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+QUICK = {"epochs": 3, "batch_size": 16, "progress": "silent"}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(3, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.Dropout(0.1), nn.Linear(5, 2)
+    )
+
+
+def task(**changes) -> pm.Task:
+    return pm.Task(**{"train": (X, Y), "likelihood": "categorical"} | changes)
+
+
+def same(a: pm.Posterior, b: pm.Posterior) -> bool:
+    mine, theirs = a.stack.tensors(), b.stack.tensors()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+
+# ------------------------------------------------------------------------------------ it learns
+
+
+def test_map_finds_the_exact_posterior_mean() -> None:
+    """Oracle: in conjugate linear regression MAP is the exact posterior mean."""
+    linear = pm.task("linear_regression")
+    post = pm.fit(
+        "map",
+        net=lambda: nn.Linear(linear.input_shape[0], 1),
+        task=linear,
+        dtype=torch.float64,
+        epochs=2000,
+        batch_size=len(linear.train),
+        lr=0.03,
+        schedule="cosine",
+        prior_precision=linear.exact.prior_precision,
+        progress="silent",
+    )
+    found = torch.cat([post.stack.params[n][0].flatten() for n in ("weight", "bias")])
+    torch.testing.assert_close(found, linear.exact.mean, rtol=1e-4, atol=1e-5)
+
+
+def test_prior_strength_is_per_data_set_not_per_batch() -> None:
+    """The batch size must not change how much the prior weighs."""
+    posts = [
+        pm.fit(
+            "map", net=lambda: nn.Linear(3, 2), task=task(), dtype=torch.float64, batch_size=size,
+            epochs=600, lr=0.05, schedule="cosine", prior_precision=20.0, progress="silent",
+        )
+        for size in (60, 30)
+    ]  # fmt: skip
+    full, mini = (post.stack.params["weight"] for post in posts)
+    torch.testing.assert_close(full, mini, rtol=2e-2, atol=2e-3)
+
+
+def test_learned_noise_reaches_the_truth() -> None:
+    """Noise of s.d. 0.3 around a line, N = 1,000: the estimate's own s.d. is 0.3 / √(2 N) = 0.007.
+
+    Tolerance 0.03, four of those: false-alarm rate below 1e-4.
+    """
+    stream = torch.Generator().manual_seed(3)
+    x = torch.rand(1000, 1, generator=stream) * 4 - 2
+    y = 2 * x + 0.3 * torch.randn(1000, 1, generator=stream)
+    post = pm.fit(
+        "deep_ensemble",
+        net=lambda: nn.Linear(1, 1),
+        task=pm.Task(train=(x, y), likelihood=Gaussian(noise="learned")),
+        num_modes=2,
+        epochs=60,
+        lr=0.05,
+        prior_precision=0.0,
+        progress="silent",
+    )
+    noise = post.stack.extra["log_noise"].exp()
+    assert noise.shape == (2,)
+    assert (noise - 0.3).abs().max() < 0.03
+    prediction = post.predict(x[:5])
+    torch.testing.assert_close(prediction.aleatoric_variance, noise.square().mean().expand(5, 1))
+
+
+def test_regression_members_are_a_mixture_not_an_average() -> None:
+    """A peer averages the members' parameters, and two members at ±5 lose their spread."""
+    members = [nn.Linear(1, 1) for _ in range(2)]
+    for module, centre in zip(members, (-5.0, 5.0), strict=True):
+        nn.init.zeros_(module.weight)
+        nn.init.constant_(module.bias, centre)
+    post = pm.fit(
+        "deep_ensemble", net=members, epochs=0, progress="silent",
+        task=pm.Task(train=(torch.zeros(4, 1), torch.zeros(4, 1)), likelihood=Gaussian(noise=0.1)),
+    )  # fmt: skip
+    prediction = post.predict(torch.zeros(1, 1))
+    assert prediction.std.item() == pytest.approx(math.sqrt(25 + 0.01))
+    assert prediction.mean.item() == pytest.approx(0.0)
+
+
+# ------------------------------------------------------------------------------- what it takes
+
+
+def test_data_in_every_form() -> None:
+    """Arrays of NumPy, tensors and a TensorDataset agree; a shuffling loader repeats itself."""
+    sources = [(X, Y), (X.numpy(), Y.numpy()), TensorDataset(X, Y)]
+    posts = [pm.fit("map", net=net, task=task(train=source), **QUICK) for source in sources]
+    assert same(posts[0], posts[1])
+    assert same(posts[0], posts[2])
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+    first, second = (pm.fit("map", net=net, task=task(train=loader), **QUICK) for _ in range(2))
+    assert same(first, second)
+    assert first.predict(loader).mean.shape == (60, 2)
+
+
+def test_networks_in_every_form() -> None:
+    trained = net()
+    kept = pm.fit("map", net=trained, task=task(), epochs=0, progress="silent")
+    assert torch.equal(kept.stack.params["0.weight"][0], trained[0].weight)
+    several = pm.fit("deep_ensemble", net=[net() for _ in range(3)], task=task(), **QUICK)
+    assert several.num_modes == 3
+    built = pm.fit("map", net=pm.nets.mlp, task=task(), **QUICK)
+    assert built.predict(X).mean.shape == (60, 2)
+    with pytest.raises(ValueError, match="would be identical"):
+        pm.fit("deep_ensemble", net=trained, num_modes=4, task=task(), **QUICK)
+
+
+def test_a_network_may_have_more_classes_than_the_labels_show() -> None:
+    post = pm.fit("map", net=lambda: nn.Linear(3, 5), task=task(), **QUICK)
+    assert post.predict(X).mean.shape == (60, 5)
+
+
+def test_options_object_and_names_agree() -> None:
+    named = pm.fit("deep_ensemble", net=net, task=task(), num_modes=2, **QUICK)
+    config = pm.methods.DeepEnsemble(num_modes=2, epochs=3, batch_size=16)
+    assert same(named, pm.fit(config, net=net, task=task(), progress="silent"))
+    with pytest.raises(ValueError, match="put them into it"):
+        pm.fit(config, net=net, task=task(), lr=0.1)
+
+
+def test_functional_core_equals_fit() -> None:
+    """A loop of one's own over `init` and `step` gives the weights of `fit`."""
+    from polymode.core.loop import Batch
+    from polymode.core.rng import fold
+    from polymode.core.stack import Stack
+    from polymode.methods import deep_ensemble
+
+    config = pm.methods.DeepEnsemble(num_modes=2, epochs=3, batch_size=16)
+    problem = pm.methods.Problem(task().likelihood, 60, 2, 4)
+    state = deep_ensemble.init(config, problem, Stack(net, 2, seed=0))
+    state.stack.train()
+    for epoch in range(3):
+        for x, y in task().train.epoch(16, fold(0, "order", epoch)):
+            state, info = deep_ensemble.step(config, problem, state, Batch(x, y))
+    assert info.loss.shape == (2,)
+    post = pm.fit(config, net=net, task=task(), progress="silent")
+    for name, tensor in post.stack.tensors().items():
+        assert torch.equal(tensor, state.stack.tensors()[name])
+
+
+def test_own_data_order_makes_members_differ_by_it_alone() -> None:
+    start = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    for order, equal in (("shared", True), ("own", False)):
+        members = [copy.deepcopy(start) for _ in range(2)]
+        post = pm.fit("deep_ensemble", net=members, task=task(), data_order=order, **QUICK)
+        assert torch.equal(*post.stack.params["0.weight"]) is equal
+
+
+def test_augmentation_is_seeded_and_seen() -> None:
+    def jitter(x: torch.Tensor, stream: torch.Generator) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=stream)
+
+    for order in ("shared", "own"):
+        options = QUICK | {"num_modes": 2, "data_order": order}
+        plain = pm.fit("deep_ensemble", net=net, task=task(), **options)
+        first, second = (
+            pm.fit("deep_ensemble", net=net, task=task(), augment=jitter, **options)
+            for _ in range(2)
+        )
+        assert same(first, second)
+        assert not same(first, plain)
+
+
+# ---------------------------------------------------------------------------------- what it tells
+
+
+def test_events_have_an_eta() -> None:
+    events: list[Event] = []
+    pm.fit(
+        "map",
+        net=net,
+        task=task(),
+        epochs=150,
+        batch_size=4,
+        progress="silent",
+        on_event=events.append,
+    )
+    assert [events[0].kind, events[-1].kind] == ["start", "end"]
+    assert events[-1].step == events[-1].total == 2250
+    middle = [event for event in events if event.kind == "progress"]
+    assert middle
+    assert all(event.eta > 0 and math.isfinite(event.loss) for event in middle)
+
+
+def test_lines_are_one_for_each_tenth(capsys) -> None:
+    pm.fit("map", net=net, task=task(), epochs=60, batch_size=4, progress="lines")
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 10
+    assert "100 %" in lines[-1]
+    assert "to go" in lines[-1]
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": (X[:0], Y[:0])}, "empty: 0 examples"),
+        ({"train": (X.index_fill(0, torch.tensor([4]), math.nan), Y)}, "NaN"),
+        ({"train": (X, Y.float() + 0.5)}, "Labels must be integers"),
+        ({"train": (X, Y - 1)}, "-1"),
+        ({"train": (X, Y), "test": (X[:, :2], Y)}, r"\(2,\)"),
+        ({"likelihood": "categoricl"}, "Did you mean 'categorical'"),
+        ({"likelihood": "gaussian"}, "noise"),
+    ],
+)
+def test_bad_data(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        task(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"net": lambda: nn.Linear(3, 1)}, "gives 1 outputs.*needs 2"),
+        ({"net": lambda: nn.Linear(4, 2)}, r"cannot evaluate inputs of shape \(3,\)"),
+        ({"net": lambda: nn.Flatten(0)}, "outputs of shape"),
+        ({"net": lambda: nn.LSTM(3, 2)}, "returns a tuple"),
+        ({"net": lambda width: nn.Linear(3, 2)}, "needs width"),
+        ({"net": "lenet"}, "must hold at least one nn.Module"),
+        ({"num_modes": 0}, "`num_modes` of MAP must be an integer of at least 1, got 0"),
+        ({"n_members": 3}, "Did you mean 'num_modes'"),
+        ({"device": "cuda"}, "torch sees no GPU"),
+        ({"device": "gpu"}, "`device`"),
+        ({"seed": -1}, "`seed` must be an integer of at least 0, got -1"),
+        ({"progress": "loud"}, "`progress` must be one of"),
+        ({"execution": "batch"}, "Did you mean 'batched'"),
+        ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
+    ],
+)
+def test_bad_calls(options, message, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        pm.fit("map", **({"net": net, "task": task()} | QUICK | options))
+
+
+def test_unknown_method_suggests_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match="Unknown method 'deep_ensembles'. Did you mean 'deep_ensemble'"
+    ):
+        pm.fit("deep_ensembles", net=net, task=task())
+
+
+def test_bad_batches_of_a_loader_are_found_when_they_come() -> None:
+    x = X.clone()
+    x[40] = math.inf
+    with pytest.raises(ValueError, match="inputs have 3 of"):
+        pm.fit(
+            "map", net=net, **QUICK,
+            task=task(train=DataLoader(TensorDataset(x, Y), 16), target_size=2),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="dictionaries with keys"):
+        task(train=DataLoader([{"x": X[0], "y": 1}]))
+
+
+# ------------------------------------------------------------------------- divergence, interrupts
+
+
+def test_divergence_is_told_at_its_step() -> None:
+    with pytest.raises(Divergence, match=r"diverged at step [\d,]+: .*Try lr=") as caught:
+        pm.fit(
+            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=10.0, epochs=500,
+            progress="silent",
+            task=pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
+        )  # fmt: skip
+    assert "last finite" in str(caught.value)
+
+
+def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
+    """The loss of the only step is finite, its update is not: nothing is returned or kept."""
+    with pytest.raises(Divergence, match="is not finite after it"):
+        pm.fit(
+            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
+            task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
+            progress="silent", checkpoint=tmp_path,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+LONG = {"epochs": 30, "batch_size": 8, "num_modes": 2, "schedule": "cosine", "data_order": "own"}
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from test_fit import LONG, net, task
+import polymode as pm
+post = pm.fit("deep_ensemble", net=net, task=task(), checkpoint={folder!r}, checkpoint_seconds=0,
+              progress="silent", execution="loop", **LONG)
+post.save({out!r})
+"""
+
+
+def start(tmp_path, folder: str, out: str) -> subprocess.Popen:
+    code = textwrap.dedent(SCRIPT).format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path / folder), out=str(tmp_path / out)
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_and_restarted_gives_equal_bits(tmp_path) -> None:
+    """SIGKILL in the middle of training, at three different moments, then run to the end."""
+    whole = pm.fit(
+        "deep_ensemble", net=net, task=task(), progress="silent", execution="loop", **LONG
+    )
+    file = tmp_path / "run" / "training.safetensors"
+    kills = 0
+    for wait in (0.05, 0.15, 0.1):
+        process = start(tmp_path, "run", "post")
+        seen = file.stat().st_mtime_ns if file.exists() else 0
+        while process.poll() is None and not (file.exists() and file.stat().st_mtime_ns > seen):
+            time.sleep(0.01)
+        time.sleep(wait)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 1
+    process = start(tmp_path, "run", "post")
+    assert process.wait() == 0, process.stderr.read()
+    process.stderr.close()
+    assert same(pm.load(tmp_path / "post", net=net), whole)
+
+
+def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
+    """Ctrl-C (a real signal) finishes the step and keeps it; the same call ends in equal bits."""
+    options = {"net": net, "task": task(), "execution": "loop", "progress": "silent"} | LONG
+    whole = pm.fit("deep_ensemble", **options)
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "start":
+            signal.setitimer(signal.ITIMER_REAL, 0.08)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt, match="the same call resumes from"):
+            pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=interrupt, **options)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    events: list[Event] = []
+    resumed = pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=events.append, **options)
+    assert events[0].kind == "resume"
+    assert events[0].step > 0
+    assert same(resumed, whole)
+    again = pm.fit("deep_ensemble", checkpoint=tmp_path, **options)
+    assert same(again, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lr": 0.5}, "options differ"),
+        ({"seed": 1}, "seed differ"),
+        ({"task": task(train=(X + 1, Y))}, "data differ"),
+        ({"net": pm.nets.mlp}, "network differ"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, word) -> None:
+    options = {"net": net, "task": task(), "checkpoint": tmp_path} | QUICK
+    pm.fit("map", **options)
+    with pytest.raises(FileProblem, match=word):
+        pm.fit("map", **(options | change))
+
+
+def test_numpy_inputs_predict() -> None:
+    post = pm.fit("map", net=net, task=task(), **QUICK)
+    assert torch.equal(post.predict(X.numpy().astype(np.float64)).mean, post.predict(X).mean)

@@ -1,0 +1,86 @@
+"""The house itself: imports point one way and are cheap, few names at the top, one vocabulary."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polymode as pm
+
+SOURCE = Path(pm.__file__).parent
+ORDER = [
+    "_version", "core", "nets", "tasks", "prediction", "posterior", "methods", "metrics", "plots",
+    "report", "cli", "__init__", "__main__",
+]  # fmt: skip
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polymode"):
+            parts = (node.module or "").split(".")
+            rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            rooms |= {parts[1] for parts in names if parts[0] == "polymode" and len(parts) > 1}
+    return rooms & set(ORDER)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE))
+)
+def test_imports_point_to_the_left(path) -> None:
+    """A room may use the rooms before it, never those after it."""
+    mine = room(path)
+    if mine == "__init__":
+        return
+    later = {name for name in imported_rooms(path) if ORDER.index(name) > ORDER.index(mine)}
+    assert not later, f"{mine} imports {later}"
+
+
+def run(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return result.stdout
+
+
+def test_importing_is_cheap() -> None:
+    """`import polymode` brings none of the heavy libraries that only reports and tasks need."""
+    heavy = ("matplotlib", "jinja2", "rich", "typer", "sklearn", "scipy", "PIL")
+    out = run(f"import sys, polymode; print([m for m in {heavy!r} if m in sys.modules])")
+    assert out.strip() == "[]"
+
+
+def test_few_names_at_the_top() -> None:
+    public = [name for name in pm.__all__ if not name.startswith("__")]
+    assert len(public) <= 16
+    assert all(hasattr(pm, name) for name in public)
+
+
+FOREIGN = r"\b(n_members|num_members|n_estimators|num_estimators|n_samples|weight_decay|wd|lam)\b"
+
+
+def test_one_vocabulary() -> None:
+    """Public argument names follow docs/naming.md."""
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                arguments = [*node.args.args, *node.args.kwonlyargs]
+                wrong += [f"{path.name}:{a.arg}" for a in arguments if re.fullmatch(FOREIGN, a.arg)]
+    assert not wrong
+
+
+def test_files_are_small() -> None:
+    long = {p.name: n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 450}
+    assert not long
