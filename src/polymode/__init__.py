@@ -1,7 +1,7 @@
 """polymode: how sure is this network, and can I trust that?
 
-Fits approximations of a Bayesian neural network's posterior, with one mode or many, and predicts
-with them.
+Fits approximations of a Bayesian neural network's posterior, with one mode or many, predicts with
+them, scores the predictions and reports.
 
     import polymode as pm
 
@@ -9,23 +9,58 @@ with them.
     post = pm.fit("deep_ensemble", net=pm.nets.lenet, task=task, num_modes=5, seed=0)
     pred = post.predict(task.test.x)
     pred.mean, pred.predictive_entropy, pred.mutual_information
+    board = pm.compare([pm.evaluate(post, task)])
+    pm.report(board, "report.html")
+
+Names are imported when they are first used, so that `import polymode`, and the command line's help
+with it, cost next to nothing.
 """
 
-from polymode import methods, nets
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from polymode._version import __version__
-from polymode.methods import fit
-from polymode.posterior import Posterior, load
-from polymode.prediction import Prediction
-from polymode.tasks import Task, task
+
+if TYPE_CHECKING:
+    from polymode import methods, nets
+    from polymode.methods import fit
+    from polymode.metrics import compare, evaluate
+    from polymode.posterior import Posterior, load
+    from polymode.prediction import Prediction
+    from polymode.report import cite, list_methods, report
+    from polymode.tasks import Task, task
 
 __all__ = [
-    "Posterior",
-    "Prediction",
-    "Task",
-    "__version__",
-    "fit",
-    "load",
-    "methods",
-    "nets",
-    "task",
-]
+    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "fit",
+    "list_methods", "load", "methods", "nets", "report", "task",
+]  # fmt: skip
+
+_HOMES = {
+    "Posterior": "posterior",
+    "Prediction": "prediction",
+    "Task": "tasks",
+    "cite": "report",
+    "compare": "metrics",
+    "evaluate": "metrics",
+    "fit": "methods",
+    "list_methods": "report",
+    "load": "posterior",
+    "report": "report",
+    "task": "tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("methods", "nets"):
+        return import_module(f"polymode.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polymode' has no attribute '{name}'")
+    value = getattr(import_module(f"polymode.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -159,6 +159,7 @@ class Posterior:
             "target_size": self.target_size,
             "num_modes": self.num_modes,
             "dtype": str(self.stack.dtype).removeprefix("torch."),
+            "channels_last": self.stack.channels_last,
             "network": type(self.stack.template).__name__,
             "tensors": file.name,
             "tensors_digest": digest,
@@ -195,6 +196,8 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
     dtype = getattr(torch, manifest["dtype"])
     stack = Stack.allocate(network, num_modes, seed=manifest["seed"], dtype=dtype, device=device)
     stack.add_parameters(likelihood.init(num_modes, size, dtype=dtype))
+    if manifest["channels_last"] is not None:  # numbers depend on it in their last digits
+        stack.lay_out(manifest["channels_last"])
     file = folder / manifest["tensors"]
 
     def into_stack(metadata: dict[str, Any], shapes: dict[str, torch.Size]) -> dict[str, Tensor]:

@@ -267,7 +267,7 @@ class MixturePrediction(Prediction):
 
     def __init__(self, loc: Tensor, scale: Tensor | float, df: float | None = None) -> None:
         _check_samples("loc", loc, at_least=1)
-        scale = torch.as_tensor(scale).to(loc)
+        scale = _like(scale, loc)
         try:
             scale = scale.expand_as(loc)
         except RuntimeError:
@@ -326,14 +326,14 @@ class MixturePrediction(Prediction):
 
     def rescale(self, shift: Tensor | float, scale: Tensor | float) -> MixturePrediction:
         """Return the prediction of shift + scale * y: each one number or D of them, scale > 0."""
-        shift, scale = torch.as_tensor(shift).to(self.loc), torch.as_tensor(scale).to(self.loc)
+        shift, scale = _like(shift, self.loc), _like(scale, self.loc)
         if not (scale > 0).all():
             raise ValueError(f"`scale` of rescale must be > 0, got {scale.tolist()}")
         return MixturePrediction(shift + scale * self.loc, scale * self.scale, self.df)
 
     def _values(self, values: Tensor | float) -> Tensor:
         """Return values that belong to the inputs, (B, D), or one number for all."""
-        y = torch.as_tensor(values).to(self.loc)
+        y = _like(values, self.loc)
         if y.dim() == 1 and self.loc.shape[-1] == 1:
             y = y.unsqueeze(-1)
         if y.dim() and y.shape != self.loc.shape[1:]:
@@ -361,6 +361,11 @@ def predict_from(components: Categories | Components) -> Prediction:
 
 def _join_leading(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, -3) if tensor.dim() > 3 else tensor
+
+
+def _like(values: Any, other: Tensor) -> Tensor:
+    """Return `values` as a tensor like `other`; a Python number is not rounded on the way."""
+    return torch.as_tensor(values, dtype=other.dtype, device=other.device)
 
 
 def _moments(df: float | None) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from polymode.core.execution import Plan, to_channels_last
+from polymode.core.execution import Plan
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
@@ -27,7 +27,8 @@ def save_checkpoint(path: Path, state: Any, identity: dict[str, Any]) -> None:
     for field, value in state._asdict().items():
         if isinstance(value, Stack):
             tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
-            numbers[field] = {"plans": {kind: list(plan) for kind, plan in value._plans.items()}}
+            plans = {kind: list(plan) for kind, plan in value._plans.items()}
+            numbers[field] = {"plans": plans, "channels_last": value.channels_last}
         elif isinstance(value, Optimization):
             tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
             numbers[field] = value.numbers()
@@ -62,8 +63,8 @@ def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
         numbers = metadata["numbers"].get(field)
         if isinstance(value, Stack):
             value._plans = {kind: Plan(*plan) for kind, plan in numbers["plans"].items()}
-            if any(plan.channels_last for plan in value._plans.values()):
-                to_channels_last(value)
+            if numbers["channels_last"] is not None:
+                value.lay_out(numbers["channels_last"])
             value.load_tensors(own)
         elif isinstance(value, Optimization):
             value.load(own, numbers)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.execution import Plan, to_channels_last
+from polymode.core.execution import Plan
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.stack import Stack
 from polymode.core.store import replace_file
@@ -28,8 +28,9 @@ from polymode.core.store import replace_file
 Run = Callable[[Stack, Tensor, Tensor], Any]
 
 _known: dict[str, Plan] = {}
-_LONG = 0.05  # seconds: a candidate is repeated until it has run this long, at most _REPEATS times
-_REPEATS = 5
+_ROUNDS = 20  # how often candidates are timed again, at most
+_BUDGET = 0.5  # seconds for that, beside one round
+_NEAR = 1.5  # candidates within this factor of the best are timed again
 _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
 _THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
 _HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
@@ -64,11 +65,10 @@ def _candidates(stack: Stack, slow: bool) -> list[Plan]:
     not tried for networks that are `slow` alone; convolutions under `vmap` were measured three
     times slower than a loop.
     """
-    earlier = next(iter(stack._plans.values()), None)
     images = any(t.dim() == 5 for t in (*stack.params.values(), *stack.frozen.values()))
     layouts = (True, False) if images else (False,)
-    if earlier is not None:
-        layouts = (earlier.channels_last,)  # the memory format is decided already
+    if stack.channels_last is not None:
+        layouts = (stack.channels_last,)
     several = torch.get_num_threads() > 1 and stack.device.type == "cpu"
     counts = (1, None) if several and not slow else (None,)
     plans = []
@@ -86,42 +86,41 @@ def _candidates(stack: Stack, slow: bool) -> list[Plan]:
 
 
 def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
-    """Time each candidate on a copy of the stack and return the fastest."""
+    """Time the candidates on copies of the stack and return the fastest.
+
+    All are timed once after a run that warms up; those that come near the best are timed again, in
+    turns, since a single time on a busy machine says little.
+    """
 
     def trial(plan: Plan, count: int) -> Callable[[], Any]:
         part = stack[:count].clone().train(stack.training)
         part._random = dict(stack._random)
-        if plan.channels_last:
-            to_channels_last(part)
+        part.lay_out(plan.channels_last)
         part._plans = {"outputs": plan, "gradients": plan}
         return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
 
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
     count = min(stack.num_modes, torch.get_num_threads()) if slow else stack.num_modes
-    best, best_time = Plan("loop"), float("inf")
-    for plan in _candidates(stack, slow):
+    trials = {plan: trial(plan, count) for plan in _candidates(stack, slow)}
+    times: dict[Plan, float] = {}
+    for plan, work in trials.items():
+        best = min(times.values(), default=float("inf"))
         try:
-            taken = _time(trial(plan, count), best_time)
+            first = _once(work)
+            times[plan] = first if first > _HOPELESS * best else _once(work)
         except (RuntimeError, ValueError):
             if plan.execution != "batched":  # not every network can be vmapped; all can run alone
                 raise
-            continue
-        taken *= _THRIFT if plan.num_threads == 1 else 1.0
-        if taken < best_time:
-            best, best_time = plan, taken
-    return best
-
-
-def _time(work: Callable[[], Any], best: float) -> float:
-    """Return the shortest of a few timed runs after a first one that warms up."""
-    first = _once(work)
-    if first > _HOPELESS * best:
-        return first
-    times: list[float] = []
-    while len(times) < _REPEATS and sum(times) < _LONG:
-        times.append(_once(work))
-    return min(times)
+    best = min(times.values())
+    for plan in list(times):
+        if times[plan] > _NEAR * best:
+            del times[plan]
+    rounds = 0 if len(times) == 1 else max(1, min(_ROUNDS, int(_BUDGET / (len(times) * best))))
+    for _ in range(rounds):
+        for plan in times:
+            times[plan] = min(times[plan], _once(trials[plan]))
+    return min(times, key=lambda plan: times[plan] * (_THRIFT if plan.num_threads == 1 else 1.0))
 
 
 def _once(work: Callable[[], Any]) -> float:
@@ -151,7 +150,7 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
         tuple(x.shape), own, stack.training, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, platform.processor(), platform.node(),
-        [plan.channels_last for plan in stack._plans.values()],
+        stack.channels_last,
     ]  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 

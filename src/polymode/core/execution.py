@@ -15,8 +15,8 @@ Shapes: `M` modes, `B` batch, `K` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -43,8 +43,10 @@ class Plan(NamedTuple):
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, own)
-    plan = _plan(stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own)
-    seeds = _noise_seeds(stack, x[0] if own else x, step)
+    plan = stack._plans.get("outputs") or _choose(
+        stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own
+    )
+    seeds = _noise_seeds(stack, x, own, step)
     with limit_threads(plan.num_threads):
         return _outputs(stack, plan, x, own, seeds)
 
@@ -75,10 +77,10 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
 def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, own)
-    plan = _plan(
+    plan = stack._plans.get("gradients") or _choose(
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
-    seeds = _noise_seeds(stack, x[0] if own else x, step)
+    seeds = _noise_seeds(stack, x, own, step)
     with limit_threads(plan.num_threads):
         if plan.execution in ("batched", "chunked"):
             return _gradients_batched(stack, plan, loss, x, y, own, seeds)
@@ -123,27 +125,23 @@ def _gradients_each(
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
     x = _format(x, plan.channels_last)
+    if stack.num_modes == 1:
+        value, grads = _member_gradients(
+            stack, 0, loss, x[0] if own else x, y[0] if own else y, seeds
+        )
+        for leaf, grad in zip(stack.leaves(), grads, strict=True):
+            leaf.grad = grad.unsqueeze(0)
+        return value.view(1)
     losses: list[Any] = [None] * stack.num_modes
-    alone = stack.num_modes == 1
-    buffers = None if alone else _grad_buffers(stack)
+    buffers = _grad_buffers(stack)
     for k in range(stack.num_modes):
         stack.leaf_views(k)  # built here: building is not for several threads
 
     def work(k: int) -> None:
-        views = stack.leaf_views(k)
-        extra = stack.extra_of(k) if stack.extra else {}
-        with _noise(seeds and seeds[k : k + 1], stacked=False):
-            out = stack.module(k)(x[k] if own else x)
-        if stack.training and stack.buffers:
-            stack.write_back_buffers(k)
-        value = loss(out, y[k] if own else y, extra)
-        losses[k] = value.detach()
-        grads = _grad(value, views)
-        if buffers is None:
-            for leaf, grad in zip(stack.leaves(), grads, strict=True):
-                leaf.grad = grad.unsqueeze(0)
-        else:
-            torch._foreach_copy_([buffer[k] for buffer in buffers], grads)
+        inputs, targets = (x[k], y[k]) if own else (x, y)
+        streams = seeds and seeds[k : k + 1]
+        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, streams)
+        torch._foreach_copy_([buffer[k] for buffer in buffers], grads)
 
     if plan.execution == "threads":
         for_each_member(stack.num_modes, work)
@@ -151,6 +149,21 @@ def _gradients_each(
         for k in range(stack.num_modes):
             work(k)
     return torch.stack(losses)
+
+
+def _member_gradients(
+    stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, seeds: list[int] | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the loss of member k and its gradients, in the order of `leaves()`."""
+    if seeds is None:
+        out = stack.module(k)(x)
+    else:
+        with MemberNoise(seeds, stacked=False):
+            out = stack.module(k)(x)
+    if stack.training and stack.buffers:
+        stack.write_back_buffers(k)
+    value = loss(out, y, stack.extra_of(k) if stack.extra else {})
+    return value.detach(), _grad(value, stack.leaf_views(k))
 
 
 def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
@@ -165,9 +178,8 @@ def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Ten
     dense = stack._forwards[stack.training]
     if dense is not None:
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
-        for name, aliases in stack._aliases.items():
-            for alias in aliases[1:]:
-                tensors[alias] = tensors[name]
+        for alias, name in stack._second_names:
+            tensors[alias] = tensors[name]
         with _noise(seeds, stacked=True):
             return dense(tensors, x if own else x.expand(stack.num_modes, *x.shape))
     if seeds is not None and not own:  # noise on inputs must differ between members
@@ -215,9 +227,8 @@ def _grad(losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     Gradients are given the memory layout of their parameter, which torch's fused optimisers take
     for granted: with another layout they update the wrong entries without a word.
     """
-    grads = torch.autograd.grad(
-        losses, leaves, grad_outputs=torch.ones_like(losses), materialize_grads=True
-    )
+    ones = torch.ones_like(losses) if losses.dim() else None
+    grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, materialize_grads=True)
     return [
         grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
         for leaf, grad in zip(leaves, grads, strict=True)
@@ -250,27 +261,35 @@ def _chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, 
     return parts
 
 
-@contextmanager
-def limit_threads(number: int | None) -> Iterator[None]:
+class limit_threads:
     """Let torch use `number` threads within an operation; None changes nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    def __init__(self, number: int | None) -> None:
+        self.before = torch.get_num_threads()
+        self.number = number or self.before
+
+    def __enter__(self) -> None:
+        if self.number != self.before:
+            torch.set_num_threads(self.number)
+
+    def __exit__(self, *error: object) -> None:
+        if torch.get_num_threads() != self.before:
+            torch.set_num_threads(self.before)
+
+
+_SILENCE = nullcontext()
 
 
 def _noise(seeds: list[int] | None, *, stacked: bool) -> Any:
-    return nullcontext() if seeds is None else MemberNoise(seeds, stacked=stacked)
+    return _SILENCE if seeds is None else MemberNoise(seeds, stacked=stacked)
 
 
-def _noise_seeds(stack: Stack, x: Tensor, step: int) -> list[int] | None:
+def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
     if stack.training not in stack._random:
         probe = stack[:1].clone().train(stack.training)
         with torch.no_grad(), watch() as watcher:
-            probe.module(0)(x)
+            probe.module(0)(x[0] if own else x)
         stack._random[stack.training] = watcher.drew
     return step_seeds(stack.seeds, step) if stack._random[stack.training] else None
 
@@ -291,7 +310,7 @@ def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
         )
 
 
-def _plan(
+def _choose(
     stack: Stack,
     kind: str,
     run: Callable[[Stack, Tensor, Tensor], Any],
@@ -299,23 +318,11 @@ def _plan(
     y: Tensor,
     own: bool,
 ) -> Plan:
-    """Return the plan for this kind of work, choosing it at the first call."""
-    if kind not in stack._plans:
-        from polymode.core.choice import choose
+    """Choose the plan for this kind of work, at the first call."""
+    from polymode.core.choice import choose
 
-        plan = choose(stack, kind, run, x, y, own)
-        if plan.channels_last:
-            to_channels_last(stack)
-        stack._plans[kind] = plan
-    return stack._plans[kind]
-
-
-def to_channels_last(stack: Stack) -> None:
-    """Lay convolution weights out in memory so that each member's are channels_last."""
-    for group in (stack.params, stack.frozen):
-        for tensor in group.values():
-            if tensor.dim() == 5:
-                tensor.data = tensor.data.movedim(2, -1).contiguous().movedim(-1, 2)
-    plans, forwards, random = stack._plans, stack._forwards, stack._random
-    stack._forget_views()
-    stack._plans, stack._forwards, stack._random = plans, forwards, random
+    plan = choose(stack, kind, run, x, y, own)
+    if stack.channels_last is None:
+        stack.lay_out(plan.channels_last)
+    stack._plans[kind] = plan
+    return plan

@@ -134,6 +134,8 @@ class Categorical(_Classification):
         return -self._costs(outputs, targets)
 
     def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        if outputs.dim() == 2 and targets.dim() == 1:
+            return F.cross_entropy(outputs, targets, ignore_index=_NO_LABEL)
         return self._costs(outputs, targets).mean(-1)
 
     def components(self, outputs: Tensor, params: Params) -> Categories:

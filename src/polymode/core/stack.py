@@ -78,6 +78,7 @@ class Stack:
             raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}")
         self.execution = execution
         self.chunk_size = chunk_size
+        self.channels_last: bool | None = None  # memory format of convolutions; None: not decided
         self.training = False
         self.extra: Tensors = {}
         self._passes = 0
@@ -102,6 +103,9 @@ class Stack:
             if k == 0:
                 first, first_state = tensors, plain_attributes(module)
                 self._aliases = aliases_of(module)
+                self._second_names = [
+                    (other, name) for name, names in self._aliases.items() for other in names[1:]
+                ]
                 stacked = {
                     name: torch.empty(
                         (self.num_modes, *tensor.shape),
@@ -229,11 +233,22 @@ class Stack:
             part._apart = {n: self._apart.get(k, self.template) for n, k in enumerate(chosen)}
         part.template = copy.deepcopy(self.template)
         part._forget_views()
+        if self.channels_last and not isinstance(which, slice):
+            part.lay_out(True)  # indexing by a list does not keep the format
         return part
 
     def clone(self) -> Stack:
         """Return a stack with memory of its own."""
         return self[list(range(self.num_modes))]
+
+    def lay_out(self, channels_last: bool) -> None:
+        """Keep convolution weights in channels_last format, member by member, or as they are."""
+        self.channels_last = channels_last
+        if channels_last:
+            for tensor in (*self.params.values(), *self.frozen.values()):
+                if tensor.dim() == 5:
+                    tensor.data = tensor.data.movedim(2, -1).contiguous().movedim(-1, 2)
+            self._forget_memory()
 
     # ---------------------------------------------------------------- mode
 
@@ -298,11 +313,15 @@ class Stack:
 
     # ---------------------------------------------------------------- members as modules
 
-    def _forget_views(self) -> None:
-        """Drop what was derived from the stacked tensors' memory."""
+    def _forget_memory(self) -> None:
+        """Drop what shares the stacked tensors' memory."""
         self._modules: dict[int, nn.Module] = {}
         self._leaf_views: dict[int, list[Tensor]] = {}
         self._grads: list[Tensor] | None = None
+
+    def _forget_views(self) -> None:
+        """Drop all that was derived from the stacked tensors."""
+        self._forget_memory()
         self._forwards: dict[bool, Any] = {}
         self._random: dict[bool, bool] = {}
         self._plans: dict[str, Any] = {}

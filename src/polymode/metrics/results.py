@@ -1,0 +1,201 @@
+"""Results: every number of one evaluation, with unit, direction, n and standard error.
+
+Data sets are named "test", "shift:NAME:SEVERITY" and "ood:NAME".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from polymode.core.registry import suggest
+from polymode.metrics.score import ARROWS, TABLES
+from polymode.metrics.table import align, decimals_for, number
+from polymode.prediction import Prediction
+
+SCHEMA = 1
+
+
+class Row(NamedTuple):
+    """One number.
+
+    Attributes:
+        dataset: "test", "shift:NAME:SEVERITY" or "ood:NAME". metric: its registered name.
+        value: None where the metric does not apply; `note` then says why.
+        unit, direction: "up" or "down" is better, "" if neither.
+        n: examples. standard_error: over examples, None where it is not known.
+    """
+
+    dataset: str
+    metric: str
+    value: float | None
+    unit: str
+    direction: str
+    n: int
+    standard_error: float | None
+    note: str = ""
+
+
+class Cost(NamedTuple):
+    """What it took.
+
+    Attributes:
+        num_modes: networks. parameters: of all of them together.
+        predict_seconds: wall time of predicting `predict_examples` inputs, all scored sets.
+        train_seconds: wall time of the fit, None where nobody measured it.
+    """
+
+    num_modes: int
+    parameters: int
+    predict_seconds: float
+    predict_examples: int
+    train_seconds: float | None = None
+
+
+class Kept(NamedTuple):
+    """A prediction that was made, with the targets (None if there are none) and 1-D inputs."""
+
+    prediction: Prediction
+    targets: Tensor | None = None
+    inputs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What `evaluate` found about one posterior on one task.
+
+    `results["test", "nll"]` is a `Row`. `kept` has the predictions by data set, so that any other
+    metric or figure can be made of them; it is not part of the JSON.
+
+    Attributes:
+        task, method, net: names. seed: of the fit. config: the method's options.
+        rows: the numbers. cost: see `Cost`.
+    """
+
+    task: str
+    method: str
+    net: str
+    seed: int
+    config: dict[str, Any]
+    rows: tuple[Row, ...]
+    cost: Cost
+    kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getitem__(self, key: tuple[str, str]) -> Row:
+        rows = {(row.dataset, row.metric): row for row in self.rows}
+        if key in rows:
+            return rows[key]
+        if not (isinstance(key, tuple) and len(key) == 2):
+            raise KeyError(
+                f'results are asked by data set and metric, ["test", "nll"]; got {key!r}'
+            )
+        dataset, metric = key
+        if dataset not in self.datasets:
+            near = suggest(dataset, self.datasets)
+            raise KeyError(f"no data set '{dataset}' in these results.{near}")
+        known = [row.metric for row in self.rows if row.dataset == dataset]
+        raise KeyError(f"no metric '{metric}' for '{dataset}'.{suggest(metric, known)}")
+
+    @property
+    def datasets(self) -> list[str]:
+        """The data sets, in the order in which they were scored."""
+        return list(dict.fromkeys(row.dataset for row in self.rows))
+
+    def __repr__(self) -> str:
+        shown = [row for row in self.rows if row.dataset == "test" and row.value is not None]
+        numbers = ", ".join(f"{row.metric}={row.value:.4g}" for row in shown)
+        sets = f"{len(self.datasets)} data sets"
+        return f"Results({self.method} on {self.task}, seed {self.seed}: {numbers}; {sets})"
+
+    def table(self) -> str:
+        """Return all numbers as text, ± one s.e. over examples; arrows point to better."""
+        head = f"{self.method} on {self.task}, seed {self.seed}: ± is one s.e. over the n examples"
+        scored = [name for name in self.datasets if not name.startswith("ood:")]
+        elsewhere = [name for name in self.datasets if name.startswith("ood:")]
+        parts = [self._block(names) for names in (scored, elsewhere) if names]
+        return "\n\n".join([head, *parts])
+
+    def _block(self, datasets: list[str]) -> str:
+        rows = [row for row in self.rows if row.dataset in datasets]
+        columns: list[list[str]] = []
+        for metric in dict.fromkeys(row.metric for row in rows):
+            found = {row.dataset: row for row in rows if row.metric == metric}
+            digits = decimals_for(
+                *zip(*((r.value, r.standard_error) for r in found.values()), strict=True)
+            )
+            first = next(iter(found.values()))
+            cells = [
+                number(r.value, r.standard_error, digits, r.note) if r else ""
+                for r in map(found.get, datasets)
+            ]
+            columns.append(
+                [f"{title_of(metric)} {ARROWS[first.direction]}".rstrip(), first.unit, *cells]
+            )
+        counts = [str(min(r.n for r in rows if r.dataset == name)) for name in datasets]
+        lines = list(zip(["data set", "", *datasets], ["n", "", *counts], *columns, strict=True))
+        return align(lines[0], lines[1:])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but `kept`, JSON-safe."""
+        return {
+            "schema": SCHEMA,
+            "task": self.task,
+            "method": self.method,
+            "net": self.net,
+            "seed": self.seed,
+            "config": self.config,
+            "rows": [row._asdict() for row in self.rows],
+            "cost": self.cost._asdict(),
+        }
+
+    def to_json(self) -> str:
+        """Return one line of JSON; a value that does not apply is null."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Results:
+        """Return what `to_dict` gave; a newer schema is refused."""
+        version = content.get("schema")
+        if not isinstance(version, int) or version > SCHEMA:
+            raise ValueError(
+                f"these results have schema version {version!r}, this polymode reads up to"
+                f" {SCHEMA}; upgrade polymode"
+            )
+        try:
+            rows = tuple(Row(**row) for row in content["rows"])
+            names = {key: content[key] for key in ("task", "method", "net", "seed", "config")}
+            return Results(**names, rows=rows, cost=Cost(**content["cost"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"these are not results of polymode: {error!r}") from None
+
+    @staticmethod
+    def from_json(text: str) -> Results:
+        """Return what `to_json` gave."""
+        return Results.from_dict(json.loads(text))
+
+    def replace(self, **changes: Any) -> Results:
+        """Return a copy with other values of some fields."""
+        return dataclasses.replace(self, **changes)
+
+
+def title_of(metric: str) -> str:
+    """Return how people write the metric's name; its own name if it is not registered.
+
+    >>> title_of("nll"), title_of("auroc_mutual_information"), title_of("mine")
+    ('NLL', 'AUROC, MI', 'mine')
+    """
+    for table in TABLES.values():
+        if metric in table.names():
+            return str(table.get(metric).metadata["title"])
+    return metric
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None where it is NaN or infinite: JSON has neither."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,138 @@
+"""Displays: numbers computed once, drawn as often as one likes.
+
+A display holds its numbers in `data`; `plot` draws them on axes of yours, `figure` on a new
+`matplotlib.figure.Figure`, `to_svg` and `to_csv` give files as text. No pyplot state is touched,
+and matplotlib is imported when something is drawn. The same numbers give the same bytes of SVG.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
+
+INK, PALE = "#24292f", "#b4bdc7"  # of text and axes; of grids and things in the background
+DARK = {INK: "#d9e0e7", PALE: "#515c68"}  # what they become on a dark page
+
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+"""The colour-blind safe palette of Okabe and Ito (2008), without its yellow, which is lost on
+white, and with grey for its black."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class Style(NamedTuple):
+    """How one method looks everywhere: colour, and the marker as a second cue."""
+
+    color: str = OKABE_ITO[0]
+    marker: str = MARKERS[0]
+
+
+def palette(labels: Iterable[str]) -> dict[str, Style]:
+    """Return one style a label, in order; after seven, colours repeat with other markers."""
+    count = len(OKABE_ITO)
+    return {
+        label: Style(OKABE_ITO[i % count], MARKERS[(i + i // count) % count])
+        for i, label in enumerate(dict.fromkeys(labels))
+    }
+
+
+class Display(ABC):
+    """A figure that has its numbers.
+
+    Attributes:
+        data: the numbers by name. label: whose numbers they are.
+        caption: what is shown, of how many examples. alt: the same for those who cannot see it.
+    """
+
+    size: ClassVar[tuple[float, float]] = (3.6, 3.0)  # inches
+
+    def __init__(
+        self, data: dict[str, np.ndarray], *, label: str, caption: str, alt: str, style: Style
+    ) -> None:
+        self.data, self.label, self.caption, self.alt = data, label, caption, alt
+        self.style = style
+
+    @abstractmethod
+    def plot(self, ax: Axes) -> Axes:
+        """Draw on `ax` and return it."""
+
+    def draw(self, figure: FigureBase) -> None:
+        """Draw on an empty figure; one set of axes unless a display needs more."""
+        self.plot(figure.add_subplot())
+
+    def figure(self) -> Figure:
+        """Return a new figure with the drawing."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(_settings()):
+            figure = Figure(figsize=self.size, layout="constrained")
+            self.draw(figure)
+            return figure
+
+    def to_svg(self) -> str:
+        """Return the drawing as SVG, the same bytes for the same numbers; light and dark by CSS."""
+        import matplotlib
+
+        file = io.StringIO()
+        with matplotlib.rc_context(_settings()):
+            quiet = {"Date": None, "Creator": None}
+            self.figure().savefig(file, format="svg", transparent=True, metadata=quiet)
+        rules = "".join(
+            f'*[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+            for light, dark in DARK.items()
+            for part in ("fill", "stroke")
+        )
+        style = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
+        head, defs, rest = file.getvalue().partition("<defs>")
+        return head + defs + style + rest
+
+    def to_csv(self) -> str:
+        """Return the numbers as CSV, a column each; shorter columns end in empty fields."""
+        columns = [[name, *map(_text, np.ravel(values))] for name, values in self.data.items()]
+        longest = max(map(len, columns))
+        padded = [column + [""] * (longest - len(column)) for column in columns]
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(zip(*padded, strict=True))
+        return file.getvalue()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.data)
+        return f"{type(self).__name__}({self.label}: {names})"
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | np.str_) else f"{float(value):.6g}"
+
+
+def _settings() -> Any:
+    """Return the matplotlib settings of every figure."""
+    return {
+        "svg.hashsalt": "polymode",
+        "svg.fonttype": "path",
+        "font.family": "DejaVu Sans",
+        "font.size": 8.5,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "axes.grid": False,
+        "text.color": INK,
+        "text.parse_math": False,  # a label with dollar signs is a label
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "legend.frameon": False,
+        "legend.fontsize": 7.5,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 4.5,
+    }

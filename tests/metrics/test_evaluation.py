@@ -1,0 +1,151 @@
+"""`evaluate` and `Results`: what is scored, on what, and that it survives JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymode as pm
+from polymode.metrics import Results, classification, evaluate, regression
+from polymode.metrics.results import Cost, Row
+from polymode.prediction import CategoricalPrediction
+
+
+@pytest.fixture(scope="module")
+def digits():
+    task = pm.task("digits")
+    fits = [
+        pm.fit(name, net=pm.nets.mlp, task=task, epochs=1, progress="silent", **options)
+        for name, options in (("map", {}), ("deep_ensemble", {"num_modes": 2}))
+    ]
+    return task, [evaluate(post, task, train_seconds=1.5) for post in fits]
+
+
+def test_every_data_set_is_scored(digits):
+    _, (_, results) = digits
+    shifts = [f"shift:{name}:{s}" for name in ("gaussian_noise", "rotation") for s in range(1, 6)]
+    assert results.datasets == ["test", *shifts, "ood:patches", "ood:scrambled"]
+    scored = {row.metric for row in results.rows if row.dataset == "shift:rotation:5"}
+    assert scored == {"accuracy", "nll", "brier", "ece", "mutual_information", "disagreement"}
+    outside = {row.metric for row in results.rows if row.dataset == "ood:patches"}
+    assert {"auroc_predictive_entropy", "auroc_mutual_information"} <= outside
+    assert "nll" not in outside
+    assert all(row.unit and row.n and row.direction in ("up", "down", "") for row in results.rows)
+
+
+def test_numbers_are_those_of_the_metrics(digits):
+    task, (_, results) = digits
+    kept = results.kept["test"]
+    assert results["test", "nll"].value == classification.nll(kept.prediction, task.test.y).value
+    row = results["ood:patches", "auroc_predictive_entropy"]
+    assert (row.n, row.direction) == (800, "up")
+
+
+def test_what_does_not_apply_says_so_and_is_null_in_json(digits):
+    _, (alone, _) = digits
+    row = alone["test", "mutual_information"]
+    assert (row.value, row.note) == (None, "n/a (needs >= 2 samples)")
+    assert "n/a (needs >= 2 samples)" in alone.table()
+    content = json.loads(alone.to_json(), parse_constant=pytest.fail)
+    values = {r["metric"]: r["value"] for r in content["rows"] if r["dataset"] == "test"}
+    assert values["mutual_information"] is None
+    assert "nan" not in alone.to_json().lower()
+
+
+def test_infinite_scores_are_null_with_a_note(monkeypatch):
+    """A label that every member calls impossible makes the NLL infinite, which JSON cannot hold."""
+    task = pm.Task(
+        train=(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1])),
+        test=(torch.zeros(2, 1), torch.tensor([0, 1])),
+        likelihood="categorical",
+    )
+    post = pm.fit("map", net=torch.nn.Linear(1, 2), task=task, epochs=0, progress="silent")
+    monkeypatch.setattr(type(post), "_predict", _certain)  # log-softmax never gives -inf itself
+    results = evaluate(post, task)
+    assert results["test", "nll"].value is None
+    assert results["test", "nll"].note == "n/a (infinite)"
+    json.loads(results.to_json(), parse_constant=pytest.fail)
+
+
+def _certain(self, x):
+    log_probs = torch.tensor([0.0, -math.inf]).expand(1, len(x), 2)
+    return CategoricalPrediction(log_probs)
+
+
+def test_json_round_trip_and_access(digits):
+    _, (_, results) = digits
+    assert Results.from_json(results.to_json()) == results
+    assert "\n" not in results.to_json()
+    assert results.cost.train_seconds == 1.5
+    assert results.cost.parameters == 2 * (64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
+    assert results.cost.predict_examples == 13 * 400
+    with pytest.raises(KeyError, match="Did you mean 'test'"):
+        results["tset", "nll"]
+    with pytest.raises(KeyError, match="Did you mean 'accuracy'"):
+        results["test", "acuracy"]
+    with pytest.raises(KeyError, match="asked by data set and metric"):
+        results["test"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"schema": 99}, "schema version 99"),
+        ({}, "schema version None"),
+        ({"schema": 1, "rows": []}, "not results of polymode"),
+        ({"schema": 1, "rows": [{"colour": "red"}]}, "not results of polymode"),
+    ],
+)
+def test_other_files_are_refused(content, message):
+    with pytest.raises(ValueError, match=message):
+        Results.from_dict(content)
+
+
+def test_regression_keeps_a_curve_and_scores_ood_targets():
+    task = pm.task("gap_regression")
+    options = {"num_modes": 2, "epochs": 2, "progress": "silent"}
+    post = pm.fit("deep_ensemble", net=pm.nets.mlp, task=task, **options)
+    results = evaluate(post, task)
+    assert results.datasets == ["test", "ood:gap", "ood:outside"]
+    kept = results.kept["ood:gap"]
+    assert results["ood:gap", "rmse"].value == regression.rmse(*kept[:2]).value
+    curve = results.kept["curve"]
+    assert curve.inputs.shape == curve.targets.shape == (200, 1)
+    assert curve.inputs.min() < -3
+    assert len(results.kept["train"].prediction) == 100
+    assert results["ood:outside", "auroc_epistemic_variance"].n == 400
+
+
+def test_a_shuffling_loader_is_scored_in_one_pass():
+    """Predictions and targets must come from the same pass: a second one has another order."""
+    task = pm.task("two_moons")
+    loader = DataLoader(TensorDataset(task.test.x, task.test.y), batch_size=64, shuffle=True)
+
+    class Plain:  # not a TensorDataset, which would be taken as arrays
+        def __iter__(self):
+            return iter(loader)
+
+    with_loader = pm.Task(train=task.train, test=Plain(), likelihood="categorical")
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=30, progress="silent")
+    whole, parts = evaluate(post, task), evaluate(post, with_loader)
+    assert parts["test", "nll"].value == pytest.approx(whole["test", "nll"].value, rel=1e-5)
+    assert parts["test", "accuracy"].value > 0.8
+
+
+def test_bad_tasks_are_refused():
+    task = pm.task("two_moons")
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=0, progress="silent")
+    with pytest.raises(ValueError, match="has no test data"):
+        evaluate(post, pm.Task(train=task.train, likelihood="categorical"))
+    with pytest.raises(ValueError, match="categorical likelihood, the task a gaussian one"):
+        evaluate(post, pm.task("gap_regression"))
+
+
+def test_repr_is_short():
+    row = Row("test", "nll", 0.12345, "nats/example", "down", 10, None)
+    results = Results("digits", "map", "lenet", 3, {}, (row,), Cost(1, 10, 0.1, 10))
+    assert repr(results) == "Results(map on digits, seed 3: nll=0.1235; 1 data sets)"
