@@ -56,7 +56,7 @@ def step(config: NoisyMAP, problem: Problem, state: State, batch: Batch) -> tupl
             noise = torch.randn(leaf[member].shape, generator=stream, dtype=leaf.dtype)
             leaf.grad[member] += config.noise_scale * noise
     state.optimization.update(state.step)
-    return state._replace(step=state.step + 1), Info(losses)
+    return State(stack, state.optimization, state.step + 1), Info(losses)
 
 
 METHODS.register(

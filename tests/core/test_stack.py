@@ -281,6 +281,18 @@ def test_members_with_different_plain_attributes_stay_different(data) -> None:
         Stack(modules, execution="batched")(data[0])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_last_is_in_the_strides(channels) -> None:
+    """Also for one channel, where torch calls both formats contiguous but its kernels do not."""
+    stack = Stack(lambda: nn.Conv2d(channels, 4, 3), 2)
+    before = stack.params["weight"].detach().clone()
+    stack.lay_out(True)
+    module = nn.Conv2d(channels, 4, 3).to(memory_format=torch.channels_last)
+    for part in (stack, stack[:1], stack[[1, 0]], stack.clone()):
+        assert part.module(0).weight.stride() == module.weight.stride()
+    assert torch.equal(stack.params["weight"], before)
+
+
 def test_slices_share_memory_and_index_lists_copy() -> None:
     stack = Stack(Residual, 4)
     part, copied = stack[1:3], stack[[1, 2]]

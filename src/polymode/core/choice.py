@@ -29,9 +29,10 @@ Run = Callable[[Stack, Tensor, Tensor], Any]
 
 _known: dict[str, Plan] = {}
 _ROUNDS = 20  # how often candidates are timed again, at most
-_BUDGET = 0.5  # seconds for that, beside one round
-_NEAR = 1.5  # candidates within this factor of the best are timed again
+_BUDGET = 1.5  # seconds for that, beside the first round
+_NEAR, _NEARER = 1.5, 1.25  # candidates within this factor of the best stay in, at first and later
 _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
+_MANY = 64  # members to try others on: what is fastest for these is so for more
 _THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
 _HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
 
@@ -101,7 +102,7 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
 
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
-    count = min(stack.num_modes, torch.get_num_threads()) if slow else stack.num_modes
+    count = min(stack.num_modes, torch.get_num_threads() if slow else _MANY)
     trials = {plan: trial(plan, count) for plan in _candidates(stack, slow)}
     times: dict[Plan, float] = {}
     for plan, work in trials.items():
@@ -112,12 +113,12 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
         except (RuntimeError, ValueError):
             if plan.execution != "batched":  # not every network can be vmapped; all can run alone
                 raise
-    best = min(times.values())
-    for plan in list(times):
-        if times[plan] > _NEAR * best:
-            del times[plan]
-    rounds = 0 if len(times) == 1 else max(1, min(_ROUNDS, int(_BUDGET / (len(times) * best))))
-    for _ in range(rounds):
+    start = time.perf_counter()
+    for number in range(_ROUNDS):
+        limit = (_NEAR if number == 0 else _NEARER) * min(times.values())
+        times = {plan: taken for plan, taken in times.items() if taken <= limit}
+        if len(times) == 1 or (number and time.perf_counter() - start > _BUDGET):
+            break
         for plan in times:
             times[plan] = min(times[plan], _once(trials[plan]))
     return min(times, key=lambda plan: times[plan] * (_THRIFT if plan.num_threads == 1 else 1.0))

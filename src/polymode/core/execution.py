@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from polymode.core.dense import dense_forward
+from polymode.core.modules import channels_to_last
 from polymode.core.noise import MemberNoise, step_seeds, watch
 from polymode.core.stack import Stack, Tensors
 from polymode.core.threads import for_each_member
@@ -81,10 +82,12 @@ def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: i
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
     seeds = _noise_seeds(stack, x, own, step)
+    by_member = plan.execution in ("loop", "threads")
+    compute = _gradients_each if by_member else _gradients_batched
+    if plan.num_threads is None:
+        return compute(stack, plan, loss, x, y, own, seeds)
     with limit_threads(plan.num_threads):
-        if plan.execution in ("batched", "chunked"):
-            return _gradients_batched(stack, plan, loss, x, y, own, seeds)
-        return _gradients_each(stack, plan, loss, x, y, own, seeds)
+        return compute(stack, plan, loss, x, y, own, seeds)
 
 
 def _gradients_batched(
@@ -102,14 +105,16 @@ def _gradients_batched(
     if len(chunks) == 1:
         losses = loss(_batched(stack, x, own, seeds), y, stack.extra)
         for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
-            leaf.grad = grad
+            leaf.grad = _in_layout_of(leaf, grad)
         return losses.detach()
-    grads, parts = _grad_buffers(stack), []
+    _grad_buffers(stack)
+    parts = []
     for part, a, b in chunks:
         inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
         losses = loss(_batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
-        for buffer, grad in zip(grads, _grad(losses, part.leaves()), strict=True):
-            buffer[a:b] = grad
+        for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
+            assert leaf.grad is not None
+            leaf.grad[a:b] = grad
         parts.append(losses.detach())
     return torch.cat(parts)
 
@@ -125,15 +130,14 @@ def _gradients_each(
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
     x = _format(x, plan.channels_last)
+    buffers = _grad_buffers(stack)
     if stack.num_modes == 1:
         value, grads = _member_gradients(
             stack, 0, loss, x[0] if own else x, y[0] if own else y, seeds
         )
-        for leaf, grad in zip(stack.leaves(), grads, strict=True):
-            leaf.grad = grad.unsqueeze(0)
+        torch._foreach_copy_(buffers[0], grads)
         return value.view(1)
     losses: list[Any] = [None] * stack.num_modes
-    buffers = _grad_buffers(stack)
     for k in range(stack.num_modes):
         stack.leaf_views(k)  # built here: building is not for several threads
 
@@ -141,7 +145,7 @@ def _gradients_each(
         inputs, targets = (x[k], y[k]) if own else (x, y)
         streams = seeds and seeds[k : k + 1]
         losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, streams)
-        torch._foreach_copy_([buffer[k] for buffer in buffers], grads)
+        torch._foreach_copy_(buffers[k], grads)
 
     if plan.execution == "threads":
         for_each_member(stack.num_modes, work)
@@ -153,7 +157,7 @@ def _gradients_each(
 
 def _member_gradients(
     stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, seeds: list[int] | None
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the loss of member k and its gradients, in the order of `leaves()`."""
     if seeds is None:
         out = stack.module(k)(x)
@@ -221,28 +225,36 @@ def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
     return out
 
 
-def _grad(losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Each loss depends on its own member alone, so the gradient of their sum holds them all.
-
-    Gradients are given the memory layout of their parameter, which torch's fused optimisers take
-    for granted: with another layout they update the wrong entries without a word.
-    """
+def _grad(losses: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Each loss depends on its own member alone, so the gradient of their sum holds them all."""
     ones = torch.ones_like(losses) if losses.dim() else None
-    grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, materialize_grads=True)
-    return [
-        grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
-        for leaf, grad in zip(leaves, grads, strict=True)
-    ]
+    grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, allow_unused=True)
+    if any(grad is None for grad in grads):  # a parameter that the network does not use
+        pairs = zip(leaves, grads, strict=True)
+        return tuple(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs)
+    return grads
 
 
-def _grad_buffers(stack: Stack) -> list[Tensor]:
-    """Return stacked gradients to write into, bound to the leaves."""
+def _in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient in the memory layout of its parameter.
+
+    Torch's fused optimisers take that for granted: with another layout they update the wrong
+    entries without a word.
+    """
+    return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
+
+
+def _grad_buffers(stack: Stack) -> list[list[Tensor]]:
+    """Return, for each member, where its gradients are written: views of the leaves' `.grad`."""
     leaves = stack.leaves()
     if stack._grads is None:
-        stack._grads = [torch.zeros_like(leaf) for leaf in leaves]
-    for leaf, grad in zip(leaves, stack._grads, strict=True):
-        leaf.grad = grad
-    return stack._grads
+        grads = [torch.zeros_like(leaf) for leaf in leaves]
+        stack._grads = grads, [[grad[k] for grad in grads] for k in range(stack.num_modes)]
+    grads, views = stack._grads
+    for leaf, grad in zip(leaves, grads, strict=True):
+        if leaf.grad is not grad:
+            leaf.grad = grad
+    return views
 
 
 def _chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
@@ -295,11 +307,7 @@ def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | N
 
 
 def _format(x: Tensor, channels_last: bool) -> Tensor:
-    if not channels_last:
-        return x
-    if x.dim() == 4:
-        return x.contiguous(memory_format=torch.channels_last)
-    return x.movedim(2, -1).contiguous().movedim(-1, 2) if x.dim() == 5 else x
+    return channels_to_last(x) if channels_last and x.dim() >= 4 else x
 
 
 def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:

@@ -106,15 +106,16 @@ def _epochs(
     checkpoint: Checkpoint | None,
     interrupted: threading.Event,
 ) -> S:
-    saved = time.perf_counter()
+    saved, first = time.perf_counter(), state.step
     finite, loss = math.nan, math.nan
     members = state.stack.num_modes
     while state.step < reporter.total:
         epoch, position = divmod(state.step, per_epoch)
         for batch in _batches(data, training, state.stack, seed, epoch, position):
             state, info = step(state, batch)
-            torch.set_num_threads(state.stack.num_threads)
-            loss = info.loss.sum().item() / members
+            if state.step == first + 1:  # the execution is chosen in the first step
+                torch.set_num_threads(state.stack.num_threads)
+            loss = (info.loss if members == 1 else info.loss.mean()).item()
             if not math.isfinite(loss):
                 raise _divergence(state.stack, state.step - 1, info.loss, finite, training)
             finite = loss

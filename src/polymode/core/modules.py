@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,12 +53,27 @@ def members_from(
     return _from_factory(networks, count, seed), count
 
 
+@contextmanager
+def global_stream(seed: int) -> Iterator[None]:
+    """Start torch's global CPU stream at `seed`, and put it back after.
+
+    `torch.manual_seed` would also note the call for every kind of accelerator, which takes longer
+    than to build a small network.
+    """
+    stream = torch.default_generator
+    before = stream.get_state()
+    stream.manual_seed(seed)
+    try:
+        yield
+    finally:
+        stream.set_state(before)
+
+
 def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
     held: set[int] = set()
     first: nn.Module | None = None
     for k in range(count):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold(seed, "init", k))
+        with global_stream(fold(seed, "init", k)):
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
@@ -130,6 +146,17 @@ def differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf
+
+
+def channels_to_last(images: Tensor) -> Tensor:
+    """Return a copy of (..., C, H, W) whose memory holds the channels last.
+
+    The strides say so also for one channel, where `.contiguous` would leave them and kernels then
+    take the slower format for the whole network.
+    """
+    *rest, channels, height, width = images.shape
+    memory = images.new_empty(*rest, height, width, channels)
+    return memory.movedim(-1, -3).copy_(images)
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:

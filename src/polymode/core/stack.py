@@ -22,6 +22,7 @@ from polymode.core.modules import (
     Tensors,
     aliases_of,
     assign,
+    channels_to_last,
     check_same,
     differing,
     lookup,
@@ -247,7 +248,7 @@ class Stack:
         if channels_last:
             for tensor in (*self.params.values(), *self.frozen.values()):
                 if tensor.dim() == 5:
-                    tensor.data = tensor.data.movedim(2, -1).contiguous().movedim(-1, 2)
+                    tensor.data = channels_to_last(tensor.data)
             self._forget_memory()
 
     # ---------------------------------------------------------------- mode
@@ -276,9 +277,7 @@ class Stack:
 
         Differentiable with respect to `params`, `extra` and `x`.
         """
-        from polymode.core.execution import outputs
-
-        return outputs(self, x, own, self._next(step))
+        return execution.outputs(self, x, own, self._next(step))
 
     def gradients(
         self,
@@ -296,9 +295,7 @@ class Stack:
         member axis. The gradients
         are not scaled by the number of members: member k's are those of training it alone.
         """
-        from polymode.core.execution import gradients
-
-        return gradients(self, loss, x, y, own, self._next(step))
+        return execution.gradients(self, loss, x, y, own, self._next(step))
 
     @property
     def num_threads(self) -> int:
@@ -317,7 +314,7 @@ class Stack:
         """Drop what shares the stacked tensors' memory."""
         self._modules: dict[int, nn.Module] = {}
         self._leaf_views: dict[int, list[Tensor]] = {}
-        self._grads: list[Tensor] | None = None
+        self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
 
     def _forget_views(self) -> None:
         """Drop all that was derived from the stacked tensors."""
@@ -366,3 +363,6 @@ class Stack:
                 stacked[k].copy_(current.detach())
                 for alias in self._aliases[name]:
                     assign(module, alias, stacked[k])
+
+
+from polymode.core import execution  # noqa: E402  (at the end, because it needs `Stack` itself)

@@ -27,6 +27,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
             def start() -> None:
                 torch.set_num_threads(1)
+                torch.get_num_threads()  # settles it: a thread adopts torch's setting at first use
                 ready.wait()
 
             pool = ThreadPoolExecutor(workers, thread_name_prefix="polymode", initializer=start)

@@ -133,6 +133,7 @@ class Optimization:
         self, training: Training, leaves: list[Tensor], steps_per_epoch: int, total_steps: int
     ) -> None:
         self.optimizer = _make_optimizer(training, leaves)
+        self._apply: Callable[[], Any] = self._first_step
         self.leaves = leaves
         self.total_steps = max(total_steps, 1)
         self.clip_norm = training.clip_norm
@@ -153,9 +154,14 @@ class Optimization:
             factor = self.factor(min(step / self.total_steps, 1.0))
             for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
                 group["lr"] = base * factor
-        self.optimizer.step()
+        self._apply()
         if self.scheduler is not None and (step + 1) % self.every == 0:
             self.scheduler.step()
+
+    def _first_step(self) -> None:
+        """Let torch set up its state; from then on, take the short way where there is one."""
+        self.optimizer.step()
+        self._apply = _fused_adam_step(self.optimizer) or self.optimizer.step
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the optimiser's tensors by name, for a checkpoint."""
@@ -190,6 +196,7 @@ class Optimization:
         groups = self.optimizer.state_dict()["param_groups"]
         merged = [{**old, **new} for old, new in zip(groups, numbers["groups"], strict=True)]
         self.optimizer.load_state_dict({"state": state, "param_groups": merged})
+        self._apply = self._first_step
         if self.scheduler is not None:
             self.scheduler.load_state_dict(numbers["scheduler"])
 
@@ -213,6 +220,39 @@ def _make_optimizer(training: Training, leaves: list[Tensor]) -> torch.optim.Opt
             " members of a stack; use an element-by-element optimiser such as Adam or SGD"
         )
     return optimizer
+
+
+def _fused_adam_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
+    """Return torch's fused update of Adam without what surrounds it, or None for another optimiser.
+
+    `Optimizer.step` spends most of its time on hooks and on sorting tensors when these are few and
+    small. The state stays torch's own, so checkpoints and schedulers see no difference.
+    """
+    kind = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
+    update = kind.get(type(optimizer))
+    groups = optimizer.param_groups
+    if update is None or len(groups) != 1 or not groups[0]["fused"]:
+        return None
+    group = groups[0]
+    if group["amsgrad"] or group["differentiable"] or group["capturable"]:
+        return None
+    leaves = group["params"]
+    state = [optimizer.state[leaf] for leaf in leaves]
+    means = [entry["exp_avg"] for entry in state]
+    squares = [entry["exp_avg_sq"] for entry in state]
+    counts = [entry["step"] for entry in state]
+    beta1, beta2 = group["betas"]
+
+    def step() -> None:
+        with torch.no_grad():
+            torch._foreach_add_(counts, 1)
+            update(
+                leaves, [leaf.grad for leaf in leaves], means, squares, [], counts,
+                lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
+                eps=group["eps"], amsgrad=False, maximize=group["maximize"],
+            )  # fmt: skip
+
+    return step
 
 
 def clip_each_member(leaves: list[Tensor], largest: float) -> None:

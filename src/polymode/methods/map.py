@@ -79,12 +79,12 @@ def init(config: MAP, problem: Problem, stack: Stack) -> State:
 
 def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step on the log-posterior of every member."""
-    losses = state.stack.gradients(
-        problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=state.step
-    )
-    add_prior_gradient(state.stack, config.prior_precision / problem.num_examples)
-    state.optimization.update(state.step)
-    return state._replace(step=state.step + 1), Info(losses)
+    stack, optimization, number = state
+    loss = problem.likelihood.nll
+    losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
+    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    optimization.update(number)
+    return State(stack, optimization, number + 1), Info(losses)
 
 
 def add_prior_gradient(stack: Stack, strength: float) -> None:

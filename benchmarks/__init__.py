@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks of polymode, plain PyTorch and peers: `python -m benchmarks`."""

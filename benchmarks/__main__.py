@@ -1,0 +1,165 @@
+"""`python -m benchmarks [CASE...]`: contenders side by side, a table for each case.
+
+Every contender is a process of its own that has built its job and warmed up before the first
+round. The rounds alternate between contenders, never two at once, in an order that is reversed
+every other round; ratios are taken within a round, so a machine that slows down slows everyone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from .cases import CASES, Case, flops
+from .contenders import KINDS, MATMUL, PEER
+from .process import Worker
+from .table import BUSY, render
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns; default all")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each contender")
+    parser.add_argument("--threads", type=int, help="threads of torch; default torch's own choice")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=0,
+        metavar="N",
+        help="play up to N rounds of a case again when other processes were busy during them",
+    )
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument(
+        "--peer-python",
+        default=os.environ.get("POLYMODE_PEER_PYTHON"),
+        metavar="PATH",
+        help="interpreter with TorchUncertainty; default $POLYMODE_PEER_PYTHON",
+    )
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"--threads must be at least 1, got {options.threads}")
+    patterns = options.cases or ["*"]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in CASES):
+            parser.error(f"no case called {pattern!r}; there are: {', '.join(CASES)}")
+    options.selected = [
+        case for name, case in CASES.items() if any(fnmatch(name, p) for p in patterns)
+    ]
+    return options
+
+
+def play(name: str, workers: list[Worker], rounds: int, patience: int) -> int:
+    """Play the rounds, and again those in which other processes were busy, at most `patience`."""
+    disturbed = number = 0
+    while number < rounds:
+        print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr)
+        for worker in workers if (number + disturbed) % 2 == 0 else reversed(workers):
+            if worker.error is None:
+                worker.play()
+        latest = [worker.rounds[-1] for worker in workers if len(worker.rounds) > number]
+        if disturbed < patience and any(figures["others"] > BUSY for figures in latest):
+            disturbed += 1
+            for worker in workers:
+                worker.disturbed += worker.rounds[number:]
+                del worker.rounds[number:]
+        else:
+            number += 1
+    return disturbed
+
+
+def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """All rounds of a case, as data."""
+    kind = KINDS[case.kind]
+    labels = list(kind.contenders)
+    operations = flops(case)
+    if operations:
+        labels.append(MATMUL)
+    workers: list[Worker] = []
+    try:
+        for label in labels:
+            is_peer = kind.contenders.get(label, "").startswith(PEER)
+            python = options.peer_python if is_peer else sys.executable
+            print(f"{case.name}: preparing {label}", file=sys.stderr)
+            workers.append(Worker(python, case.name, label, options.threads))
+        disturbed = play(case.name, workers, options.rounds, options.patience)
+        for worker in workers:
+            worker.finish()
+    finally:
+        for worker in workers:
+            worker.close()
+    matmul = [figures for w in workers if w.label == MATMUL for figures in w.rounds]
+    return {
+        "name": case.name,
+        "title": case.title,
+        "kind": case.kind,
+        "figure": kind.figure,
+        "sizes": {
+            key: getattr(case, key)
+            for key in ("num_modes", "num_examples", "epochs", "batch_size", "lr", "num_steps")
+        },
+        "disturbed_rounds": disturbed,
+        "threads": next((w.ready["threads"] for w in workers if "threads" in w.ready), None),
+        "flops": operations if matmul else 0.0,
+        "matmul": matmul,
+        "contenders": {
+            w.label: {
+                "error": w.error,
+                **{key: w.ready.get(key) for key in ("threads", "warm_up", "versions")},
+                "rounds": w.rounds,
+                "disturbed": w.disturbed,
+                "peak_mb": w.final.get("peak_mb", float("nan")),
+                "check": w.final.get("check"),
+            }
+            for w in workers
+            if w.label != MATMUL
+        },
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def main() -> int:
+    options = parse()
+    if options.list:
+        for case in options.selected:
+            print(f"{case.name:30}{case.title}")
+        return 0
+    report: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "rounds": options.rounds,
+        "threads": options.threads or "torch's default",
+        "cases": [],
+    }
+    print(f"{report['cpu']}, {report['cores']} cores; {options.rounds} rounds, alternating\n")
+    for case in options.selected:
+        measured = measure(case, options)
+        report["cases"].append(measured)
+        print(render(measured) + "\n", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What is measured: networks, data and sizes.
+
+Only torch is needed here, so that a peer's interpreter can import it.
+
+`M` modes, `B` batch, `C` classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """Dense ReLU network with the given layer sizes; inputs are flattened first."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet() -> nn.Sequential:
+    """LeNet with max-pooling for 1x28x28 images: convolutions 6-16 of 5x5, dense 120-84-10."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), *list(mlp(256, 120, 84, 10))[1:],
+    )  # fmt: skip
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a 1x1 shortcut where the shape changes."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+def resnet8() -> nn.Sequential:
+    """ResNet-8 for 3x32x32 images: widths 16-32-64, one block a stage, BatchNorm."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of work; `kind` says who contends (see `contenders`)."""
+
+    name: str
+    kind: str
+    title: str
+    make_net: Callable[[], nn.Module] = nn.Identity
+    input_shape: tuple[int, ...] = ()
+    num_classes: int = 10
+    num_modes: int = 10
+    num_examples: int = 6000
+    epochs: int = 1
+    batch_size: int = 128
+    lr: float = 1e-3
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps (or batches predicted) in a round."""
+        return self.epochs * -(-self.num_examples // self.batch_size)
+
+    def members(self) -> list[nn.Module]:
+        """The M networks, the same for every contender: member k is drawn with seed k."""
+        nets = []
+        for k in range(self.num_modes):
+            torch.manual_seed(k)
+            nets.append(self.make_net())
+        return nets
+
+    def batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled mini-batches of all epochs, in an order fixed by a seed."""
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(self.epochs):
+            for index in torch.randperm(len(x), generator=generator).split(self.batch_size):
+                yield x[index], y[index]
+
+
+@lru_cache(maxsize=2)
+def data(case: Case) -> tuple[Tensor, Tensor]:
+    """Inputs and int64 labels: noisy prototypes of classes; for the toy two separable clouds."""
+    generator = torch.Generator().manual_seed(0)
+    if case.kind == "toy":
+        y = torch.arange(case.num_examples) % 2
+        centre = 3.0 * y[:, None] - 1.5
+        return centre + 0.4 * torch.randn(case.num_examples, 2, generator=generator), y
+    prototypes = torch.randn(case.num_classes, *case.input_shape, generator=generator)
+    y = torch.randint(case.num_classes, (case.num_examples,), generator=generator)
+    noise = torch.randn(case.num_examples, *case.input_shape, generator=generator)
+    return noise + prototypes[y], y
+
+
+def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean probabilities (B, C), their entropy (B,) and the mutual information (B,), in nats."""
+    log_probs = logits_MBC.log_softmax(-1)
+    probs = log_probs.exp()
+    mean = probs.mean(0)
+    entropy = torch.special.entr(mean).sum(-1)
+    expected_entropy = -(probs * log_probs).sum(-1).mean(0)
+    return mean, entropy, entropy - expected_entropy
+
+
+def flops(case: Case) -> float:
+    """Floating-point operations of a round: one network on one batch, times M and the batches."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if case.kind not in ("train", "predict", "toy", "overhead"):
+        return 0.0
+    x, _ = data(case)
+    x = x[: case.batch_size]
+    net = case.make_net()
+    with FlopCounterMode(display=False) as counter:
+        outputs = net(x)
+        if case.kind != "predict":
+            outputs.sum().backward()
+    examples = case.num_examples * case.epochs * case.num_modes
+    return counter.get_total_flops() * examples / len(x)
+
+
+def _mlp_small() -> nn.Module:
+    return mlp(2, 64, 64, 2)
+
+
+def _mlp_784() -> nn.Module:
+    return mlp(784, 128, 128, 10)
+
+
+def _mlp_20() -> nn.Module:
+    return mlp(20, 16, 3)
+
+
+def _mlp_tiny() -> nn.Module:
+    return mlp(2, 2, 1)
+
+
+_OVERHEAD = dict(
+    make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
+)
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("train_mlp_small", "train", "train 10 MLPs 2-64-64-2, 4 epochs of 6,400 points",
+             _mlp_small, (2,), num_classes=2, num_examples=6400, epochs=4),
+        Case("train_mlp_784", "train", "train 10 MLPs 784-128-128-10, one epoch of 6,000 images",
+             _mlp_784, _GREY),
+        Case("train_lenet", "train", "train 10 LeNets, one epoch of 6,000 images 1x28x28",
+             lenet, _GREY),
+        Case("train_resnet8", "train", "train 4 ResNet-8, one epoch of 1,024 images 3x32x32",
+             resnet8, _COLOUR, num_modes=4, num_examples=1024),
+        Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",
+             _mlp_784, _GREY),
+        Case("predict_lenet", "predict", "predict 6,000 images with 10 LeNets", lenet, _GREY),
+        Case("tiny_networks", "toy", "train 10,000 networks 2-2-1 on 400 points, 10 epochs, SGD",
+             _mlp_tiny, (2,), num_modes=10_000, num_examples=400, epochs=10, batch_size=10, lr=2.0),
+        Case("loop_overhead_1", "overhead", "training loop on one MLP 20-16-3, 100 epochs",
+             num_modes=1, epochs=100, **_OVERHEAD),
+        Case("loop_overhead_10", "overhead", "training loop on 10 MLPs 20-16-3, 25 epochs",
+             num_modes=10, epochs=25, **_OVERHEAD),
+        Case("memory_batched_step_mlp_784", "memory", "4 steps of 10 MLPs 784-128-128-10, batched",
+             _mlp_784, _GREY, num_examples=512),
+        Case("memory_batched_step_lenet", "memory", "4 steps of 10 LeNets, batched",
+             lenet, _GREY, num_examples=512),
+        Case("import_time", "import", "import in a fresh process"),
+    )
+}  # fmt: skip

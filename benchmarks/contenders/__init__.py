@@ -1,0 +1,111 @@
+"""Who contends in which kind of case. Each file of this folder is one contender.
+
+A contender's function takes a `Case` and returns a `Job`; building is not timed, `Job.run` is one
+timed round. A round of training starts from fresh networks and ends with trained ones, so every
+round does the same work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..cases import Case
+
+PEER = "torch_uncertainty"
+MATMUL = "matmul"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round of a contender.
+
+    Args:
+        run: the timed work. Training returns a function from inputs to logits (M, B, C) of the
+            trained members, prediction returns (mean probabilities, entropy, mutual information),
+            others return None.
+        num_steps: optimiser steps, or batches, in a round.
+        scale: by how much times and allocated bytes are multiplied, where only a part of the work
+            is done; resident memory stays as measured.
+    """
+
+    run: Callable[[], Any]
+    num_steps: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Who contends, and what is compared.
+
+    Args:
+        contenders: label -> "file.function"; the others are compared with the first.
+        figure: the figure of a round that is compared.
+        ratio: "speed-up" (first / other), or the name of other / first.
+        check: name of the number that shows whether contenders did the same work.
+    """
+
+    contenders: dict[str, str]
+    figure: str = "wall"
+    ratio: str = "speed-up"
+    check: str = ""
+
+
+KINDS = {
+    "train": Kind(
+        {
+            "plain_loop": "plain_loop.train",
+            "vmap": "vmap.train",
+            "polymode": "polymode_stack.train",
+            "torch_uncertainty joint": f"{PEER}.train_joint",
+            "torch_uncertainty separate": f"{PEER}.train_separate",
+        },
+        check="loss",
+    ),
+    "predict": Kind(
+        {
+            "plain_loop": "plain_loop.predict",
+            "vmap": "vmap.predict",
+            "polymode": "polymode_stack.predict",
+            "torch_uncertainty test": f"{PEER}.test",
+            "torch_uncertainty forward": f"{PEER}.forward",
+        },
+        check="mut.inf.",
+    ),
+    "toy": Kind(
+        {
+            "plain_loop (50, scaled)": "plain_loop.train_toy",
+            "vmap": "vmap.train_toy",
+            "polymode": "polymode_stack.train_toy",
+        },
+        check="solved",
+    ),
+    "overhead": Kind(
+        {"bare grad + fused Adam": "bare.train", "polymode": "polymode_stack.train"},
+        ratio="time ratio",
+        check="loss",
+    ),
+    "memory": Kind(
+        {
+            "members x one network": "plain_loop.train_one",
+            "plain_loop": "plain_loop.train",
+            "vmap": "vmap.train",
+            "polymode batched": "polymode_stack.train_batched",
+        },
+        figure="allocated_mb",
+        ratio="memory ratio",
+    ),
+    "import": Kind(
+        {"import torch": "imports.torch", "import polymode": "imports.polymode"},
+        ratio="time ratio",
+    ),
+}
+
+
+def load(case: Case, label: str) -> Callable[[Case], Job]:
+    """The function that builds the job of the contender called `label` (or of the matmul probe)."""
+    target = "matmul.train" if label == MATMUL else KINDS[case.kind].contenders[label]
+    file, function = target.split(".")
+    return getattr(importlib.import_module(f"{__name__}.{file}"), function)
