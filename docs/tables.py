@@ -1,7 +1,7 @@
 """Write the tables of the README from `results/`: `python -m docs.tables` (or `make docs`).
 
-Numbers shown to people are never typed. A table stands between two comment lines in the README; this
-replaces what is between them. With `--check` nothing is written and a difference is an error.
+Numbers shown to people are never typed. A table stands between two comment lines in the README;
+this replaces what is between them. With `--check` nothing is written and a difference is an error.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ Shapes: `M` modes, `S` samples, `B` batch, `C` classes or outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from polymode.core.data import Arrays, Loader
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
@@ -78,12 +79,12 @@ class Posterior:
             x: an array or tensor, or a loader of (inputs, targets) whose targets are not looked at.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
-        if not isinstance(x, (Loader, torch.utils.data.DataLoader)):
-            x = self._inputs(x)
-            need = x.shape[0] * self.num_modes * self.target_size * self.stack.dtype.itemsize
+        if not isinstance(x, (Loader, DataLoader)):
+            rows = len(x)
+            need = rows * self.num_modes * self.target_size * self.stack.dtype.itemsize
             if need > free_bytes():
                 raise ValueError(
-                    f"predictions for {x.shape[0]:,} inputs × {self.num_modes} samples ×"
+                    f"predictions for {rows:,} inputs × {self.num_modes} samples ×"
                     f" {self.target_size} outputs need {human(need)}; {human(free_bytes())} free."
                     " Use post.stream(x), which yields them in parts"
                 )
@@ -93,25 +94,23 @@ class Posterior:
         """Yield the predictions of `predict` part by part, in bounded memory."""
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"`batch_size` must be an integer of at least 1, got {batch_size!r}")
-        if isinstance(x, (Loader, torch.utils.data.DataLoader)):
+        if isinstance(x, (Loader, DataLoader)):
             loader = x if isinstance(x, Loader) else Loader(x)
-            for inputs, _ in loader.batches(batch_size):
-                yield self._predict(self._inputs(inputs))
-            return
-        x = self._inputs(x)
-        for start in range(0, x.shape[0], batch_size):
-            yield self._predict(x[start : start + batch_size])
+            parts: Iterable[Tensor] = (self._inputs(part) for part, _ in loader.batches(batch_size))
+        else:
+            parts = self._inputs(x).split(batch_size)
+        for part in parts:
+            with torch.no_grad():
+                outputs = self.stack(part)
+            yield predict_from(self.likelihood.components(outputs, self._noise()))
 
-    def _predict(self, x: Tensor) -> Prediction:
-        with torch.no_grad():
-            outputs = self.stack(x)
-            return predict_from(self.likelihood.components(outputs, self.stack.extra))
+    def _noise(self) -> dict[str, Tensor]:
+        """The likelihood's learned parameters, without gradients."""
+        return {name: tensor.detach() for name, tensor in self.stack.extra.items()}
 
     def _inputs(self, x: Any) -> Tensor:
         """Return inputs as the networks take them."""
-        if isinstance(x, Arrays):
-            x = x.x
-        x = torch.as_tensor(x)
+        x = torch.as_tensor(x.x if isinstance(x, Arrays) else x)
         if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
             raise ValueError(
                 f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (B,"
@@ -119,16 +118,17 @@ class Posterior:
             )
         if x.shape[0] == 0:
             raise ValueError("there is nothing to predict: 0 inputs")
-        if x.is_floating_point():
-            x = x.to(self.stack.device, self.stack.dtype)
-            if not torch.isfinite(x).all():
-                rows = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
+        if not x.is_floating_point():
+            return x.to(self.stack.device)
+        x = x.to(self.stack.device, self.stack.dtype)
+        if not torch.isfinite(x.sum()):  # a sum is quick; it may overflow, so look closer
+            rows = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
+            if len(rows):
                 raise ValueError(
                     f"{len(rows):,} of {len(x):,} inputs hold NaN or infinity, the first is row"
                     f" {int(rows[0])}"
                 )
-            return x
-        return x.to(self.stack.device)
+        return x
 
     def sample(self, num_samples: int, *, seed: int = 0) -> Stack:
         """Return `num_samples` networks drawn from the posterior: members, with replacement."""

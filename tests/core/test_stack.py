@@ -315,6 +315,19 @@ def test_the_users_module_is_not_changed(data) -> None:
         assert torch.equal(tensor, before[name])
 
 
+def test_a_factorys_module_is_not_changed_either(data) -> None:
+    module = Tied()
+    before, scale = copy.deepcopy(module.state_dict()), module.scale
+    stack = Stack(lambda: module).train()
+    stack.gradients(loss, *data)
+    with torch.no_grad():
+        stack.params["first.weight"].zero_()
+    assert module.scale is scale
+    assert "scale" not in dict(module.named_buffers())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
 @pytest.mark.parametrize(
     ("networks", "count", "message"),
     [

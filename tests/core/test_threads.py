@@ -1,4 +1,4 @@
-"""Members side by side: one intra-operation thread each, errors raised, gradients as the caller's."""
+"""Members side by side: one intra-operation thread each, errors raised, the caller's grad mode."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from polymode.core.execution import Plan
 from polymode.core.memory import free_bytes, saved_bytes
+from polymode.core.prefix import prefix_of
 from polymode.core.stack import Stack
 from polymode.core.store import replace_file
 
@@ -30,7 +31,7 @@ Run = Callable[[Stack, Tensor, Tensor], Any]
 _known: dict[str, Plan] = {}
 _ROUNDS = 20  # how often candidates are timed again, at most
 _BUDGET = 1.5  # seconds for that, beside the first round
-_NEAR, _NEARER = 1.5, 1.25  # candidates within this factor of the best stay in, at first and later
+_NEAR, _NEARER = 2.0, 1.25  # candidates within this factor of the best stay in, at first and later
 _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
 _MANY = 64  # members to try others on: what is fastest for these is so for more
 _THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
@@ -59,7 +60,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
     return plan
 
 
-def _candidates(stack: Stack, slow: bool) -> list[Plan]:
+def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
     """Return the ways to try, the likeliest first.
 
     On a processor, batching pays where the time goes into starting many small operations, so it is
@@ -71,12 +72,14 @@ def _candidates(stack: Stack, slow: bool) -> list[Plan]:
     if stack.channels_last is not None:
         layouts = (stack.channels_last,)
     several = torch.get_num_threads() > 1 and stack.device.type == "cpu"
-    counts = (1, None) if several and not slow else (None,)
+    counts = (1, None) if several and not slow and not images else (None,)
     plans = []
     if stack.num_modes > 1 and False in layouts and not stack._apart:
         if not (slow and stack.device.type == "cpu"):
             plans += [Plan("batched", num_threads=count) for count in counts]
     if stack.num_modes > 1 and several:
+        if True in layouts and not own and not stack._apart and prefix_of(stack) is not None:
+            plans.append(Plan("threads", channels_last=True, wide=True))
         plans += [Plan("threads", layout) for layout in layouts]
     plans += [Plan("loop", layout, num_threads=count) for count in counts for layout in layouts]
     if stack.execution != "auto":
@@ -103,19 +106,21 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
     count = min(stack.num_modes, torch.get_num_threads() if slow else _MANY)
-    trials = {plan: trial(plan, count) for plan in _candidates(stack, slow)}
+    trials = {plan: trial(plan, count) for plan in _candidates(stack, slow, own)}
     times: dict[Plan, float] = {}
     for plan, work in trials.items():
         best = min(times.values(), default=float("inf"))
         try:
             first = _once(work)
-            times[plan] = first if first > _HOPELESS * best else _once(work)
+            repeats = 2 if first > _SLOW else 4  # short runs are easily disturbed
+            hopeless = first > _HOPELESS * best and first > _SLOW
+            times[plan] = first if hopeless else min(_once(work) for _ in range(repeats))
         except (RuntimeError, ValueError):
             if plan.execution != "batched":  # not every network can be vmapped; all can run alone
                 raise
     start = time.perf_counter()
     for number in range(_ROUNDS):
-        limit = (_NEAR if number == 0 else _NEARER) * min(times.values())
+        limit = (_NEAR if number < 3 else _NEARER) * min(times.values())
         times = {plan: taken for plan, taken in times.items() if taken <= limit}
         if len(times) == 1 or (number and time.perf_counter() - start > _BUDGET):
             break

@@ -62,12 +62,12 @@ def dense_forward(template: nn.Module) -> Forward | None:
     template = copy.deepcopy(
         template
     )  # tracing runs the forward method, which may leave traces of its own
-    before = _plain_state(template)
+    before = plain_state(template)
     try:
         graph = fx.Tracer().trace(template)
     except Exception:  # whatever cannot be traced goes through vmap
         return None
-    if _plain_state(template) != before:
+    if plain_state(template) != before:
         return None
     steps: list[tuple[str, _Step]] = []
     for node in graph.nodes:
@@ -217,7 +217,7 @@ def _batch_norm(path: str, module: nn.BatchNorm1d) -> Callable[[Tensors, Tensor]
     return apply
 
 
-def _plain_state(module: nn.Module) -> dict[str, Any]:
+def plain_state(module: nn.Module) -> dict[str, Any]:
     """What a forward pass might change without torch knowing: attributes that are plain values."""
     return {
         f"{path}.{key}": value

@@ -26,6 +26,7 @@ from torch.func import functional_call, vmap
 from polymode.core.dense import dense_forward
 from polymode.core.modules import channels_to_last
 from polymode.core.noise import MemberNoise, step_seeds, watch
+from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
 from polymode.core.stack import Stack, Tensors
 from polymode.core.threads import for_each_member
 
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     channels_last: bool = False
     chunk_size: int | None = None
     num_threads: int | None = None  # intra-operation threads; None leaves torch's setting
+    wide: bool = False  # the first convolution of all members as one, see `core/prefix.py`
 
 
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
@@ -59,6 +61,9 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
             for part, a, b in _chunks(stack, plan, views=torch.is_grad_enabled())
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+    prefix = _prefix(stack, plan, own, seeds)
+    if prefix is not None and not torch.is_grad_enabled():
+        return wide_outputs(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
     shared = _format(x, plan.channels_last)
 
@@ -129,8 +134,13 @@ def _gradients_each(
     seeds: list[int] | None,
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
-    x = _format(x, plan.channels_last)
     buffers = _grad_buffers(stack)
+    prefix = _prefix(stack, plan, own, seeds)
+    if prefix is not None:
+        for k in range(stack.num_modes):
+            stack.leaf_views(k)
+        return wide_gradients(stack, prefix, loss, x, y, buffers)
+    x = _format(x, plan.channels_last)
     if stack.num_modes == 1:
         value, grads = _member_gradients(
             stack, 0, loss, x[0] if own else x, y[0] if own else y, seeds
@@ -153,6 +163,15 @@ def _gradients_each(
         for k in range(stack.num_modes):
             work(k)
     return torch.stack(losses)
+
+
+def _prefix(stack: Stack, plan: Plan, own: bool, seeds: list[int] | None) -> Prefix | None:
+    """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
+    if not plan.wide or own or seeds is not None:
+        return None
+    if stack.training not in stack._prefixes:
+        stack._prefixes[stack.training] = prefix_of(stack)
+    return stack._prefixes[stack.training]
 
 
 def _member_gradients(

@@ -30,7 +30,7 @@ def members_from(
                 f"{num_modes} members cannot be made of one module: they would be identical. Give a"
                 " factory, e.g. net=lambda: MyNet(), or a list of modules"
             )
-        return [copy.deepcopy(networks)], 1
+        return [networks], 1
     if isinstance(networks, Sequence):
         modules = list(networks)
         if not modules or not all(isinstance(m, nn.Module) for m in modules):
@@ -41,7 +41,7 @@ def members_from(
             raise ValueError(
                 "the list holds the same module twice; members must be different objects"
             )
-        return (copy.deepcopy(module) for module in modules), len(modules)
+        return modules, len(modules)
     if not callable(networks):
         raise ValueError(
             f"a network must be a factory, an nn.Module or a list of modules, got a"
@@ -88,13 +88,26 @@ def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Modul
         yield module
 
 
-def register_plain_tensors(module: nn.Module) -> None:
-    """Make tensors kept as plain attributes buffers, so that they are stacked like the rest."""
-    for sub in module.modules():
-        for name, value in list(vars(sub).items()):
-            if isinstance(value, Tensor):
-                delattr(sub, name)
-                sub.register_buffer(name, value.detach(), persistent=False)
+def with_registered_tensors(module: nn.Module) -> nn.Module:
+    """Return the module, or a copy in which tensors kept as plain attributes are buffers.
+
+    So they are stacked like the rest; the module that was given stays as it is.
+    """
+    plain = [
+        (path, name)
+        for path, sub in module.named_modules()
+        for name, value in vars(sub).items()
+        if isinstance(value, Tensor)
+    ]
+    if not plain:
+        return module
+    module = copy.deepcopy(module)
+    for path, name in plain:
+        sub = module.get_submodule(path)
+        value = vars(sub)[name]
+        delattr(sub, name)
+        sub.register_buffer(name, value.detach(), persistent=False)
+    return module
 
 
 def named_tensors(module: nn.Module) -> Tensors:

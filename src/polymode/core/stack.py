@@ -29,7 +29,7 @@ from polymode.core.modules import (
     members_from,
     named_tensors,
     plain_attributes,
-    register_plain_tensors,
+    with_registered_tensors,
 )
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
@@ -99,7 +99,7 @@ class Stack:
         ] = {}  # members whose plain attributes differ from member 0's
         self._apart_keys: set[str] = set()
         for k, module in enumerate(modules):
-            register_plain_tensors(module)
+            module = with_registered_tensors(module)
             tensors = named_tensors(module)
             if k == 0:
                 first, first_state = tensors, plain_attributes(module)
@@ -119,12 +119,12 @@ class Stack:
                 check_same(first, tensors, k)
                 attributes = differing(first_state, plain_attributes(module))
                 if attributes:
-                    self._apart[k] = module
+                    self._apart[k] = copy.deepcopy(module)
                     self._apart_keys |= attributes
             for name, tensor in tensors.items():
                 stacked[name][k] = tensor.detach()
             if k == 0:
-                self.template = module
+                self.template = copy.deepcopy(module)
         parameters = dict(self.template.named_parameters())
         self.params = {
             n: stacked[n].requires_grad_() for n, p in parameters.items() if p.requires_grad
@@ -138,7 +138,7 @@ class Stack:
     @classmethod
     def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
         """Return a stack to load into: the first member is `network`, the others hold no values."""
-        module = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        module = network if isinstance(network, nn.Module) else network()
         stack = cls(module, **options)
         stack.num_modes = num_modes
         stack.seeds = [fold(options.get("seed", 0), "member", k) for k in range(num_modes)]
@@ -313,6 +313,7 @@ class Stack:
     def _forget_memory(self) -> None:
         """Drop what shares the stacked tensors' memory."""
         self._modules: dict[int, nn.Module] = {}
+        self._prefixes: dict[bool, Any] = {}
         self._leaf_views: dict[int, list[Tensor]] = {}
         self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
 

@@ -1,0 +1,203 @@
+"""The layers before members part: one wide convolution for all members that see the same inputs.
+
+A convolution from one or three channels to a few is far from what a processor can do; M of them
+on the same images are one convolution to M times as many channels. The operations that follow and
+keep channels apart (activations, pooling) are done on the wide result, too. From the first
+operation that mixes channels on, the suffix, members run side by side as in `threads`.
+
+Shapes: `M` members, `B` batch, `O` channels of one member after the convolution.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from polymode.core.dense import plain_state
+from polymode.core.modules import assign, channels_to_last
+from polymode.core.threads import for_each_member
+
+if TYPE_CHECKING:
+    from polymode.core.stack import Stack
+
+_Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
+
+_CHANNELWISE: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity,
+    nn.MaxPool2d, nn.AvgPool2d,
+)  # fmt: skip
+_CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    F.relu, torch.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus,
+    F.avg_pool2d,
+)  # fmt: skip
+
+
+class Prefix:
+    """A network cut in two: what can be done for all members at once, and the rest.
+
+    Attributes:
+        conv: path of the first convolution. steps: what follows it and keeps channels apart.
+        suffix: the rest, a module whose parameters have the names of the whole network's.
+    """
+
+    def __init__(self, conv: str, module: nn.Conv2d, steps: list[Any], suffix: nn.Module) -> None:
+        self.conv, self.module, self.steps, self.suffix = conv, module, steps, suffix
+        self.members: dict[int, nn.Module] = {}
+
+    def __call__(self, stack: Stack, x: Tensor) -> Tensor:
+        """Return what all members' suffixes start from, (B, M O, ...)."""
+        tensors = {**stack.params, **stack.frozen}
+        bias = tensors.get(f"{self.conv}.bias")
+        h = F.conv2d(
+            channels_to_last(x),
+            tensors[f"{self.conv}.weight"].flatten(0, 1),
+            None if bias is None else bias.flatten(),
+            self.module.stride,
+            self.module.padding,
+            self.module.dilation,
+        )
+        for step in self.steps:
+            h = step(h)
+        return h
+
+    def share(self, h: Tensor, k: int) -> Tensor:
+        """Return member k's channels, in memory of their own."""
+        size = self.module.out_channels
+        return channels_to_last(h[:, k * size : (k + 1) * size])
+
+    def member(self, stack: Stack, k: int) -> nn.Module:
+        """Return member k's suffix; it shares the stack's memory."""
+        if k not in self.members:
+            module = copy.deepcopy(self.suffix)
+            whole = stack.module(k)
+            named: dict[str, Tensor] = dict(whole.named_parameters(remove_duplicate=False))
+            named |= dict(whole.named_buffers(remove_duplicate=False))
+            held = [n for n, _ in module.named_parameters(remove_duplicate=False)]
+            held += [n for n, _ in module.named_buffers(remove_duplicate=False)]
+            for name in held:
+                assign(module, name, named[name])
+            self.members[k] = module
+        return self.members[k]
+
+
+def prefix_of(stack: Stack) -> Prefix | None:
+    """Return the stack's network cut in two, for its present mode, or None if it cannot be."""
+    template = copy.deepcopy(stack.template)
+    if any(m._forward_hooks or m._forward_pre_hooks for m in template.modules()):
+        return None
+    before = plain_state(template)
+    try:
+        graph = fx.Tracer().trace(template)
+    except Exception:  # a network that cannot be traced is evaluated whole
+        return None
+    nodes = list(graph.nodes)
+    if plain_state(template) != before or any(node.op == "get_attr" for node in nodes):
+        return None
+    if len(nodes) < 3 or [n.op for n in nodes].count("placeholder") != 1:
+        return None
+    first = nodes[1]
+    if first.op != "call_module" or not _is_only_user(first, nodes[0]):
+        return None
+    path = str(first.target)
+    conv = template.get_submodule(path)
+    if type(conv) is not nn.Conv2d or conv.groups != 1 or conv.padding_mode != "zeros":
+        return None
+    if any(node.target == first.target for node in nodes[2:]):
+        return None
+    if any(len(stack._aliases.get(f"{path}.{n}", [""])) > 1 for n in ("weight", "bias")):
+        return None
+    cut, steps = first, []
+    for node in nodes[2:]:
+        step = _channelwise(node, template) if _is_only_user(node, cut) else None
+        if step is None:
+            break
+        steps.append(step)
+        cut = node
+    return Prefix(path, conv, steps, _suffix(template, graph, nodes, cut))
+
+
+def _is_only_user(node: fx.Node, source: fx.Node) -> bool:
+    return list(source.users) == [node] and node.args[:1] == (source,)
+
+
+def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return an operation that treats every channel alike and by itself, or None."""
+    rest = (*node.args[1:], *node.kwargs.values())
+    if any(isinstance(value, fx.Node) for value in rest):
+        return None
+    if node.op == "call_module":
+        module = template.get_submodule(str(node.target))
+        known = type(module) in _CHANNELWISE and not rest
+        return module if known and not getattr(module, "return_indices", False) else None
+    if node.op == "call_function" and node.target in _CHANNELWISE_FUNCTIONS:
+        function, args, kwargs = node.target, node.args[1:], dict(node.kwargs)
+        return lambda h: function(h, *args, **kwargs)  # type: ignore[operator]
+    return None
+
+
+def _suffix(template: nn.Module, graph: fx.Graph, nodes: list[fx.Node], cut: fx.Node) -> nn.Module:
+    """Return what comes after `cut` as a module of its own."""
+    rest = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {cut: rest.placeholder("h")}
+    for node in nodes[nodes.index(cut) + 1 :]:
+        values[node] = rest.node_copy(node, lambda old: values[old])
+    module = fx.GraphModule(template, rest)
+    module.train(template.training)
+    return module
+
+
+def wide_outputs(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
+    """Return the outputs of all members (M, B, ...), without gradients."""
+    h = prefix(stack, x)
+    results: list[Any] = [None] * stack.num_modes
+    for k in range(stack.num_modes):
+        prefix.member(stack, k)  # built here: building is not for several threads
+
+    def work(k: int) -> None:
+        results[k] = prefix.member(stack, k)(prefix.share(h, k))
+
+    for_each_member(stack.num_modes, work)
+    return torch.stack(results)
+
+
+def wide_gradients(
+    stack: Stack, prefix: Prefix, loss: _Loss, x: Tensor, y: Tensor, buffers: list[list[Tensor]]
+) -> Tensor:
+    """Write members' gradients to their `buffers`, in the order of `leaves()`; return losses (M,).
+
+    Forward through the prefix once; forward and backward through each member's suffix, down to the
+    gradient with respect to its share; backward through the prefix once.
+    """
+    names = [*stack.params, *(f"extra {name}" for name in stack.extra)]
+    early = [n for n in (f"{prefix.conv}.weight", f"{prefix.conv}.bias") if n in stack.params]
+    late = [index for index, name in enumerate(names) if name not in early]
+    h = prefix(stack, x)
+    below = torch.empty_like(h) if early else None
+    losses: list[Any] = [None] * stack.num_modes
+    size = prefix.module.out_channels
+    for k in range(stack.num_modes):
+        prefix.member(stack, k)
+
+    def work(k: int) -> None:
+        share = prefix.share(h.detach(), k).requires_grad_(below is not None)
+        extra = stack.extra_of(k) if stack.extra else {}
+        value = loss(prefix.member(stack, k)(share), y, extra)
+        losses[k] = value.detach()
+        inputs = [stack.leaf_views(k)[index] for index in late] + [share] * (below is not None)
+        grads = list(torch.autograd.grad(value, inputs, materialize_grads=True))
+        if below is not None:
+            below[:, k * size : (k + 1) * size] = grads.pop()
+        torch._foreach_copy_([buffers[k][index] for index in late], grads)
+
+    for_each_member(stack.num_modes, work)
+    if below is not None:
+        leaves = [stack.params[name] for name in early]
+        for leaf, grad in zip(leaves, torch.autograd.grad(h, leaves, below), strict=True):
+            assert leaf.grad is not None
+            leaf.grad.copy_(grad)
+    return torch.stack(losses)
