@@ -2,19 +2,37 @@
 
 Numbers shown to people are never typed. A table stands between two comment lines in the README;
 this replaces what is between them. With `--check` nothing is written and a difference is an error.
+
+`results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
+the lines of the demo's `results.jsonl`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-BENCHMARK = ROOT / "results" / "benchmarks.json"
+BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
+
+PEERS = {
+    "a plain loop": "plain_loop",
+    "`torch.func.vmap`": "vmap",
+    "TorchUncertainty": "torch_uncertainty",
+}
+COLUMNS = {
+    "accuracy ↑": ("test", "accuracy"),
+    "NLL ↓": ("test", "nll"),
+    "Brier ↓": ("test", "brier"),
+    "ECE ↓": ("test", "ece"),
+    "AUROC ↑": ("ood:patches", "auroc_predictive_entropy"),
+}
 
 
 def between(text: str, name: str, table: str) -> str:
@@ -30,41 +48,51 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
 
 
-def readme() -> str:
-    """Return the README as it should be."""
-    text = README.read_text()
-    text = between(text, "speed", speed_table(json.loads(BENCHMARK.read_text())))
-    return between(text, "demo", demo_table(json.loads(DEMO.read_text())))
+def speed_table(report: dict[str, Any]) -> str:
+    """Return wall-clock ratios, median over rounds with their range, and how they were measured."""
+    rows = [["case", *(f"against {peer}" for peer in PEERS)]]
+    for case in report["cases"]:
+        if case["kind"] in ("train", "predict"):
+            rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
+    about = f"{report['cpu']}, {report['cores']} cores, {report['rounds']} rounds, {report['date'][:10]}."
+    return f"{markdown(rows)}\n\n{about} TorchUncertainty: its joint training, its `test` for prediction."
 
 
-def speed_table(results: dict[str, Any]) -> str:
-    """Return wall-clock ratios, median over rounds with their range."""
-    rows = [["case", "against a plain loop", "against `vmap`", "against TorchUncertainty"]]
-    for case in results["cases"]:
-        cells = [_ratio(case["speed_up"].get(name)) for name in ("plain_loop", "vmap", "peer")]
-        rows.append([case["title"], *cells])
-    return markdown(rows)
-
-
-def _ratio(entry: dict[str, float] | None) -> str:
-    if entry is None:
+def _speed_up(case: dict[str, Any], start: str) -> str:
+    """Against the first contender whose name starts so: joint training, or testing."""
+    own = case["contenders"]["polymode"]["rounds"]
+    other = next((c for name, c in case["contenders"].items() if name.startswith(start)), None)
+    if other is None or not other["rounds"]:
         return "n/a"
-    return f"{entry['median']:.2g}× ({entry['low']:.2g}–{entry['high']:.2g})"
+    ratios = [b["wall"] / a["wall"] for a, b in zip(own, other["rounds"], strict=True)]
+    return f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f})"
 
 
-def demo_table(results: dict[str, Any]) -> str:
+def demo_table(cells: list[dict[str, Any]]) -> str:
     """Return the demo's leaderboard, mean ± standard error over seeds."""
-    rows = [["method", *results["columns"]]]
-    for line in results["rows"]:
-        cells = [f"{c['mean']:.3f} ± {c['standard_error']:.3f}" for c in line["cells"]]
-        rows.append([f"`{line['method']}`", *cells])
+    rows = [["method", *COLUMNS]]
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        row = [f"`{method}`"]
+        for dataset, metric in COLUMNS.values():
+            values = [_value(cell, dataset, metric) for cell in cells if cell["method"] == method]
+            error = stdev(values) / math.sqrt(len(values))
+            row.append(f"{mean(values):.3f} ± {error:.3f}")
+        rows.append(row)
     return markdown(rows)
+
+
+def _value(cell: dict[str, Any], dataset: str, metric: str) -> float:
+    return next(
+        row["value"] for row in cell["rows"] if (row["dataset"], row["metric"]) == (dataset, metric)
+    )
 
 
 def main() -> None:
-    new = readme()
+    text = README.read_text()
+    new = between(text, "speed", speed_table(json.loads(BENCHMARKS.read_text())))
+    new = between(new, "demo", demo_table(json.loads(DEMO.read_text())))
     if "--check" in sys.argv:
-        sys.exit(0 if new == README.read_text() else "README.md differs from results/: make docs")
+        sys.exit(0 if new == text else "README.md differs from results/: run `make docs`")
     README.write_text(new)
 
 

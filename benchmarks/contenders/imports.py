@@ -15,8 +15,8 @@ def torch(case: Case) -> Job:
 
 
 def polymode(case: Case) -> Job:
-    """`import polymode`, which brings torch."""
-    return _fresh("import polymode")
+    """`import polymode` with the names of a first session, which are imported when they are used."""
+    return _fresh("import polymode as pm; pm.fit, pm.task, pm.nets, pm.load, pm.Prediction")
 
 
 def _fresh(statement: str) -> Job:

@@ -11,6 +11,7 @@ Shapes: `M` members, `B` batch, `O` channels of one member after the convolution
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ _CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
+_PIECE = 2**24  # bytes of the wide result at a time: larger ones leave the caches and the heap
+
+
 class Prefix:
     """A network cut in two: what can be done for all members at once, and the rest.
 
@@ -52,18 +56,19 @@ class Prefix:
     def __call__(self, stack: Stack, x: Tensor) -> Tensor:
         """Return what all members' suffixes start from, (B, M O, ...)."""
         tensors = {**stack.params, **stack.frozen}
+        weight = tensors[f"{self.conv}.weight"].flatten(0, 1)
         bias = tensors.get(f"{self.conv}.bias")
-        h = F.conv2d(
-            channels_to_last(x),
-            tensors[f"{self.conv}.weight"].flatten(0, 1),
-            None if bias is None else bias.flatten(),
-            self.module.stride,
-            self.module.padding,
-            self.module.dilation,
-        )
-        for step in self.steps:
-            h = step(h)
-        return h
+        bias = None if bias is None else bias.flatten()
+        conv = self.module
+        row_bytes = len(weight) * x[0, 0].numel() * x.element_size()
+        parts = []
+        for part in x.chunk(math.ceil(len(x) * row_bytes / _PIECE)):
+            h = channels_to_last(part)
+            h = F.conv2d(h, weight, bias, conv.stride, conv.padding, conv.dilation)
+            for step in self.steps:
+                h = step(h)
+            parts.append(h)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def share(self, h: Tensor, k: int) -> Tensor:
         """Return member k's channels, in memory of their own."""
