@@ -54,8 +54,11 @@ def speed_table(report: dict[str, Any]) -> str:
     for case in report["cases"]:
         if case["kind"] in ("train", "predict"):
             rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
-    about = f"{report['cpu']}, {report['cores']} cores, {report['rounds']} rounds, {report['date'][:10]}."
-    return f"{markdown(rows)}\n\n{about} TorchUncertainty: its joint training, its `test` for prediction."
+    machine = f"{report['cpu']}, {report['cores']} cores, {report['rounds']} rounds"
+    about = (
+        f"{machine}, {report['date'][:10]}. TorchUncertainty: joint training; `test` to predict."
+    )
+    return f"{markdown(rows)}\n\n{about}"
 
 
 def _speed_up(case: dict[str, Any], start: str) -> str:

@@ -15,7 +15,7 @@ def torch(case: Case) -> Job:
 
 
 def polymode(case: Case) -> Job:
-    """`import polymode` with the names of a first session, which are imported when they are used."""
+    """`import polymode` with the names of a first session, which are imported when used."""
     return _fresh("import polymode as pm; pm.fit, pm.task, pm.nets, pm.load, pm.Prediction")
 
 
