@@ -1,8 +1,8 @@
 """Draw the README's picture: `python -m docs.picture`.
 
 Ten networks on two moons. Left: the entropy of their prediction. Middle: the mean of their
-entropies, which is high where the classes meet. Right: the difference, their mutual information,
-which is high where there are no data. One colour scale for all three.
+entropies, which is high where the classes meet. Right: the difference, their mutual information:
+away from the data the members no longer agree where the border runs. One colour scale for all.
 """
 
 from __future__ import annotations

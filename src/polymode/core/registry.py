@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +21,8 @@ def suggest(name: str, options: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
-class Entry(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Entry(Generic[T]):
     """One registered thing with what is said of it in lists and reports."""
 
     name: str

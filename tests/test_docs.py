@@ -1,0 +1,50 @@
+"""Numbers in the README are those of `results/`; code in the docs runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_readme_tables_are_made_from_results() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "docs.tables", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http") and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert not broken
+
+
+QUICKSTART = """
+import torch
+from torch import nn
+x_train, y_train = torch.randn(40, 4), torch.arange(40) % 10
+x_test, y_test, x, y, x_new = x_train, y_train, x_train, x_train[:, :1], x_train
+my_loader = [(x_train, y_train)]
+MyNet = lambda width=8: nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+
+
+def test_the_quickstarts_code_runs(tmp_path, monkeypatch) -> None:
+    """Every block but the one with ellipses, in order, with few epochs and small data."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(QUICKSTART, names)
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        if "pm.fit(...," in block:
+            continue
+        block = re.sub(r"epochs=\d+", "epochs=1", block)
+        exec(block.replace("task=curve)", "task=curve, epochs=1)"), names)
+    assert names["info"].loss.shape == (10,)
