@@ -1,16 +1,43 @@
-"""Settings of every test: no cache of the user's is read or written."""
+"""Settings of every test, and small results with kept predictions for figures and reports.
+
+No cache of the user's is read or written.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-import torch
+
+import polymode as pm
+from polymode.metrics import compare, evaluate
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYMODE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
-@pytest.fixture
-def float64() -> torch.dtype:
-    return torch.float64
+@pytest.fixture(scope="session")
+def digits_results():
+    task = pm.task("digits")
+    options = {"epochs": 2, "progress": "silent", "net": pm.nets.mlp, "task": task}
+    return [
+        evaluate(pm.fit(name, seed=seed, **options, **more), task)
+        for seed in (0, 1)
+        for name, more in (("map", {}), ("deep_ensemble", {"num_modes": 2}))
+    ]
+
+
+@pytest.fixture(scope="session")
+def digits_board(digits_results):
+    return compare(digits_results)
+
+
+@pytest.fixture(scope="session")
+def gap_results():
+    task = pm.task("gap_regression")
+    options = {"epochs": 5, "progress": "silent", "net": pm.nets.mlp, "task": task}
+    return evaluate(pm.fit("deep_ensemble", num_modes=3, **options), task)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from polymode.core.rng import generator
+from polymode.core.rng import generator, global_stream
 
 Pair = tuple[Tensor, Tensor]
 
@@ -152,7 +151,8 @@ class Loader:
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
-        with _set_stream(getattr(self.loader, "generator", None), seed):
+        own = getattr(self.loader, "generator", None)
+        with global_stream(seed, *([own] if isinstance(own, torch.Generator) else [])):
             for number, batch in enumerate(self.loader):
                 if number >= start:
                     yield self._ready(batch)
@@ -188,7 +188,7 @@ class Examples(Loader):
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         order = torch.randperm(len(self), generator=generator(seed)).tolist()
-        with _set_stream(None, seed):  # for transforms that draw
+        with global_stream(seed):  # for transforms that draw
             yield from self._over(order, batch_size, start)
 
     def _over(self, order: list[int], batch_size: int, start: int) -> Iterator[Pair]:
@@ -196,22 +196,6 @@ class Examples(Loader):
         for number, batch in enumerate(DataLoader(self.dataset, batch_sampler=rows)):
             if number >= start:
                 yield self._ready(batch)
-
-
-@contextmanager
-def _set_stream(own: Any, seed: int) -> Iterator[None]:
-    """Start torch's global stream, and a loader's own, at `seed`; put both back after."""
-    streams = [torch.default_generator]
-    if isinstance(own, torch.Generator):
-        streams.append(own)
-    before = [stream.get_state() for stream in streams]
-    for stream in streams:
-        stream.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for stream, state in zip(streams, before, strict=True):
-            stream.set_state(state)
 
 
 Data = Arrays | Loader

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from polymode.core.rng import fold
+from polymode.core.rng import fold, global_stream
 
 Tensors = dict[str, Tensor]
 MakeNet = Callable[[], nn.Module]
@@ -51,22 +49,6 @@ def members_from(
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"`num_modes` must be an integer of at least 1, got {count!r}")
     return _from_factory(networks, count, seed), count
-
-
-@contextmanager
-def global_stream(seed: int) -> Iterator[None]:
-    """Start torch's global CPU stream at `seed`, and put it back after.
-
-    `torch.manual_seed` would also note the call for every kind of accelerator, which takes longer
-    than to build a small network.
-    """
-    stream = torch.default_generator
-    before = stream.get_state()
-    stream.manual_seed(seed)
-    try:
-        yield
-    finally:
-        stream.set_state(before)
 
 
 def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:

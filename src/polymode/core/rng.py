@@ -8,6 +8,8 @@ that resumes at step 1,000 needs no saved generator state.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -28,8 +30,19 @@ def generator(seed: int, *path: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(fold(seed, *path))
 
 
-def member_seeds(seed: int, num_modes: int, *path: int | str) -> torch.Tensor:
-    """Return one stream seed a member, int64 of shape (M,); the first k do not depend on M."""
-    return torch.tensor(
-        [fold(seed, *path, member) for member in range(num_modes)], dtype=torch.int64
-    )
+@contextmanager
+def global_stream(seed: int, *others: torch.Generator) -> Iterator[None]:
+    """Start torch's global CPU stream, and `others`, at `seed`; put them back after.
+
+    `torch.manual_seed` would also note the call for every kind of accelerator, which takes longer
+    than to build a small network.
+    """
+    streams = [torch.default_generator, *others]
+    before = [stream.get_state() for stream in streams]
+    for stream in streams:
+        stream.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for stream, state in zip(streams, before, strict=True):
+            stream.set_state(state)
