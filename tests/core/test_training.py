@@ -95,6 +95,37 @@ def test_torch_schedulers_step_by_epoch_or_step(unit, expected) -> None:
     assert run.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_the_short_way_of_adam_is_torchs(kind) -> None:
+    """Also when a scheduler moves rate and betas, and when a hook wants to see every step."""
+    calls = []
+
+    def cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+
+    def hooked(leaves):
+        optimizer = kind(leaves, lr=0.01, fused=True)
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        return optimizer
+
+    def short(leaves):
+        return kind(leaves, lr=0.01, fused=True)
+
+    ends = []
+    for make in (short, hooked):
+        made = stack()
+        training = Training(optimizer=make, schedule=cycle, schedule_unit="step")
+        run = Optimization(training, made.leaves(), 5, 15)
+        for number in range(15):
+            for leaf in made.leaves():
+                leaf.grad = leaf.detach() * (number + 1) - 0.3
+            run.update(number)
+        ends.append([leaf.detach().clone() for leaf in made.leaves()])
+    assert len(calls) == 15
+    for mine, theirs in zip(*ends, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_optimisers_that_couple_members_are_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS mixes the entries"):
         Optimization(Training(optimizer=torch.optim.LBFGS), stack().leaves(), 1, 1)

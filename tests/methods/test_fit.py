@@ -403,6 +403,18 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, word) -> None:
         pm.fit("map", **(options | change))
 
 
+def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
+    """The data are the same, so only the likelihood itself can tell."""
+    for noise in (0.1, 0.2):
+        lines = pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=noise))
+        options = {"net": lambda: nn.Linear(1, 1), "task": lines, "checkpoint": tmp_path} | QUICK
+        if noise == 0.1:
+            pm.fit("map", **options)
+        else:
+            with pytest.raises(FileProblem, match="likelihood differ"):
+                pm.fit("map", **options)
+
+
 def test_numpy_inputs_predict() -> None:
     post = pm.fit("map", net=net, task=task(), **QUICK)
     assert torch.equal(post.predict(X.numpy().astype(np.float64)).mean, post.predict(X).mean)

@@ -236,14 +236,16 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | N
     group = groups[0]
     if group["amsgrad"] or group["differentiable"] or group["capturable"]:
         return None
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None
     leaves = group["params"]
     state = [optimizer.state[leaf] for leaf in leaves]
     means = [entry["exp_avg"] for entry in state]
     squares = [entry["exp_avg_sq"] for entry in state]
     counts = [entry["step"] for entry in state]
-    beta1, beta2 = group["betas"]
 
     def step() -> None:
+        beta1, beta2 = group["betas"]  # schedulers change them, as they do the rate
         with torch.no_grad():
             torch._foreach_add_(counts, 1)
             update(

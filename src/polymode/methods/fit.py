@@ -13,6 +13,7 @@ from torch import nn
 
 from polymode.core.data import Data
 from polymode.core.events import Observer, progress_observer
+from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
@@ -83,7 +84,7 @@ def fit(
     state = core.init(config, problem, stack)
     kept = None
     if checkpoint is not None:
-        identity = _identity(name, config, seed, data, stack)
+        identity = _identity(name, config, seed, data, stack, task.likelihood)
         kept = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
     state = run(
         partial(core.step, config, problem),
@@ -162,13 +163,16 @@ def _stack(
     return Stack(networks, wanted, seed=seed, execution=execution, dtype=dtype, device=device)
 
 
-def _identity(name: str, config: Any, seed: int, data: Data, stack: Stack) -> dict[str, Any]:
+def _identity(
+    name: str, config: Any, seed: int, data: Data, stack: Stack, likelihood: Likelihood
+) -> dict[str, Any]:
     """Return what two runs must have in common for one to continue the other."""
     return {
         "method": name,
         "options": json_safe(dataclasses.asdict(config)),
         "seed": seed,
         "data": data.fingerprint(),
+        "likelihood": likelihood.to_config(),
         "network": {key: list(t.shape) for key, t in stack.tensors().items()},
         "dtype": str(stack.dtype),
     }
