@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import polymode as pm
 from polymode.core.likelihoods import Gaussian
+from polymode.core.scaling import Scaling
 from polymode.core.store import FileProblem
 
 X = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -104,6 +106,30 @@ def test_learned_noise_is_saved(tmp_path) -> None:
     post.save(tmp_path)
     loaded = pm.load(tmp_path, net=pm.nets.mlp)
     assert torch.equal(loaded.predict(X.flatten(1)).variance, post.predict(X.flatten(1)).variance)
+
+
+def test_predictions_are_in_the_units_of_the_targets(tmp_path) -> None:
+    """Training sees standardised targets, users do not; exact for the linear model, saved too."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    y = 5000 + 300 * x
+    task = pm.Task(
+        train=(x, y),
+        test=(x, y),
+        likelihood=Gaussian(noise=0.01),
+        target_scaling=Scaling.of(y),
+        target_unit="kg",
+    )
+    options = {"epochs": 200, "lr": 0.05, "batch_size": 60, "prior_precision": 1e-9}
+    net = partial(pm.nets.mlp, hidden=())
+    post = pm.fit("map", net=net, task=task, progress="silent", **options)
+    prediction = post.predict(task.test)
+    torch.testing.assert_close(prediction.mean, y, rtol=1e-3, atol=0)
+    scale = Scaling.of(y).scale.item()
+    torch.testing.assert_close(prediction.std, torch.full_like(y, 0.01 * scale))
+    post.save(tmp_path)
+    again = pm.load(tmp_path, net=net).predict(x)
+    assert torch.equal(again.mean, prediction.mean) and torch.equal(again.std, prediction.std)
+    assert pm.evaluate(post, task)["test", "rmse"].value < 5
 
 
 def test_saving_again_replaces_and_leaves_no_litter(post, folder) -> None:

@@ -22,10 +22,11 @@ from polymode.core.data import Arrays, Loader
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import generator
+from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_json, read_tensors, write_json, write_tensors
 from polymode.nets.network import networks_for
-from polymode.prediction import Prediction, predict_from
+from polymode.prediction import MixturePrediction, Prediction, predict_from
 
 SCHEMA = 1
 _MANIFEST = "posterior.json"
@@ -39,6 +40,8 @@ class Posterior:
         stack: the networks. likelihood: how targets depend on their outputs.
         method, config, seed: how it was made. input_shape: shape of one example.
         target_size: number of classes or of regression targets.
+        target_scaling: how regression targets were scaled for training, or None; predictions are
+            in the units of the targets.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class Posterior:
         seed: int,
         input_shape: tuple[int, ...],
         target_size: int,
+        target_scaling: Scaling | None = None,
     ) -> None:
         self.stack = stack.eval()
         self.likelihood = likelihood
         self.method, self.config, self.seed = method, config, seed
         self.input_shape, self.target_size = tuple(input_shape), target_size
+        self.target_scaling = target_scaling
 
     def __repr__(self) -> str:
         return (
@@ -76,7 +81,8 @@ class Posterior:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
         Args:
-            x: an array or tensor, or a loader of (inputs, targets) whose targets are not looked at.
+            x: an array or tensor, or data (`task.test`) or a loader of (inputs, targets) whose
+                targets are not looked at.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         if not isinstance(x, (Loader, DataLoader)):
@@ -94,15 +100,21 @@ class Posterior:
         """Yield the predictions of `predict` part by part, in bounded memory."""
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"`batch_size` must be an integer of at least 1, got {batch_size!r}")
-        if isinstance(x, (Loader, DataLoader)):
-            loader = x if isinstance(x, Loader) else Loader(x)
-            parts: Iterable[Tensor] = (self._inputs(part) for part, _ in loader.batches(batch_size))
+        if isinstance(x, (Arrays, Loader, DataLoader)):
+            data = Loader(x) if isinstance(x, DataLoader) else x
+            parts: Iterable[Tensor] = (self._inputs(part) for part, _ in data.batches(batch_size))
         else:
             parts = self._inputs(x).split(batch_size)
         for part in parts:
             with torch.no_grad():
                 outputs = self.stack(part)
-            yield predict_from(self.likelihood.components(outputs, self._noise()))
+            prediction = predict_from(self.likelihood.components(outputs, self._noise()))
+            if self.target_scaling is not None:
+                assert isinstance(prediction, MixturePrediction)
+                prediction = prediction.rescale(
+                    self.target_scaling.shift, self.target_scaling.scale
+                )
+            yield prediction
 
     def _noise(self) -> dict[str, Tensor]:
         """The likelihood's learned parameters, without gradients."""
@@ -110,7 +122,7 @@ class Posterior:
 
     def _inputs(self, x: Any) -> Tensor:
         """Return inputs as the networks take them."""
-        x = torch.as_tensor(x.x if isinstance(x, Arrays) else x)
+        x = torch.as_tensor(x)
         if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
             raise ValueError(
                 f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (B,"
@@ -157,6 +169,7 @@ class Posterior:
             "likelihood": self.likelihood.to_config(),
             "input_shape": list(self.input_shape),
             "target_size": self.target_size,
+            "target_scaling": self.target_scaling and self.target_scaling.to_dict(),
             "num_modes": self.num_modes,
             "dtype": str(self.stack.dtype).removeprefix("torch."),
             "channels_last": self.stack.channels_last,
@@ -191,6 +204,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
     likelihood = likelihood_from_config(manifest["likelihood"])
     input_shape = tuple(manifest["input_shape"])
     size = manifest["target_size"]
+    scaling = manifest["target_scaling"]
     num_modes = manifest["num_modes"]
     network = networks_for(net, input_shape, likelihood.num_outputs(size))
     dtype = getattr(torch, manifest["dtype"])
@@ -220,6 +234,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         seed=manifest["seed"],
         input_shape=input_shape,
         target_size=size,
+        target_scaling=scaling and Scaling.from_dict(scaling),
     )
 
 

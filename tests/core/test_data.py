@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from polymode.core.data import Arrays, Examples, Loader, as_data, spans
+from polymode.core.data import Arrays, Examples, Loader, Pixels, as_data, spans
+from polymode.core.scaling import Scaling
 
 X, Y = torch.arange(11.0)[:, None], torch.arange(11)
 
@@ -31,7 +32,14 @@ def test_spans_cover_everything_once(num_examples, batch_size) -> None:
     assert batch_size == 1 or num_examples == 1 or min(sizes) > 1
 
 
+BYTES = torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1)
+IMAGES = torch.arange(11 * 12, dtype=torch.uint8).view(11, 3, 2, 2)
+COLOURS = Scaling(
+    torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 1, 2]).view(3, 1, 1)
+)
+
 SOURCES = {
+    "pixels": lambda: Pixels(BYTES, Y, Scaling(0.0, 1 / 255)),
     "arrays": lambda: as_data((X, Y)),
     "examples": lambda: as_data(Squares()),
     "loader": lambda: as_data(DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True)),
@@ -148,3 +156,46 @@ def test_fingerprint_sees_values_types_and_shapes() -> None:
     }
     assert len(prints) == 5
     assert Arrays(X.clone(), Y).fingerprint() in prints
+
+
+def test_pixels_give_what_scaled_floats_give() -> None:
+    """The same batches as arrays of (p / 255 - shift) / scale, in every order, type and form."""
+    floats = Arrays(COLOURS(IMAGES.double() / 255), Y)
+    pixels = Pixels(IMAGES, Y, COLOURS).to(torch.float64, "cpu")
+    torch.testing.assert_close(pixels.x, floats.x, atol=1e-14, rtol=1e-14)
+    for make in (
+        lambda data: data.batches(4),
+        lambda data: data.epoch(4, 7, 1),
+        lambda data: data.epoch_each(4, [1, 2]),
+    ):
+        for (x, y), (p, q) in zip(make(floats), make(pixels), strict=True):
+            torch.testing.assert_close(p, x, atol=1e-14, rtol=1e-14)
+            assert torch.equal(q, y)
+    assert pixels.pixels.dtype == torch.uint8
+    assert Pixels(IMAGES, Y, COLOURS).head(2)[0].dtype == torch.float32
+    assert torch.equal(pixels.with_targets(Y + 1).y, Y + 1)
+    assert torch.equal(pixels.with_targets(Y + 1).x, pixels.x)
+
+
+def test_pixels_of_other_scaling_have_another_fingerprint() -> None:
+    mine = Pixels(IMAGES, Y, COLOURS)
+    assert mine.fingerprint() == Pixels(IMAGES.clone(), Y, COLOURS).fingerprint()
+    assert (
+        mine.fingerprint()
+        != Pixels(IMAGES, Y, Scaling(COLOURS.shift, COLOURS.scale * 2)).fingerprint()
+    )
+
+
+@pytest.mark.parametrize("images", [IMAGES.float(), IMAGES[:, 0]])
+def test_pixels_takes_bytes_of_images_only(images) -> None:
+    with pytest.raises(ValueError, match=r"images \(N, C, H, W\) of type uint8, got"):
+        Pixels(images, Y, COLOURS)
+
+
+@pytest.mark.parametrize("source", ["arrays", "loader"])
+def test_targets_are_scaled_where_they_come_out(source) -> None:
+    data = as_data((X, X)) if source == "arrays" else as_data(DataLoader(TensorDataset(X, X), 3))
+    scaled = data.scale_targets(Scaling(torch.tensor([2.0]), torch.tensor([4.0])))
+    got = torch.cat([y for _, y in scaled.batches(3)])
+    torch.testing.assert_close(got, (X - 2) / 4)
+    torch.testing.assert_close(torch.cat([y for _, y in data.batches(3)]), X)

@@ -179,11 +179,14 @@ def test_functional_core_equals_fit() -> None:
 
 
 def test_own_data_order_makes_members_differ_by_it_alone() -> None:
+    """Equal starts and orders agree up to rounding, which depends on a member's place in memory."""
+    torch.manual_seed(0)
     start = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     for order, equal in (("shared", True), ("own", False)):
         members = [copy.deepcopy(start) for _ in range(2)]
         post = pm.fit("deep_ensemble", net=members, task=task(), data_order=order, **QUICK)
-        assert torch.equal(*post.stack.params["0.weight"]) is equal
+        first, second = post.stack.params["0.weight"]
+        assert torch.allclose(first, second, rtol=1e-5, atol=1e-6) is equal
 
 
 def test_augmentation_is_seeded_and_seen() -> None:

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from polymode.core.data import Arrays, Loader
+from polymode.core.data import Arrays, Loader, Pixels
 from polymode.core.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from polymode.core.scaling import Scaling
 from polymode.tasks import Task, check_batch
 
 NAN, INF = float("nan"), float("inf")
@@ -116,7 +117,7 @@ def test_repr_is_short_and_says_what_matters():
     shift = {severity: (images(5), labels(5)) for severity in (1, 2)}
     task = classes(name="mine", ood={"far": images(1234)}, shifts={"noise": shift})
     assert repr(task) == (
-        "Task('mine': train 12; inputs (1, 4, 4); Categorical(), num_outputs 3; OOD far 1,234;"
+        "Task('mine': train 12; inputs (1, 4, 4); Categorical(), num_outputs 3; OOD far (far);"
         " shifts noise 1-2)"
     )
     assert "train by loader" in repr(classes(train=DataLoader(Pairs(images(), labels()))))
@@ -347,3 +348,67 @@ def test_check_batch_returns_canonical_targets():
 def test_check_batch_refuses(x, y, message):
     with pytest.raises(ValueError, match=message):
         check_batch(Categorical(), 3, (2,), x, y)
+
+
+def test_shifts_and_ood_sets_are_made_when_they_are_looked_at():
+    calls = []
+
+    def make(what, source):
+        calls.append(what)
+        return source
+
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
+    mine = Task(
+        train=(x, y),
+        test=(x, y),
+        likelihood="categorical",
+        ood={"away": lambda: make("away", x + 9), "close": x + 1},
+        near_ood=["close"],
+        shifts={"noise": {2: lambda: make("noise", (x, y)), 1: lambda: make("mild", (x, y + 5))}},
+    )
+    repr(mine)
+    assert calls == [] and list(mine.shifts["noise"]) == [1, 2] and mine.near_ood == ("close",)
+    assert torch.equal(mine.ood["away"], x + 9) and torch.equal(mine.shifts["noise"][2].x, x)
+    assert calls == ["away", "noise"]
+    with pytest.raises(ValueError, match="shift 'noise' severity 1"):
+        mine.shifts["noise"][1]
+
+
+def test_images_as_bytes_stay_bytes():
+    images = torch.randint(256, (6, 1, 4, 4), dtype=torch.uint8)
+    y, scaling = torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32), Scaling(0.5, 0.5)
+    mine = Task(
+        train=Pixels(images, y, scaling),
+        test=Pixels(images[:3], y[:3], scaling),
+        ood={"other": Pixels(images, y + 50, scaling)},
+        likelihood="categorical",
+        class_names=["a", "b", "c"],
+    )
+    assert isinstance(mine.train, Pixels) and mine.train.pixels is images
+    assert mine.train.y.dtype == torch.int64 and mine.input_shape == (1, 4, 4)
+    assert isinstance(mine.test, Pixels) and isinstance(mine.ood["other"], Pixels)
+    with pytest.raises(ValueError, match="test"):
+        Task(train=mine.train, test=Pixels(images[..., :2], y, scaling), likelihood="categorical")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"near_ood": ["clsoe"], "ood": {"close": torch.ones(2, 2)}}, "Did you mean 'close'"),
+        ({"near_ood": "close"}, "must be a sequence of names"),
+        ({"class_names": ["a"]}, "1 `class_names` for 2 classes"),
+        ({"target_scaling": Scaling(0.0, 1.0)}, "class labels have no scale"),
+    ],
+)
+def test_bad_descriptions(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Task(train=(torch.ones(2, 2), [0, 1]), likelihood="categorical", **changes)
+
+
+def test_target_scaling_has_one_number_a_target():
+    with pytest.raises(ValueError, match=r"has shape \(3,\); the targets have 2 dimension"):
+        Task(
+            train=(torch.ones(4, 2), torch.ones(4, 2)),
+            likelihood=Gaussian(noise=1.0),
+            target_scaling=Scaling(torch.zeros(3), torch.ones(3)),
+        )

@@ -1,9 +1,8 @@
-"""Where batches come from: tensors in memory, or a loader of the user's own.
+"""Where batches come from: tensors in memory, images as bytes, or a loader of the user's own.
 
-Both give the same: `epoch(...)` yields the shuffled batches of one pass as a pure function of a
-    seed, so that a run can
-resume in the middle of an epoch; `batches(...)` yields them in order. `B` batch, `M` modes, `N`
-examples.
+All give the same: `epoch(...)` yields the shuffled batches of one pass as a pure function of a
+seed, so that a run can resume in the middle of an epoch; `batches(...)` yields them in order.
+`B` batch, `C` channels, `M` modes, `N` examples.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from polymode.core.rng import generator, global_stream
+from polymode.core.scaling import Scaling
 
 Pair = tuple[Tensor, Tensor]
 
@@ -49,51 +49,122 @@ class Arrays:
             raise ValueError(f"inputs and targets differ in length: {len(x):,} and {len(y):,}")
         if len(x) == 0:
             raise ValueError("the data set is empty: 0 examples")
-        self.x, self.y = x, y
+        self._stored, self.y = x, y
+
+    @property
+    def x(self) -> Tensor:
+        """All inputs (N, ...) as a network takes them."""
+        return self._inputs(self._stored)
+
+    def _inputs(self, rows: Tensor) -> Tensor:
+        """Return rows of what is stored as a network takes them."""
+        return rows
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self._stored)
+
+    def with_targets(self, y: Tensor) -> Arrays:
+        """Return the same inputs with other targets."""
+        changed = copy.copy(self)
+        Arrays.__init__(changed, self._stored, y)
+        return changed
+
+    def scale_targets(self, scaling: Scaling) -> Arrays:
+        """Return the same inputs with scaling(y) as targets."""
+        return self.with_targets(scaling(self.y))
+
+    def head(self, num: int) -> Pair:
+        """Return the first `num` examples."""
+        return self._inputs(self._stored[:num]), self.y[:num]
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Arrays:
         """Return the data on `device`, floating-point tensors as `dtype`; integers stay so."""
-        return Arrays(_cast(self.x, dtype, device), _cast(self.y, dtype, device))
+        return Arrays(_cast(self._stored, dtype, device), _cast(self.y, dtype, device))
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
 
     def batches(self, batch_size: int) -> Iterator[Pair]:
-        """Yield (x, y) in order, views of the data."""
+        """Yield (x, y) in order; views of the data where it is stored as it is used."""
         for start, stop in spans(len(self), batch_size):
-            yield self.x[start:stop], self.y[start:stop]
+            yield self._inputs(self._stored[start:stop]), self.y[start:stop]
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the batches of one shuffled pass, from batch number `start` on."""
-        order = torch.randperm(len(self), generator=generator(seed)).to(self.x.device)
+        stored, targets = self._stored, self.y
+        order = torch.randperm(len(self), generator=generator(seed)).to(stored.device)
         todo = spans(len(self), batch_size)[start:]
-        if self.x.element_size() * self.x.nelement() < _PERMUTE_WHOLE_BELOW:
-            x, y = self.x[order], self.y[order]
+        if stored.element_size() * stored.nelement() < _PERMUTE_WHOLE_BELOW:
+            x, y = stored[order], targets[order]
             for i, j in todo:
-                yield x[i:j], y[i:j]
+                yield self._inputs(x[i:j]), y[i:j]
         else:
             for i, j in todo:
-                yield self.x[order[i:j]], self.y[order[i:j]]
+                yield self._inputs(stored[order[i:j]]), targets[order[i:j]]
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
         """Yield batches (M, B, ...) in which every member has its own order, one seed a member."""
         orders = torch.stack([torch.randperm(len(self), generator=generator(s)) for s in seeds])
-        orders = orders.to(self.x.device)
+        orders = orders.to(self._stored.device)
         for i, j in spans(len(self), batch_size)[start:]:
             rows = orders[:, i:j]
-            yield self.x[rows], self.y[rows]
+            yield self._inputs(self._stored[rows]), self.y[rows]
 
     def fingerprint(self) -> str:
         """Return a hash of shapes, types and values."""
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in (self.x, self.y):
-            digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return _digest(self._stored, self.y)
+
+
+class Pixels(Arrays):
+    """Images kept as bytes, a quarter of the memory, and scaled batch by batch.
+
+    Args:
+        pixels: (N, C, H, W) uint8.
+        y: targets (N, ...).
+        scaling: of pixels in [0, 1]; the inputs are scaling(pixels / 255).
+
+    >>> from polymode.core.scaling import Scaling
+    >>> grey = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    >>> Pixels(grey, torch.tensor([0, 1]), Scaling(0.5, 0.25)).x.flatten().tolist()
+    [-2.0, 2.0]
+    """
+
+    def __init__(self, pixels: Tensor, y: Tensor, scaling: Scaling) -> None:
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+            raise ValueError(
+                f"Pixels takes images (N, C, H, W) of type uint8, got {tuple(pixels.shape)} of"
+                f" type {pixels.dtype}"
+            )
+        super().__init__(pixels, y)
+        self.scaling = scaling
+        self._dtype = torch.get_default_dtype()
+        self._prepare()
+
+    @property
+    def pixels(self) -> Tensor:
+        """The images as they are stored, (N, C, H, W) uint8."""
+        return self._stored
+
+    def _prepare(self) -> None:
+        """Work out (p / 255 - shift) / scale = p factor + offset for this type and device."""
+        shift, scale = self.scaling.shift.double(), self.scaling.scale.double()
+        device, dtype = self._stored.device, self._dtype
+        self._factor = (1 / (255 * scale)).to(device, dtype)
+        self._offset = (-shift / scale).to(device, dtype)
+
+    def _inputs(self, rows: Tensor) -> Tensor:
+        return rows.to(self._dtype).mul_(self._factor).add_(self._offset)
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> Pixels:
+        """Return the data with its bytes on `device` and batches of type `dtype`."""
+        moved = Pixels(self._stored.to(device), _cast(self.y, dtype, device), self.scaling)
+        moved._dtype = dtype
+        moved._prepare()
+        return moved
+
+    def fingerprint(self) -> str:
+        """Return a hash of shapes, types and values, the scaling included."""
+        return _digest(self._stored, self.y, self.scaling.shift, self.scaling.scale)
 
 
 class Loader:
@@ -101,8 +172,7 @@ class Loader:
 
     The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of
     the seed: the loader's generator, or torch's global one where it has none, is set at the start
-        of
-    every shuffled pass and put back after.
+    of every shuffled pass and put back after.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -113,6 +183,7 @@ class Loader:
             )
         self.loader = loader
         self._check: Callable[[Tensor, Tensor], Pair] | None = None
+        self._scaling: Scaling | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | str = "cpu"
         self._num_examples: int | None = None
@@ -138,6 +209,12 @@ class Loader:
         checked = copy.copy(self)
         checked._check = check
         return checked
+
+    def scale_targets(self, scaling: Scaling) -> Loader:
+        """Return a loader whose targets come as scaling(y)."""
+        scaled = copy.copy(self)
+        scaled._scaling = scaling
+        return scaled
 
     def num_batches(self, batch_size: int) -> int:
         try:
@@ -170,6 +247,8 @@ class Loader:
         x, y = pair(batch)
         if self._check is not None:
             x, y = self._check(x, y)
+        if self._scaling is not None:
+            y = self._scaling(y)
         return _cast(x, self._dtype, self._device), _cast(y, self._dtype, self._device)
 
 
@@ -248,6 +327,15 @@ def as_data(source: Any) -> Data:
         f"cannot read data from a {type(source).__name__}; give (inputs, targets) arrays, a Dataset"
         " or a DataLoader"
     )
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:

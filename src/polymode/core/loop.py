@@ -84,6 +84,8 @@ def run(
     stack.train()
     try:
         with _interrupts() as interrupted, limit_threads(None):
+            if checkpoint is not None:  # a folder that cannot be written is found before training
+                checkpoint.folder.mkdir(parents=True, exist_ok=True)
             state = _epochs(
                 step, state, data, training, seed, per_epoch, reporter, checkpoint, interrupted
             )

@@ -77,6 +77,8 @@ def fit(
         raise ValueError("the task has no training data: give pm.Task(train=...)")
     stack = _stack(net, task, config, seed, execution, dtype, device)
     data: Data = task.train.to(stack.dtype, device)
+    if task.target_scaling is not None:
+        data = data.scale_targets(task.target_scaling)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, task.likelihood, task.target_size)
     problem = Problem(task.likelihood, len(data), target_size, data.num_batches(config.batch_size))
@@ -104,6 +106,7 @@ def fit(
         seed=seed,
         input_shape=task.input_shape,
         target_size=target_size,
+        target_scaling=task.target_scaling,
     )
 
 

@@ -95,7 +95,7 @@ def _predict(post: Posterior, task: Task, data: Data | Tensor) -> Kept:
     if isinstance(data, Tensor):
         return Kept(post.predict(data, batch_size=BATCH), None, data if line else None)
     if isinstance(data, Arrays):
-        return Kept(post.predict(data.x, batch_size=BATCH), data.y, data.x if line else None)
+        return Kept(post.predict(data, batch_size=BATCH), data.y, data.x if line else None)
     predictions: list[Prediction] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for batch in data.batches(BATCH):

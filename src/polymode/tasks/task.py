@@ -7,21 +7,42 @@ here, once. `N` examples, `B` batch, `C` classes, `D` target dimensions, `K` net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays, Data, Loader, Pair, as_data
+from polymode.core.data import Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
+from polymode.core.registry import suggest
+from polymode.core.scaling import Scaling
+from polymode.core.training import Augment
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
 
-if TYPE_CHECKING:
-    from polymode.tasks.linear import ExactPosterior
-
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Lazy(Mapping[Key, Value], Generic[Key, Value]):
+    """A mapping whose values are made when they are looked at, and not kept.
+
+    So nineteen shifts of 10,000 images in five severities need the memory of one.
+    """
+
+    def __init__(self, makers: Mapping[Key, Callable[[], Value]]) -> None:
+        self._makers = dict(makers)
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._makers[key]()
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 class Task:
@@ -40,19 +61,30 @@ class Task:
         likelihood: a `Likelihood`, or the name of one that has no options ("categorical").
         test, val: like `train`; the same input shape and kind of targets.
         ood: name -> inputs (N, *input_shape), or an (x, y) pair; labels of OOD classes are not
-            checked.
-        shifts: name -> {severity >= 1: (x, y)}.
+            checked. A function without arguments that returns such is called when the set is
+            looked at.
+        near_ood: names of the OOD sets that are near to the training data; the others are far.
+        shifts: name -> {severity >= 1: (x, y)}; here, too, a function may stand for (x, y).
         name, description: for lists and reports.
         target_size: number of classes C or of target dimensions D. Default: from `train`; needed
             where classes are absent from it.
         truth: noise-free function from inputs (N, *input_shape) to targets (N, D), where it is
             known.
-        exact: exact posterior of the task's own model, where there is one.
+        exact: exact answers of the task's own model, where there are any.
+        input_scaling: how the inputs given here were scaled, for whoever needs them as they were.
+        target_scaling: for regressions. Targets are given in their own units; `fit` trains on
+            target_scaling(y), which the likelihood's noise refers to, and predictions come back in
+            the units given.
+        target_unit: of the targets, such as "MPa", for tables and figures.
+        class_names: C names, in the order of the labels.
+        augment: the usual augmentation of training batches, used by
+            `fit(..., augment=task.augment)`.
 
     Attributes:
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
             or floating-point (N, D); a loader makes them so, and checks them, batch by batch.
-        ood: dict from names to inputs (`Tensor`) or `Arrays`. shifts: name -> {severity: `Arrays`}.
+        ood: mapping from names to inputs (`Tensor`) or `Arrays`.
+        shifts: name -> mapping from severities to `Arrays`.
         input_shape: shape of one example. num_outputs: K that the network must give.
 
     >>> Task(train=([[0.0], [1.0], [2.0]], [0, 1, 1]), likelihood="categorical").num_outputs
@@ -67,12 +99,18 @@ class Task:
         test: Any = None,
         val: Any = None,
         ood: Mapping[str, Any] | None = None,
+        near_ood: Sequence[str] = (),
         shifts: Mapping[str, Mapping[int, Any]] | None = None,
         name: str = "own",
         target_size: int | None = None,
         description: str = "",
         truth: Callable[[Tensor], Tensor] | None = None,
-        exact: ExactPosterior | None = None,
+        exact: Any = None,
+        input_scaling: Scaling | None = None,
+        target_scaling: Scaling | None = None,
+        target_unit: str = "",
+        class_names: Sequence[str] | None = None,
+        augment: Augment | None = None,
     ) -> None:
         if target_size is not None and (not isinstance(target_size, int) or target_size < 1):
             raise ValueError(f"`target_size` of Task must be an integer >= 1, got {target_size!r}")
@@ -86,13 +124,20 @@ class Task:
         self.target_size = target_size or self._count(data, y)
         self.num_outputs = self.likelihood.num_outputs(self.target_size)
 
-        self.train: Data = Arrays(x, y)
-        if isinstance(data, Loader):
-            self.train = data.checked_by(self.check_batch)
+        self.train: Data = (
+            data.checked_by(self.check_batch) if isinstance(data, Loader) else data.with_targets(y)
+        )
         self.val = None if val is None else self._checked(val, "val")
         self.test = None if test is None else self._checked(test, "test")
-        self.ood = {key: self._ood(key, source) for key, source in (ood or {}).items()}
+        self.ood: Mapping[str, Tensor | Arrays] = Lazy(
+            {key: self._when_asked(self._ood, key, source) for key, source in (ood or {}).items()}
+        )
+        self.near_ood = _names_among(near_ood, self.ood)
         self.shifts = {key: self._shift(key, levels) for key, levels in (shifts or {}).items()}
+        self.input_scaling, self.augment = input_scaling, augment
+        self.target_scaling = self._target_scaling(target_scaling)
+        self.target_unit = target_unit
+        self.class_names = self._class_names(class_names)
 
     def check_batch(self, x: Tensor, y: Tensor) -> Pair:
         """Return (x, canonical y) of one batch, or say what is wrong with it; see `check_batch`."""
@@ -104,7 +149,8 @@ class Task:
         parts = [", ".join(sizes), f"inputs {self.input_shape}"]
         parts.append(f"{self.likelihood!r}, num_outputs {self.num_outputs}")
         if self.ood:
-            parts.append(f"OOD {', '.join(f'{key} {len(x):,}' for key, x in self.ood.items())}")
+            places = {key: "near" if key in self.near_ood else "far" for key in self.ood}
+            parts.append(f"OOD {', '.join(f'{key} ({place})' for key, place in places.items())}")
         if self.shifts:
             levels = (f"{key} {_range(levels)}" for key, levels in self.shifts.items())
             parts.append(f"shifts {', '.join(levels)}")
@@ -124,43 +170,87 @@ class Task:
     def _checked(self, source: Any, what: str) -> Data:
         """Return a set with the task's input shape and kind of targets."""
         data = _read(source, what)
-        checked = self._canonical(_look(data, what), what)
-        return checked if isinstance(data, Arrays) else data.checked_by(self.check_batch)
+        if isinstance(data, Loader):
+            check_batch(*self._sizes, *_look(data, what), what=what)
+            return data.checked_by(self.check_batch)
+        return self._canonical(data, what)
 
-    def _canonical(self, pair: Pair, what: str) -> Arrays:
-        sizes = self.likelihood, self.target_size, self.input_shape
-        return Arrays(*check_batch(*sizes, *pair, what=what))
+    @property
+    def _sizes(self) -> tuple[Likelihood, int, tuple[int, ...]]:
+        return self.likelihood, self.target_size, self.input_shape
+
+    def _canonical(self, data: Arrays, what: str) -> Arrays:
+        return data.with_targets(check_batch(*self._sizes, *_look(data, what), what=what)[1])
+
+    def _when_asked(
+        self, check: Callable[..., Value], key: Any, source: Any
+    ) -> Callable[[], Value]:
+        """Return a function that gives the checked set; what is at hand already is checked now."""
+        if callable(source) and not hasattr(source, "__array__"):
+            return lambda: check(key, source())
+        checked = check(key, source)
+        return lambda: checked
+
+    def _target_scaling(self, scaling: Scaling | None) -> Scaling | None:
+        if scaling is not None and self.likelihood.classification:
+            raise ValueError("`target_scaling` is for regressions; class labels have no scale")
+        if scaling is not None and tuple(scaling.shift.shape) not in ((), (self.target_size,)):
+            raise ValueError(
+                f"`target_scaling` has shape {tuple(scaling.shift.shape)}; the targets have"
+                f" {self.target_size} dimension(s)"
+            )
+        return scaling
+
+    def _class_names(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
+        if names is not None and len(names) != self.target_size:
+            raise ValueError(f"{len(names)} `class_names` for {self.target_size} classes")
+        return None if names is None else tuple(map(str, names))
 
     def _ood(self, key: str, source: Any) -> Tensor | Arrays:
         """Return OOD inputs, or inputs with targets; labels may be of classes the task has not."""
         what = f"ood set '{key}'"
         alone = isinstance(source, (Tensor, np.ndarray, list))
         data = _arrays((source, source) if alone else source, what)
-        check_inputs(data.x, self.input_shape, what)
+        x, y = _look(data, what)
+        check_inputs(x, self.input_shape, what)
         if alone:
-            return data.x
+            return x
         if self.likelihood.classification:
-            check_finite(data.y, f"{what} targets")
+            check_finite(y, f"{what} targets")
             return data
-        return Arrays(data.x, check_targets(self.likelihood, self.target_size, data.y, what))
+        return data.with_targets(check_targets(self.likelihood, self.target_size, y, what))
 
-    def _shift(self, key: str, levels: Mapping[int, Any]) -> dict[int, Arrays]:
+    def _shift(self, key: str, levels: Mapping[int, Any]) -> Mapping[int, Arrays]:
         """Return the severities of one shift in rising order."""
         if not isinstance(levels, Mapping):
             raise ValueError(
                 f"shift '{key}' must be a dict from severities to (x, y),"
                 f" got {type(levels).__name__}"
             )
-        checked = {}
-        for severity, source in levels.items():
+        for severity in levels:
             if isinstance(severity, bool) or not isinstance(severity, int) or severity < 1:
                 raise ValueError(
                     f"severities of shift '{key}' must be integers >= 1, got {severity!r}"
                 )
+
+        def check(severity: int, source: Any) -> Arrays:
             what = f"shift '{key}' severity {severity}"
-            data = _arrays(source, what)
-            checked[severity] = self._canonical((data.x, data.y), what)
-        return dict(sorted(checked.items()))
+            return self._canonical(_arrays(source, what), what)
+
+        return Lazy({s: self._when_asked(check, s, levels[s]) for s in sorted(levels)})
+
+
+def _names_among(names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of near OOD sets, or say which of them is none."""
+    if isinstance(names, str):
+        raise ValueError(f"`near_ood` of Task must be a sequence of names, such as ('{names}',)")
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"`near_ood` names '{name}', which is no OOD set.{suggest(name, known)}"
+                f" OOD sets: {', '.join(known) or 'none'}."
+            )
+    return tuple(names)
 
 
 def _read(source: Any, what: str) -> Data:
@@ -179,7 +269,12 @@ def _arrays(source: Any, what: str) -> Arrays:
 
 
 def _look(data: Data, what: str) -> Pair:
-    """Return all of arrays, the first batch of a loader; torch's global stream is left alone."""
+    """Return all of arrays, the first batch of a loader; torch's global stream is left alone.
+
+    Of images kept as bytes, which cannot be wrong in value, one input stands for all.
+    """
+    if isinstance(data, Pixels):
+        return data.head(1)[0].expand(len(data), -1, -1, -1), data.y
     if isinstance(data, Arrays):
         return data.x, data.y
     try:
