@@ -14,7 +14,6 @@ Shapes: `M` members, `B` batch, `H` features.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+
+from polymode.core.trace import PLAIN, trace
 
 Tensors = dict[str, Tensor]
 Forward = Callable[[Tensors, Tensor], Tensor]
@@ -48,7 +49,6 @@ _ELEMENTWISE_METHODS = {
     "add",
     "mul",
 }
-_PLAIN = (int, float, bool, str, type(None))
 
 
 def dense_forward(template: nn.Module) -> Forward | None:
@@ -57,18 +57,10 @@ def dense_forward(template: nn.Module) -> Forward | None:
     `tensors` holds parameters and buffers by name, each (M, ...); `x` is (M, B, ...), outputs
     likewise. The trace belongs to the template's present mode (training or evaluation).
     """
-    if any(m._forward_hooks or m._forward_pre_hooks for m in template.modules()):
+    traced = trace(template)
+    if traced is None:  # it goes through vmap
         return None
-    template = copy.deepcopy(
-        template
-    )  # tracing runs the forward method, which may leave traces of its own
-    before = plain_state(template)
-    try:
-        graph = fx.Tracer().trace(template)
-    except Exception:  # whatever cannot be traced goes through vmap
-        return None
-    if plain_state(template) != before:
-        return None
+    template, graph = traced
     steps: list[tuple[str, _Step]] = []
     for node in graph.nodes:
         if node.op == "placeholder" and not steps:
@@ -124,9 +116,9 @@ def _name(argument: Any) -> str:
 
 def _elementwise_step(node: fx.Node, function: Callable[..., Any]) -> _Step | None:
     """Element by element, so the member axis passes through."""
-    if any(not isinstance(a, (fx.Node, *_PLAIN)) for a in node.args):
+    if any(not isinstance(a, (fx.Node, *PLAIN)) for a in node.args):
         return None
-    if any(not isinstance(v, _PLAIN) for v in node.kwargs.values()):
+    if any(not isinstance(v, PLAIN) for v in node.kwargs.values()):
         return None
     args, kwargs = node.args, dict(node.kwargs)
     if len(args) == 1:
@@ -215,13 +207,3 @@ def _batch_norm(path: str, module: nn.BatchNorm1d) -> Callable[[Tensors, Tensor]
         return out.view(batch, members, *x.shape[2:]).transpose(0, 1)
 
     return apply
-
-
-def plain_state(module: nn.Module) -> dict[str, Any]:
-    """What a forward pass might change without torch knowing: attributes that are plain values."""
-    return {
-        f"{path}.{key}": value
-        for path, sub in module.named_modules()
-        for key, value in vars(sub).items()
-        if isinstance(value, _PLAIN)
-    }

@@ -20,15 +20,17 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.core.dense import dense_forward
+from polymode.core.memory import keep_freed_memory
 from polymode.core.modules import channels_to_last
 from polymode.core.noise import MemberNoise, step_seeds, watch
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
 from polymode.core.stack import Stack, Tensors
 from polymode.core.threads import for_each_member
+from polymode.core.trace import quick_of
 
 Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
 
@@ -73,6 +75,8 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
             results[k] = _single(stack, k, inputs)
 
     if plan.execution == "threads" and not torch.is_grad_enabled():
+        for k in range(stack.num_modes):
+            _module(stack, k)
         for_each_member(stack.num_modes, work)
     else:
         for k in range(stack.num_modes):
@@ -149,7 +153,7 @@ def _gradients_each(
         return value.view(1)
     losses: list[Any] = [None] * stack.num_modes
     for k in range(stack.num_modes):
-        stack.leaf_views(k)  # built here: building is not for several threads
+        stack.leaf_views(k), _module(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
         inputs, targets = (x[k], y[k]) if own else (x, y)
@@ -169,9 +173,19 @@ def _prefix(stack: Stack, plan: Plan, own: bool, seeds: list[int] | None) -> Pre
     """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
     if not plan.wide or own or seeds is not None:
         return None
-    if stack.training not in stack._prefixes:
-        stack._prefixes[stack.training] = prefix_of(stack)
-    return stack._prefixes[stack.training]
+    mode = stack.training, torch.is_grad_enabled()
+    if mode not in stack._prefixes:
+        stack._prefixes[mode] = prefix_of(stack)
+    return stack._prefixes[mode]
+
+
+def _module(stack: Stack, k: int) -> nn.Module:
+    """Return member k in its quick form, if it has one."""
+    mode = stack.training, torch.is_grad_enabled()
+    if mode not in stack._quick:
+        stack._quick[mode] = quick_of(stack)
+    quick = stack._quick[mode]
+    return stack.module(k) if quick is None else quick.member(stack, k)
 
 
 def _member_gradients(
@@ -179,10 +193,10 @@ def _member_gradients(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the loss of member k and its gradients, in the order of `leaves()`."""
     if seeds is None:
-        out = stack.module(k)(x)
+        out = _module(stack, k)(x)
     else:
         with MemberNoise(seeds, stacked=False):
-            out = stack.module(k)(x)
+            out = _module(stack, k)(x)
     if stack.training and stack.buffers:
         stack.write_back_buffers(k)
     value = loss(out, y, stack.extra_of(k) if stack.extra else {})
@@ -229,10 +243,10 @@ def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Ten
 
 def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
     """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
-    module = stack.module(k)
     if not torch.is_grad_enabled():
-        out = module(x)
+        out = _module(stack, k)(x)
     else:
+        module = stack.module(k)
         tensors = {
             alias: value[k]
             for name, value in {**stack.params, **stack.frozen}.items()
@@ -348,6 +362,8 @@ def _choose(
     """Choose the plan for this kind of work, at the first call."""
     from polymode.core.choice import choose
 
+    if stack.device.type == "cpu":
+        keep_freed_memory()
     plan = choose(stack, kind, run, x, y, own)
     if stack.channels_last is None:
         stack.lay_out(plan.channels_last)

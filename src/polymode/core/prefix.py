@@ -10,7 +10,6 @@ Shapes: `M` members, `B` batch, `O` channels of one member after the convolution
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.dense import plain_state
-from polymode.core.modules import assign, channels_to_last
+from polymode.core.modules import channels_to_last
 from polymode.core.threads import for_each_member
+from polymode.core.trace import bind, pool_by_2, quicken, trace
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
@@ -34,7 +33,7 @@ _CHANNELWISE: tuple[type[nn.Module], ...] = (
 )  # fmt: skip
 _CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     F.relu, torch.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus,
-    F.avg_pool2d,
+    F.avg_pool2d, pool_by_2,
 )  # fmt: skip
 
 
@@ -78,30 +77,19 @@ class Prefix:
     def member(self, stack: Stack, k: int) -> nn.Module:
         """Return member k's suffix; it shares the stack's memory."""
         if k not in self.members:
-            module = copy.deepcopy(self.suffix)
-            whole = stack.module(k)
-            named: dict[str, Tensor] = dict(whole.named_parameters(remove_duplicate=False))
-            named |= dict(whole.named_buffers(remove_duplicate=False))
-            held = [n for n, _ in module.named_parameters(remove_duplicate=False)]
-            held += [n for n, _ in module.named_buffers(remove_duplicate=False)]
-            for name in held:
-                assign(module, name, named[name])
-            self.members[k] = module
+            self.members[k] = bind(self.suffix, stack, k)
         return self.members[k]
 
 
 def prefix_of(stack: Stack) -> Prefix | None:
     """Return the stack's network cut in two, for its present mode, or None if it cannot be."""
-    template = copy.deepcopy(stack.template)
-    if any(m._forward_hooks or m._forward_pre_hooks for m in template.modules()):
+    traced = trace(stack.template)
+    if traced is None:
         return None
-    before = plain_state(template)
-    try:
-        graph = fx.Tracer().trace(template)
-    except Exception:  # a network that cannot be traced is evaluated whole
-        return None
+    template, graph = traced
+    quicken(template, graph, gradients=torch.is_grad_enabled())
     nodes = list(graph.nodes)
-    if plain_state(template) != before or any(node.op == "get_attr" for node in nodes):
+    if any(node.op == "get_attr" for node in nodes):
         return None
     if len(nodes) < 3 or [n.op for n in nodes].count("placeholder") != 1:
         return None

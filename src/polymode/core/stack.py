@@ -313,7 +313,8 @@ class Stack:
     def _forget_memory(self) -> None:
         """Drop what shares the stacked tensors' memory."""
         self._modules: dict[int, nn.Module] = {}
-        self._prefixes: dict[bool, Any] = {}
+        self._prefixes: dict[tuple[bool, bool], Any] = {}
+        self._quick: dict[tuple[bool, bool], Any] = {}
         self._leaf_views: dict[int, list[Tensor]] = {}
         self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
 

@@ -1,0 +1,100 @@
+"""The quick form of a network has the same outputs and gradients, bit by bit."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from polymode.core.stack import Stack
+from polymode.core.trace import pool_by_2, quick_of, quicken, trace
+from polymode.nets import lenet
+
+
+class Residual(nn.Module):
+    """ReLUs after BatchNorm, after a sum, and one whose input is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.first(x)))
+        twice = self.second(h)
+        h = F.relu(F.relu(twice) * twice + h)
+        return self.last(h.mean((2, 3)))
+
+
+def images(channels_last: bool) -> Tensor:
+    """Half of each image is black, so that windows of max-pooling hold equal values."""
+    x = torch.randn(6, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    x[..., :6] = 0
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("net", [lambda: lenet((1, 12, 12), 3), Residual])
+def test_no_bit_changes(net, channels_last) -> None:
+    torch.manual_seed(1)
+    template, x = net(), images(channels_last)
+    results = []
+    for quick in (False, True):
+        module, graph = trace(template)
+        assert not quick or quicken(module, graph, gradients=True)
+        module = fx.GraphModule(module, graph)
+        out = module(x)
+        grads = torch.autograd.grad(out.square().sum(), list(module.parameters()))
+        results.append([out, *grads])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
+    module, graph = trace(template.eval())
+    assert quicken(module, graph, gradients=False)
+    with torch.no_grad():
+        assert torch.equal(fx.GraphModule(module, graph)(x), template(x))
+
+
+@pytest.mark.parametrize("sides", [(12, 12), (7, 9), (2, 3)])
+def test_pooling_by_slices(sides) -> None:
+    x = torch.randn(2, 3, *sides).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 0, 0] = float("nan")
+    assert torch.equal(pool_by_2(x).nan_to_num(9), F.max_pool2d(x, 2).nan_to_num(9))
+    assert torch.equal(pool_by_2(x[1:].contiguous()), F.max_pool2d(x[1:], 2))
+
+
+def test_what_draws_outside_of_torch_or_has_hooks_is_left_alone() -> None:
+    class Random(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x + x) if random.random() < 2 else x
+
+    hooked = lenet((1, 12, 12), 3)
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert trace(Random()) is None and trace(hooked) is None
+    assert quick_of(Stack(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), 2)) is None
+
+
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    """Page faults of a loop that takes and frees 8 MB: thousands by default, none once kept."""
+    code = """
+    import resource, torch
+    from polymode.core.memory import keep_freed_memory, return_freed_memory
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            blocks = [torch.ones(2**21) for _ in range(3)]
+            del blocks
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    keep_freed_memory()
+    faults()
+    print(faults())
+    return_freed_memory()
+    print(faults())
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    kept, anew = map(int, subprocess.run(run, capture_output=True, check=True).stdout.split())
+    assert kept < 200 < anew
