@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from polymode.nets import mlp
-from polymode.nets.mlp import ACTIVATIONS
+from polymode.nets.activations import ACTIVATIONS, Erf
 
 
 def count(net: nn.Module) -> int:
@@ -47,6 +47,30 @@ def test_no_layer_that_does_nothing():
     assert [type(layer) for layer in mlp((2,), 1, hidden=(3,))] == [nn.Linear, nn.ReLU, nn.Linear]
 
 
+def test_without_biases():
+    """1-50-50-1 of the linearised-Laplace toy: 50 + 2,500 + 50 weights and nothing else."""
+    net = mlp((1,), 1, hidden=(50, 50), bias=False)
+    assert [tuple(p.shape) for p in net.parameters()] == [(50, 1), (50, 50), (1, 50)]
+
+
+def test_dropout_of_inputs_comes_first():
+    types = [type(m) for m in mlp((1, 2, 2), 1, hidden=(3,), dropout=0.5, input_dropout=0.2)]
+    assert types == [nn.Flatten, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
+
+
+def test_activation_as_a_class_or_function():
+    """A new module each time, so that learned slopes are not shared."""
+    net = mlp((2,), 1, hidden=(4, 4), activation=nn.PReLU)
+    slopes = [m for m in net if isinstance(m, nn.PReLU)]
+    assert len(slopes) == 2 and slopes[0] is not slopes[1]
+    leaky = mlp((2,), 1, hidden=(4,), activation=lambda: nn.LeakyReLU(0.3))
+    assert leaky[1].negative_slope == 0.3
+
+
+def test_erf():
+    torch.testing.assert_close(Erf()(torch.tensor([0.0, 1.0])), torch.tensor([0.0, 0.8427008]))
+
+
 def test_equals_the_formula():
     net = mlp((3,), 2, hidden=(5,), activation="silu").double()
     x = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -77,6 +101,10 @@ def test_every_option_gives_gradients(activation, norm):
         ({"norm": "group"}, r"None, \"batch\" or \"layer\", got 'group'"),
         ({"dropout": 1.0}, r"`dropout` of mlp must be in \[0, 1\), got 1.0"),
         ({"dropout": -0.1}, r"got -0.1"),
+        ({"input_dropout": 1.5}, r"`input_dropout` of mlp must be in \[0, 1\), got 1.5"),
+        ({"activation": torch.relu}, r"make an nn.Module when called.*nn.PReLU"),
+        ({"activation": nn.ReLU()}, r"make an nn.Module when called.*got ReLU\(\)"),
+        ({"activation": None}, r"make an nn.Module when called.*got None"),
     ],
 )
 def test_bad_options(options, message):

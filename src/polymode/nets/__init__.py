@@ -1,8 +1,17 @@
-"""Reference networks: functions from (input_shape, num_outputs) to a plain `nn.Module`."""
+"""Reference networks: functions from (input_shape, num_outputs) to a plain `nn.Module`.
+
+From small to large; `docs/nets.md` has the table with sources and parameter counts.
+"""
 
 from __future__ import annotations
 
 from polymode.nets.lenet import lenet
 from polymode.nets.mlp import mlp
+from polymode.nets.optunet import optunet
+from polymode.nets.resnet import resnet, resnet8, resnet18, resnet20
+from polymode.nets.unet import unet
+from polymode.nets.vit import vit
 
-__all__ = ["lenet", "mlp"]
+__all__ = [
+    "mlp", "optunet", "lenet", "resnet8", "resnet20", "resnet18", "resnet", "vit", "unet",
+]  # fmt: skip

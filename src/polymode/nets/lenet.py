@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from polymode.nets.mlp import check_sizes
+from polymode.nets.checks import check_image, check_sizes
 
 SMALL = 20  # pixels: below, the convolutions are padded so that something is left of the image
 
@@ -35,17 +35,7 @@ def lenet(input_shape: Sequence[int], num_outputs: int, *, dropout: float = 0.0)
     44426
     """
     check_sizes("lenet", input_shape, num_outputs, dropout)
-    if len(input_shape) != 3:
-        raise ValueError(
-            f"lenet takes images of shape (C, H, W), got input_shape {tuple(input_shape)};"
-            " grey images need a channel axis, x[:, None]; other data take `mlp`"
-        )
-    channels, *sides = input_shape
-    if min(sides) < 4:
-        raise ValueError(
-            f"lenet needs images of at least 4x4 pixels, got {sides[0]}x{sides[1]};"
-            " `mlp` takes any size"
-        )
+    channels, *sides = check_image("lenet", input_shape, smallest=4)
     padding = 2 if min(sides) < SMALL else 0
     height, width = (_after(_after(side, padding), padding) for side in sides)
 
