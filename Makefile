@@ -1,12 +1,13 @@
 # make demo   compare methods on scikit-learn's digits and write a report
 # make test   the whole test suite
-# Both make a virtual environment in .venv first, with the pinned versions of constraints.txt.
+# make test-data   statistics of the real data sets in $POLYMODE_DATA; those that are not there are skipped
+# Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test test-data check bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -23,6 +24,9 @@ demo: $(STAMP)
 
 test: check
 	$(PYTHON) -m pytest
+
+test-data: $(STAMP)
+	$(PYTHON) -m pytest tests/real_data -rs
 
 check: $(STAMP)
 	$(PYTHON) -m ruff check .

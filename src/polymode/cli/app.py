@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polymode.cli import data
 from polymode.cli.arguments import UsageProblem
 
 HELP = """How sure is this network, and can I trust that?
@@ -31,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data.app, name="data")
 
 
 def _version(asked: bool) -> None:

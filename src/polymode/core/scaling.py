@@ -54,10 +54,9 @@ class Scaling:
             )
         axes = {"feature": (0,), "channel": (0, 2, 3), "all": tuple(range(x.ndim))}[per]
         variance, mean = torch.var_mean(x.double(), dim=axes, correction=0, keepdim=True)
-        std = variance.sqrt()
-        # rounding leaves a constant feature with a spread of some ulps of its mean
-        constant = std <= 1e-7 * mean.abs()
-        std = torch.where(constant, 1.0, std)
+        # asked of the values, since rounding leaves a constant feature with some spread
+        constant = x.amax(axes, keepdim=True) == x.amin(axes, keepdim=True)
+        std = torch.where(constant, 1.0, variance.sqrt())
         shape = () if per == "all" else mean.shape[1:]
         return cls(mean.reshape(shape).to(x.dtype), std.reshape(shape).to(x.dtype))
 

@@ -39,10 +39,11 @@ class FileProblem(ValueError):
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write `content` to `path` atomically."""
-    _replace(path, lambda file: file.write(content))
+    replace_with(path, lambda file: file.write(content))
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Let `write` fill a temporary file, then give it the name `path` in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -114,7 +115,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         for tensor in tensors.values():
             file.write(_bytes_of(tensor).data)
 
-    _replace(path, write)
+    replace_with(path, write)
     return digest.hexdigest()
 
 

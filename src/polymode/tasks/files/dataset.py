@@ -1,0 +1,156 @@
+"""What is known of a data set before it is here: where its files are, what they must hold.
+
+DATASETS.get("mnist").value.originals[0].addresses
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from polymode.core.registry import Registry
+from polymode.core.store import FileProblem
+
+Reader = Callable[[Mapping[str, Path]], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as its authors publish it.
+
+    Attributes:
+        name: its name, also a relative path such as `gap/boston/data/index_test_0.txt`.
+        addresses: where to get it, the first one first; all serve the same bytes.
+        size: bytes, exactly; no more than this is ever taken from a server.
+        sha256: its checksum; empty where none was published.
+        md5: the checksum to use where no sha256 was published.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    size: int
+    sha256: str = ""
+    md5: str = ""
+
+    @property
+    def checksum(self) -> tuple[str, str]:
+        """The kind of checksum and its value; ("none", "") where there is none."""
+        if self.sha256:
+            return "sha256", self.sha256
+        return ("md5", self.md5) if self.md5 else ("none", "")
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What one array must be.
+
+    Attributes:
+        shape: its shape, exactly.
+        dtype: its type; labels ("int64") may be stored as any integers.
+        num_classes: labels lie in 0 to num_classes - 1; 0 for other arrays.
+        counts: examples of each class, where known.
+        sha256: of the values in C order, where those of the original are known.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_classes: int = 0
+    counts: tuple[int, ...] = ()
+    sha256: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: its files, how to read them, and the arrays that come of it.
+
+    Attributes:
+        description: what it is, one line.
+        licence: terms of use, one line.
+        originals: its files; empty for a set that is only taken from a folder.
+        read: arrays from the files, by name of the file.
+        arrays: what `load` returns.
+        also: further names of packed files, with the arrays these hold.
+    """
+
+    description: str
+    licence: str
+    originals: tuple[Original, ...]
+    read: Reader | None
+    arrays: Mapping[str, ArraySpec]
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def download_size(self) -> int:
+        """Bytes of all originals."""
+        return sum(original.size for original in self.originals)
+
+    @property
+    def packed_size(self) -> int:
+        """Bytes of all arrays."""
+        return sum(spec.size for spec in self.arrays.values())
+
+    @property
+    def checksums(self) -> str:
+        """The kind of checksum of its files: "sha256", "md5" or "none"."""
+        kinds = {original.checksum[0] for original in self.originals}
+        return next((kind for kind in ("none", "md5", "sha256") if kind in kinds), "none")
+
+
+DATASETS: Registry[Dataset] = Registry("data set")
+
+
+def check_header(
+    where: str, name: str, spec: ArraySpec, shape: tuple[int, ...], dtype: np.dtype
+) -> None:
+    """Raise `FileProblem` unless shape and type are those of the data set."""
+    fits = dtype.kind in "iu" if spec.num_classes else dtype == np.dtype(spec.dtype)
+    if tuple(shape) != spec.shape or not fits:
+        raise FileProblem(
+            f"{where}: {name} is {tuple(shape)} {dtype}, the data set has {spec.shape} {spec.dtype}"
+        )
+
+
+def canonical(spec: ArraySpec, array: np.ndarray) -> np.ndarray:
+    """Return the array in the data set's type, C order."""
+    return np.ascontiguousarray(array, dtype=spec.dtype)
+
+
+def check_values(where: str, name: str, spec: ArraySpec, array: np.ndarray) -> None:
+    """Raise `FileProblem` unless the values can be those of the data set."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise FileProblem(f"{where}: {name} holds NaN or infinite values")
+    if spec.num_classes:
+        _check_labels(where, name, spec, array)
+    if spec.sha256 and hashlib.sha256(array.data).hexdigest() != spec.sha256:
+        raise FileProblem(
+            f"{where}: {name} does not hold the values of the original files (their sha256 differs)"
+        )
+
+
+def _check_labels(where: str, name: str, spec: ArraySpec, array: np.ndarray) -> None:
+    wrong = np.flatnonzero((array < 0) | (array >= spec.num_classes))
+    if wrong.size:
+        raise FileProblem(
+            f"{where}: {name} must be 0 to {spec.num_classes - 1}, got {array[wrong[0]]} in row"
+            f" {wrong[0]} ({wrong.size:,} such)"
+        )
+    counts = tuple(np.bincount(array, minlength=spec.num_classes).tolist())
+    if spec.counts and counts != spec.counts:
+        label = next(
+            k for k, pair in enumerate(zip(counts, spec.counts, strict=True)) if len({*pair}) > 1
+        )
+        raise FileProblem(
+            f"{where}: {name} has {counts[label]:,} examples of class {label}, the data set has"
+            f" {spec.counts[label]:,}"
+        )

@@ -1,0 +1,127 @@
+"""Members of tar and zip archives, read one by one into memory; nothing is unpacked to disk.
+
+An archive may name files outside its folder, contain links, or stand for far more bytes than it
+has. Any absolute name or `..` refuses the archive; a wanted member must be a plain file; number and
+total size are bounded.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from polymode.core.store import FileProblem
+from polymode.tasks.readers.streams import LARGEST, Bounded, opened
+
+MOST_MEMBERS = 1_000_000
+_SPARE = 100_000_000  # bytes of headers and padding that a tar file may have beside its members
+
+
+def members(
+    path: Path | str,
+    wanted: Callable[[str], bool],
+    *,
+    most_bytes: int = LARGEST,
+    most_members: int = MOST_MEMBERS,
+) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each wanted member, in the archive's order.
+
+    Args:
+        path: a zip file, or a tar file, plain or gzipped.
+        wanted: says of a name whether it is to be read; names use `/` and have no leading `./`.
+        most_bytes: the wanted members together may have this many bytes.
+        most_members: the archive may have this many members.
+    """
+    path = Path(path)
+    found = _zip_members if _is_zip(path) else _tar_members
+    seen: set[str] = set()
+    for name, content in found(path, wanted, most_bytes, most_members):
+        if name in seen:
+            raise FileProblem(f"{path} holds '{name}' twice")
+        seen.add(name)
+        yield name, content
+
+
+def safe_name(path: Path, name: str) -> str:
+    """Return `name` without a leading `./`, or refuse one that leads outside its folder."""
+    plain = name.replace("\\", "/")
+    parts = PurePosixPath(plain).parts
+    if plain.startswith("/") or ".." in parts or plain[1:2] == ":":
+        raise FileProblem(f"{path} names a file outside its folder, '{name}': not read")
+    return "/".join(parts)
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except OSError as error:
+        raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class _Budget:
+    """How much an archive may still hold."""
+
+    def __init__(self, path: Path, most_bytes: int, most_members: int) -> None:
+        self.path, self.bytes, self.members = path, most_bytes, most_members
+        self.most_bytes, self.most_members = most_bytes, most_members
+
+    def count(self) -> None:
+        self.members -= 1
+        if self.members < 0:
+            raise FileProblem(f"{self.path} has more than {self.most_members:,} members")
+
+    def take(self, size: int) -> None:
+        self.bytes -= size
+        if self.bytes < 0:
+            raise FileProblem(
+                f"{self.path} stands for more than {self.most_bytes:,} bytes, the most that is read"
+            )
+
+
+def _zip_members(
+    path: Path, wanted: Callable[[str], bool], most_bytes: int, most_members: int
+) -> Iterator[tuple[str, bytes]]:
+    budget = _Budget(path, most_bytes, most_members)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                budget.count()
+                name = safe_name(path, info.filename)
+                if info.is_dir() or not wanted(name):
+                    continue
+                if stat.S_ISLNK(info.external_attr >> 16):
+                    raise FileProblem(f"{path}: '{name}' is a link, not a file")
+                budget.take(info.file_size)
+                yield name, archive.read(info)
+    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
+        raise FileProblem(f"{path} is truncated or damaged: {error}") from None
+    except (NotImplementedError, RuntimeError) as error:  # unknown compression, encryption
+        raise FileProblem(f"{path} cannot be read: {error}") from None
+
+
+def _tar_members(
+    path: Path, wanted: Callable[[str], bool], most_bytes: int, most_members: int
+) -> Iterator[tuple[str, bytes]]:
+    budget = _Budget(path, most_bytes, most_members)
+    try:
+        with opened(path) as stream:
+            bounded = Bounded(path, stream, most_bytes + _SPARE)
+            with tarfile.open(fileobj=bounded, mode="r|", bufsize=1 << 18) as archive:
+                for info in archive:
+                    budget.count()
+                    name = safe_name(path, info.name)
+                    if info.isdir() or not wanted(name):
+                        continue
+                    if not info.isreg() or info.issparse():
+                        raise FileProblem(f"{path}: '{name}' is a link or special, not a file")
+                    budget.take(info.size)
+                    member = archive.extractfile(info)
+                    assert member is not None
+                    yield name, member.read()
+    except tarfile.TarError as error:
+        raise FileProblem(f"{path} is truncated or no archive: {error}") from None
