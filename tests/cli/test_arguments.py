@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polymode import nets
 from polymode.cli.arguments import UsageProblem, parse_seeds, parse_settings
 from polymode.cli.defaults import DEFAULTS, defaults_for
 from polymode.cli.plan import make_plan
@@ -44,7 +45,12 @@ def test_defaults_are_of_known_tasks_and_may_be_overridden():
 
 
 def test_every_task_has_a_plan_by_default():
+    """Of those that need no files; every other one has a network of its own choice, too."""
     for task in TASKS.names():
+        facts = TASKS.get(task).metadata
+        if facts.get("data") or facts["size"].startswith("by "):
+            assert task in DEFAULTS and DEFAULTS[task].net in nets.__all__
+            continue
         assert len(make_plan(task, ["map"], "0-1", [], None).cells()) == 2
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polymode.tasks import digits, linear, toy  # noqa: F401  (enter their tasks in TASKS)
+from polymode.tasks import images, tables, toy  # noqa: F401  (enter their tasks in TASKS)
 from polymode.tasks.checks import check_batch
-from polymode.tasks.linear import ExactPosterior
 from polymode.tasks.registry import TASKS, task
 from polymode.tasks.task import Task
+from polymode.tasks.toy.linear import ExactPosterior
 
 __all__ = ["TASKS", "ExactPosterior", "Task", "check_batch", "task"]

@@ -38,6 +38,9 @@ class Lazy(Mapping[Key, Value], Generic[Key, Value]):
     def __getitem__(self, key: Key) -> Value:
         return self._makers[key]()
 
+    def __contains__(self, key: object) -> bool:  # Mapping's own would make the value
+        return key in self._makers
+
     def __iter__(self) -> Iterator[Key]:
         return iter(self._makers)
 
@@ -68,8 +71,8 @@ class Task:
         name, description: for lists and reports.
         target_size: number of classes C or of target dimensions D. Default: from `train`; needed
             where classes are absent from it.
-        truth: noise-free function from inputs (N, *input_shape) to targets (N, D), where it is
-            known.
+        truth: function from inputs (N, *input_shape) to noise-free targets (N, D) or to class
+            probabilities (N, C), where it is known.
         exact: exact answers of the task's own model, where there are any.
         input_scaling: how the inputs given here were scaled, for whoever needs them as they were.
         target_scaling: for regressions. Targets are given in their own units; `fit` trains on

@@ -29,7 +29,7 @@ from polymode.core.likelihoods import Gaussian
 from polymode.core.rng import generator
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy import check_sizes
+from polymode.tasks.toy.options import check_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class ExactPosterior:
     @classmethod
     def of(cls, x: Tensor, y: Tensor, *, prior_precision: float, noise: float) -> ExactPosterior:
         """Return the posterior given features x (N, D) and targets y (N, 1), in float64."""
-        phi, y = _design(x), y.double().flatten()
+        phi, y = design(x), y.double().flatten()
         num_examples, num_parameters = phi.shape
         prior = prior_precision * torch.eye(num_parameters, dtype=torch.float64)
         root = torch.linalg.cholesky(prior + phi.T @ phi / noise**2)
@@ -71,12 +71,12 @@ class ExactPosterior:
 
         The variance holds the noise; without it, `variance - noise**2`, it is that of the function.
         """
-        phi = _design(x)
+        phi = design(x)
         variance = (phi @ self.covariance * phi).sum(1, keepdim=True) + self.noise**2
         return (phi @ self.mean)[:, None], variance
 
 
-def _design(x: Tensor) -> Tensor:
+def design(x: Tensor) -> Tensor:
     """Return the rows (x, 1) in float64."""
     x = x.double()
     return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
@@ -124,7 +124,7 @@ def linear_regression(
     weights = weights / math.sqrt(prior_precision)
 
     def truth(x: Tensor) -> Tensor:
-        return (_design(x) @ weights).to(x.dtype)
+        return (design(x) @ weights).to(x.dtype)
 
     def draw(split: str, num: int) -> tuple[Tensor, Tensor]:
         design = generator(0, "linear_regression", "design", split)

@@ -7,8 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from polymode.tasks import task
-from polymode.tasks.digits import stratified_order
 from polymode.tasks.shifts import DEGREES, SEVERITIES, gaussian_noise, rotation
+from polymode.tasks.splits import stratified_order
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def statistics():
     """Mean and standard deviation of the pixels of the training rows, from the file itself."""
     file = load_digits()
     images = torch.tensor(file.images, dtype=torch.float32)[:, None] / 16
-    order = stratified_order(torch.tensor(file.target))
+    order = stratified_order(torch.tensor(file.target), "digits")
     train = images[order[600:]]
     return images, order, float(train.mean()), float(train.std())
 
@@ -30,7 +30,7 @@ def test_sizes_types_and_names(digits):
     assert [len(s) for s in (digits.train, digits.val, digits.test)] == [1197, 200, 400]
     assert digits.input_shape == (1, 8, 8) and digits.num_outputs == digits.target_size == 10
     assert digits.train.x.dtype == torch.float32 and digits.train.y.dtype == torch.int64
-    assert set(digits.ood) == {"patches", "scrambled"}
+    assert set(digits.ood) == {"patches", "scrambled"} and digits.near_ood == ("scrambled",)
     assert {key: list(levels) for key, levels in digits.shifts.items()} == {
         "gaussian_noise": [1, 2, 3, 4, 5],
         "rotation": [1, 2, 3, 4, 5],
@@ -132,7 +132,7 @@ def test_rotation_turns_a_spot_counter_clockwise_by_the_stated_angle(severity, h
 
 def test_noise_keeps_range_and_type_and_has_the_stated_size():
     """On mid-grey nothing is clipped at severity 1 (5 sigma); 4 standard errors, rate 6e-5."""
-    images = torch.full((50, 3, 10, 10), 0.5, dtype=torch.float64)
+    images = torch.full((50, 1, 15, 20), 0.5, dtype=torch.float64)
     noisy = gaussian_noise(images, 1, seed=0)
     assert noisy.shape == images.shape and noisy.dtype == images.dtype
     assert float((noisy - images).std()) == pytest.approx(0.1, abs=4 * 0.1 / math.sqrt(2 * 15000))

@@ -99,6 +99,13 @@ def test_truth_noise_and_likelihood():
     assert float(residuals.std()) == pytest.approx(0.3, abs=4 * 0.3 / math.sqrt(2 * 4000))
 
 
+def test_numbers_do_not_change_from_release_to_release():
+    linear = task("linear_regression")
+    found = torch.cat([linear.train.x[0], linear.train.y[:2, 0]])
+    expected = torch.tensor([-1.3442004, -1.8627077, -2.1208086, 0.9216637, -0.3881090])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 def test_design_is_fixed_and_the_seed_draws_the_rest():
     first, second = task("linear_regression", seed=0), task("linear_regression", seed=1)
     assert torch.equal(first.train.x, second.train.x)

@@ -6,21 +6,19 @@ and standard deviation over all pixels of the training split and of nothing else
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from polymode.core.likelihoods import Categorical
 from polymode.core.rng import generator
+from polymode.core.scaling import Scaling
+from polymode.tasks.images.pixels import GREY
 from polymode.tasks.registry import TASKS
-from polymode.tasks.shifts import SEVERITIES, gaussian_noise, rotation
+from polymode.tasks.shifts import SEVERITIES, corrupt
+from polymode.tasks.splits import FIXED, stratified_order
 from polymode.tasks.task import Task
 
 NUM_TEST, NUM_VAL, NUM_PATCHES = 400, 200, 400
-GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue, ITU-R BT.601
-FIXED = 0  # seed of what is the same for every seed of the task: split, patches, scrambling
 
 
 @TASKS.register(
@@ -40,53 +38,42 @@ def digits(*, seed: int = 0) -> Task:
 
     OOD sets: `patches`, 400 grey 8x8 patches of two photographs (far); `scrambled`, the test digits
     with their pixels in one other order (near: every pixel statistic but the places is kept).
-    Shifts of the test
-    set, severities 1 to 5: `gaussian_noise` and `rotation`.
+    Shifts of the test set, severities 1 to 5: `gaussian_noise` and `rotation`.
 
     Limit: the 13 writers are not marked in the data, so each writes in all three splits; for other
     writers expect more errors than on `test`.
     """
     images, labels = _load()
-    order = stratified_order(labels)
+    order = stratified_order(labels, "digits")
     test, val, train = order.split([NUM_TEST, NUM_VAL, len(order) - NUM_TEST - NUM_VAL])
     mean, std = float(images[train].mean()), float(images[train].std())
+    scaling = Scaling(torch.tensor(mean), torch.tensor(std))
 
-    def pairs(images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return (images - mean) / std, labels[rows]
+    def pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return scaling(images[rows]), labels[rows]
 
-    def shifted(shift: Callable[[Tensor, int], Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-        return {severity: pairs(shift(images[test], severity), test) for severity in SEVERITIES}
+    def shifted(kind: str) -> dict[int, tuple[Tensor, Tensor]]:
+        return {
+            severity: (scaling(corrupt(images[test], kind, severity, seed=seed)), labels[test])
+            for severity in SEVERITIES
+        }
 
     pixels = torch.randperm(64, generator=generator(FIXED, "digits", "scrambled"))
     scrambled = images[test].flatten(1)[:, pixels].view(-1, 1, 8, 8)
     return Task(
         name="digits",
-        train=pairs(images[train], train),
-        val=pairs(images[val], val),
-        test=pairs(images[test], test),
+        train=pairs(train),
+        val=pairs(val),
+        test=pairs(test),
         likelihood=Categorical(),
         target_size=10,
-        ood={"patches": (_patches() - mean) / std, "scrambled": (scrambled - mean) / std},
-        shifts={
-            "gaussian_noise": shifted(partial(gaussian_noise, seed=seed)),
-            "rotation": shifted(rotation),
-        },
+        ood={"patches": scaling(_patches()), "scrambled": scaling(scrambled)},
+        near_ood=("scrambled",),
+        shifts={kind: shifted(kind) for kind in ("gaussian_noise", "rotation")},
+        input_scaling=scaling,
+        class_names="0123456789",
         description=f"8x8 digits; inputs are (pixel - {mean:.4f}) / {std:.4f}, pixels in [0, 1]",
     )
-
-
-def stratified_order(labels: Tensor) -> Tensor:
-    """Return an order of the rows in which every stretch has the classes in their overall shares.
-
-    The i-th of the n rows of a class, shuffled, gets the place (i + 1/2) / n; rows are sorted by
-    place. So the number of a class in any prefix is within one of its share.
-    """
-    places = torch.empty(len(labels), dtype=torch.float64)
-    for label in labels.unique().tolist():
-        rows = (labels == label).nonzero().flatten()
-        shuffled = torch.randperm(len(rows), generator=generator(FIXED, "digits", "split", label))
-        places[rows[shuffled]] = (torch.arange(len(rows), dtype=torch.float64) + 0.5) / len(rows)
-    return places.argsort(stable=True)
 
 
 def _load() -> tuple[Tensor, Tensor]:

@@ -1,0 +1,36 @@
+"""Shifts of data with severities 1 to 5: 19 corruptions of images, changes of place, labels, tables.
+
+The corruptions are those of ImageNet-C and CIFAR-10-C (D. Hendrycks, T. Dietterich, ICLR 2019) as
+batched torch code for grey and colour images of any size; docs/shifts.md says what differs.
+"""
+
+from polymode.tasks.shifts.blur import (
+    defocus_blur,
+    gaussian_blur,
+    glass_blur,
+    motion_blur,
+    zoom_blur,
+)
+from polymode.tasks.shifts.digital import contrast, pixelate, saturate
+from polymode.tasks.shifts.geometry import DEGREES, elastic_transform, rotation, translation
+from polymode.tasks.shifts.jpeg import jpeg
+from polymode.tasks.shifts.labels import label_noise
+from polymode.tasks.shifts.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from polymode.tasks.shifts.registry import SEVERITIES, SHIFTS, Shift, corrupt
+from polymode.tasks.shifts.tabular import TABLE_SHIFTS, gap_split, shift_table
+from polymode.tasks.shifts.weather import brightness, fog, frost, snow, spatter
+
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise",
+    "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur",
+    "snow", "frost", "fog", "brightness", "spatter",
+    "contrast", "elastic_transform", "pixelate", "jpeg", "saturate",
+)  # fmt: skip
+
+__all__ = [
+    "CORRUPTIONS", "DEGREES", "SEVERITIES", "SHIFTS", "TABLE_SHIFTS", "Shift",
+    "brightness", "contrast", "corrupt", "defocus_blur", "elastic_transform", "fog", "frost",
+    "gap_split", "gaussian_blur", "gaussian_noise", "glass_blur", "impulse_noise", "jpeg",
+    "label_noise", "motion_blur", "pixelate", "rotation", "saturate", "shift_table", "shot_noise",
+    "snow", "spatter", "speckle_noise", "translation", "zoom_blur",
+]  # fmt: skip

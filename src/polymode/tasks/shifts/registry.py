@@ -1,0 +1,137 @@
+"""The shifts of images by name: what one is, what it takes, and `corrupt`, which applies one.
+
+Images are (N, C, H, W) with C = 1 (grey) or 3 (colour: red, green, blue) and values in [0, 1],
+before normalisation; a shift keeps shape, type and range. Each of the five severities has its
+constants, one table for colour and one for grey. `N` images, `n` images of one block, `C` channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.registry import Registry
+from polymode.tasks.checks import check_finite
+from polymode.tasks.shifts.draws import Draws, block_size
+
+SEVERITIES = (1, 2, 3, 4, 5)
+SMALLEST_SIDE = 8
+
+Kernel = Callable[[Tensor, Any, Draws], Tensor]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A shift of images: call it with images, a severity and a seed.
+
+    Args:
+        name: what it is called.
+        group: "noise", "blur", "weather", "digital" (the 19 corruptions) or "geometry".
+        colour, grey: the constants of severities 1 to 5 for 3 channels and for 1 channel.
+        random: whether the result depends on the seed.
+        kernel: function (images (n, C, H, W), constants, draws) -> images (n, C, H, W).
+    """
+
+    name: str
+    group: str
+    colour: tuple[Any, ...]
+    grey: tuple[Any, ...]
+    random: bool
+    kernel: Kernel
+
+    def __call__(self, images: Tensor, severity: int, *, seed: int = 0) -> Tensor:
+        """Return shifted images (N, C, H, W); see `corrupt`."""
+        _check(images, severity)
+        constants = (self.grey if images.shape[1] == 1 else self.colour)[severity - 1]
+        size = block_size(images[0].nelement())
+        out = torch.empty_like(images)
+        # half precision is for storage; transforms and filters are worked out in float32
+        work = torch.promote_types(images.dtype, torch.float32)
+        for block, rows in enumerate(images.detach().split(size)):
+            rows = rows.to(work)
+            draws = Draws.of(rows, size, seed, self.name, severity, block)
+            shifted = self.kernel(rows, constants, draws).clamp_(0, 1)
+            out[block * size : block * size + len(rows)] = shifted
+        return out
+
+
+SHIFTS: Registry[Shift] = Registry("shift")
+
+
+def shift(
+    name: str, *, group: str, colour: tuple[Any, ...], grey: tuple[Any, ...] = (), random: bool = True
+) -> Callable[[Kernel], Shift]:
+    """Return a decorator that makes a kernel the registered shift `name`.
+
+    Without `grey` the constants of `colour` hold for grey images too.
+    """
+    grey = grey or colour
+    assert len(colour) == len(grey) == len(SEVERITIES)
+
+    def enter(kernel: Kernel) -> Shift:
+        own = Shift(name, group, colour, grey, random, kernel)
+        return SHIFTS.register(name)(own)
+
+    return enter
+
+
+def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tensor:
+    """Return the images under the shift `kind`, as a new tensor.
+
+    The set is worked on in blocks of bounded memory. Image i of the result depends on image i, on
+    its place i, and on kind, severity and seed; not on how many images come after it.
+
+    Args:
+        images: (N, C, H, W), C = 1 or 3, sides of at least 8, floating-point in [0, 1].
+        kind: a name of `SHIFTS`: one of the 19 `CORRUPTIONS`, "rotation" or "translation".
+        severity: 1 (mild) to 5.
+        seed: of the random kinds; others do not look at it.
+
+    Returns:
+        images (N, C, H, W) of the same type, device and range.
+
+    >>> photographs = torch.full((2, 3, 32, 32), 0.5)
+    >>> corrupt(photographs, "gaussian_noise", 5).std().item()
+    0.09...
+    """
+    return SHIFTS.get(kind).value(images, severity, seed=seed)
+
+
+def check_severity(severity: int) -> None:
+    """Refuse what is not one of 1, 2, 3, 4, 5."""
+    if isinstance(severity, bool) or severity not in SEVERITIES:
+        raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5, got {severity!r}")
+
+
+def _check(images: Tensor, severity: int) -> None:
+    check_severity(severity)
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a tensor, got {type(images).__name__}; torch.as_tensor(images) is one"
+        )
+    shape = tuple(images.shape)
+    if images.ndim != 4 or shape[1] not in (1, 3):
+        remedy = ""
+        if images.ndim == 4 and shape[3] in (1, 3):
+            remedy = "; images.permute(0, 3, 1, 2) puts the channels first"
+        elif images.ndim == 3:
+            remedy = "; images[:, None] are grey images, image[None] is one image"
+        raise ValueError(f"images must be (N, 1 or 3, H, W), got shape {shape}{remedy}")
+    if len(images) == 0 or min(shape[2:]) < SMALLEST_SIDE:
+        raise ValueError(
+            f"images must be at least one, with sides of at least {SMALLEST_SIDE} pixels, got"
+            f" shape {shape}"
+        )
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating-point in [0, 1], got {images.dtype}; try / 255")
+    low, high = (float(bound) for bound in torch.aminmax(images.detach()))
+    check_finite(images.detach(), "images")
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}: shift before"
+            " normalising, and divide bytes by 255"
+        )
