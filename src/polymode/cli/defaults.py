@@ -26,7 +26,7 @@ _CURVE = Defaults(options={"epochs": 1000, "lr": 1e-2, "schedule": "cosine"})
 _PLANE = Defaults(options={"epochs": 100, "lr": 1e-2, "schedule": "cosine"})
 _GREY = Defaults(net="lenet", options={"epochs": 10, "lr": 2e-3, "schedule": "cosine"})
 _COLOUR = Defaults(net="resnet8", options={"epochs": 20, "lr": 1e-2, "schedule": "cosine"})
-_LINEAR = {"hidden": []}
+_LINEAR: dict[str, Any] = {"hidden": []}
 
 
 def _table(epochs: int) -> Defaults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,16 +39,27 @@ def find(name: str, folder: Path | None = None) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
-def load(name: str) -> dict[str, np.ndarray]:
+def load(name: str, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Return the arrays of a data set that is here; never touches the network.
 
     Images are `x_train`, `x_test` (N, H, W) or (N, H, W, 3) uint8, labels `y_train`, `y_test` (N,)
     int64; where only the test half is here, only that. For "uci" see docs/data.md.
+
+    Args:
+        name: of `DATASETS`.
+        names: the arrays that are needed; others are not read. Default: all that are here.
     """
     require(name)
     path = find(name)
     assert path is not None
-    return read_packed(DATASETS.get(name).value, path, packed_files(name, path.parent)[path])
+    held = packed_files(name, path.parent)[path]
+    wanted = held if names is None else tuple(names)
+    if not set(wanted) <= set(held):
+        raise MissingData(
+            f"{path} has of {name} only {', '.join(held)}; get all of it with: polymode data get"
+            f" {name}"
+        )
+    return read_packed(DATASETS.get(name).value, path, wanted)
 
 
 def read_packed(dataset: Dataset, path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.store import FileProblem
-from polymode.tasks.files.dataset import DATASETS
-from polymode.tasks.files.folder import MissingData, find, packed_files, read_packed, require
+from polymode.tasks.files import DATASETS, MissingData, find, load, require
 from polymode.tasks.splits import first, share, stratified_order
 
 TEST_FRACTION = 0.2  # of sets without a training half
@@ -48,7 +47,7 @@ def read_parts(
     Without `class_names` the file has them, as identifiers (`wnids`). A set that is published
     without a training half is split here, a fifth for the test.
     """
-    arrays = _arrays(name, tuple(DATASETS.get(name).value.arrays))
+    arrays = load(name, tuple(DATASETS.get(name).value.arrays))
     class_names = class_names or arrays["wnids"].tolist()
     test = _part(name, arrays, "test", len(class_names))
     if "x_train" in arrays:
@@ -77,20 +76,7 @@ def held_out(name: str, part: Part, fraction: float) -> tuple[Part, Part]:
 
 def ood_part(name: str) -> Part:
     """Return the test images of a set, without reading its training images."""
-    return _part(name, _arrays(name, ("x_test", "y_test")), "test", None)
-
-
-def _arrays(name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
-    require(name)
-    path = find(name)
-    assert path is not None
-    held = packed_files(name, path.parent)[path]
-    if not set(keys) <= set(held):
-        raise MissingData(
-            f"{path} has of {name} only {', '.join(held)}; get all of it with: polymode data get"
-            f" {name}"
-        )
-    return read_packed(DATASETS.get(name).value, path, keys)
+    return _part(name, load(name, ("x_test", "y_test")), "test", None)
 
 
 def _part(name: str, arrays: dict[str, np.ndarray], half: str, num_classes: int | None) -> Part:

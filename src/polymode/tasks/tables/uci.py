@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polymode.core.likelihoods import Gaussian
-from polymode.tasks.files import load, require
+from polymode.tasks.files import load
 from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction, share, shuffled_order
 from polymode.tasks.tables.rows import Rows, standardised
@@ -158,7 +158,6 @@ def uci(
     """
     name = f"uci_{table.name}"
     check_fraction("val_fraction", name, val_fraction)
-    require("uci")
     arrays = load("uci")
     x, y = (torch.from_numpy(arrays[f"{table.name}_{key}"]).double() for key in "xy")
     test, which = _test_rows(name, table, arrays, split, gap)
