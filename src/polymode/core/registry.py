@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -31,11 +32,24 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """A table from names to things of one `kind` ("method", "task", ...)."""
+    """A table from names to things of one `kind` ("method", "task", ...).
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: for messages.
+        modules: names of modules that enter things; imported when a name is first looked up.
+    """
+
+    def __init__(self, kind: str, modules: Sequence[str] = ()) -> None:
         self.kind = kind
+        self._modules = list(modules)
         self._entries: dict[str, Entry[T]] = {}
+
+    def _all(self) -> dict[str, Entry[T]]:
+        """Return all entries, once the modules that make them are imported."""
+        for module in self._modules:
+            importlib.import_module(module)
+        self._modules = []
+        return self._entries
 
     def register(self, name: str, **metadata: Any) -> Callable[[T], T]:
         """Return a decorator that enters its argument as `name`; a name can be taken once."""
@@ -50,13 +64,13 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> Entry[T]:
         """Return the entry called `name`, or say which name is nearest."""
-        if name not in self._entries:
+        if name not in self._all():
             raise ValueError(
-                f"Unknown {self.kind} '{name}'.{suggest(name, self._entries)}"
-                f" Known: {', '.join(sorted(self._entries)) or 'none'}."
+                f"Unknown {self.kind} '{name}'.{suggest(name, self._all())}"
+                f" Known: {', '.join(sorted(self._all())) or 'none'}."
             )
-        return self._entries[name]
+        return self._all()[name]
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the registered names that match the glob `pattern`, sorted."""
-        return sorted(fnmatch.filter(self._entries, pattern))
+        return sorted(fnmatch.filter(self._all(), pattern))

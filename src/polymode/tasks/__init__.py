@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from polymode.tasks import images, tables, toy  # noqa: F401  (enter their tasks in TASKS)
 from polymode.tasks.checks import check_batch
 from polymode.tasks.registry import TASKS, task
 from polymode.tasks.task import Task
-from polymode.tasks.toy.linear import ExactPosterior
 
-__all__ = ["TASKS", "ExactPosterior", "Task", "check_batch", "task"]
+__all__ = ["TASKS", "Task", "check_batch", "task"]

@@ -9,9 +9,12 @@ from typing import Any
 from polymode.core.registry import Registry, suggest
 from polymode.tasks.task import Task
 
-TASKS: Registry[Callable[..., Task]] = Registry("task")
+TASKS: Registry[Callable[..., Task]] = Registry(
+    "task", ["polymode.tasks.toy", "polymode.tasks.images", "polymode.tasks.tables"]
+)
 """Builders `(*, seed, **options) -> Task`, each with the metadata description, source, licence,
-kind ("toy" or "real") and size (examples in train / val / test at the default options)."""
+kind ("toy" or "real"), size (examples in train / val / test at the default options) and, for those
+that need files, data (names of data sets)."""
 
 
 def task(name: str, seed: int = 0, **options: Any) -> Task:

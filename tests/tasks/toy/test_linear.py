@@ -9,7 +9,8 @@ from scipy import stats
 
 from polymode.core.likelihoods import Gaussian
 from polymode.nets import mlp
-from polymode.tasks import ExactPosterior, task
+from polymode.tasks import task
+from polymode.tasks.toy.linear import ExactPosterior
 
 
 def numbers(x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

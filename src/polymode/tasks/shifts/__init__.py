@@ -1,4 +1,4 @@
-"""Shifts of data with severities 1 to 5: 19 corruptions of images, changes of place, labels, tables.
+"""Shifts of data: 19 corruptions of images and changes of place, wrong labels, shifted tables.
 
 The corruptions are those of ImageNet-C and CIFAR-10-C (D. Hendrycks, T. Dietterich, ICLR 2019) as
 batched torch code for grey and colour images of any size; docs/shifts.md says what differs.

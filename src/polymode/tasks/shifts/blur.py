@@ -1,7 +1,7 @@
 """Blur: out of focus, through frosted glass, by motion, by zooming, and Gaussian.
 
-Constants for colour are those of CIFAR-10-C (Hendrycks & Dietterich 2019), lengths in pixels of a
-32x32 image; they grow with the side (`length_scale`). `n` images, `C` channels.
+Constants are those of CIFAR-10-C (Hendrycks & Dietterich 2019) unless a function says otherwise;
+lengths are for 32x32 images and grow with the side (`length_scale`). `n` images, `C` channels.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ from polymode.tasks.shifts.filters import (
 from polymode.tasks.shifts.registry import shift
 
 
-@shift(
-    "gaussian_blur",
-    group="blur",
-    colour=(0.4, 0.6, 0.7, 0.8, 1.0),
-    random=False,
-)
+@shift("gaussian_blur", group="blur", colour=(0.4, 0.6, 0.7, 0.8, 1.0), random=False)
 def gaussian_blur(images: Tensor, sigma: float, draws: Draws) -> Tensor:
     """Return images under a Gaussian of standard deviation `sigma`."""
     return gaussian_filter(images, sigma * length_scale(images))
@@ -53,11 +48,7 @@ def defocus_blur(images: Tensor, lens: tuple[float, float], draws: Draws) -> Ten
     return filter_all(images, soft / soft.sum())
 
 
-@shift(
-    "glass_blur",
-    group="blur",
-    colour=(0.7, 0.85, 1.0, 1.2, 1.4),
-)
+@shift("glass_blur", group="blur", colour=(0.7, 0.85, 1.0, 1.2, 1.4))
 def glass_blur(images: Tensor, reach: float, draws: Draws) -> Tensor:
     """Return images blurred, their pixels exchanged with near ones, and blurred again.
 
@@ -84,13 +75,13 @@ def _jostle(images: Tensor, reach: float, axis: int, draws: Draws) -> Tensor:
     return images.gather(axis, order)
 
 
-@shift(
-    "motion_blur",
-    group="blur",
-    colour=(1.0, 1.5, 2.0, 2.25, 2.5),
-)
+@shift("motion_blur", group="blur", colour=(1.0, 1.5, 2.0, 2.25, 2.5))
 def motion_blur(images: Tensor, sigma: float, draws: Draws) -> Tensor:
-    """Return images smeared over about `sigma` along a direction within 45 degrees of level."""
+    """Return images smeared over about `sigma` along a direction within 45 degrees of level.
+
+    The published sigmas are 1, 1.5, 2, 2, 2.5; severities 3 and 4 differ only in where the smear is
+    cut off, which cannot be seen, so 4 is 2.25 here.
+    """
     angles = draws.uniform(-math.pi / 4, math.pi / 4)
     return directional_filter(images, angles, sigma * length_scale(images))
 

@@ -37,7 +37,9 @@ class Draws:
     like: Tensor
 
     @classmethod
-    def of(cls, images: Tensor, size: int, seed: int, kind: str, severity: int, block: int) -> Draws:
+    def of(
+        cls, images: Tensor, size: int, seed: int, kind: str, severity: int, block: int
+    ) -> Draws:
         """Return the stream of block number `block`; the first has the plain address."""
         path = (kind, severity, block) if block else (kind, severity)
         return cls(generator(seed, *path), size, images)

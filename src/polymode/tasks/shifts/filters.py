@@ -1,4 +1,4 @@
-"""Filters of image batches that the shifts are made of. `n` images, `C` channels, lengths in pixels.
+"""Filters of image batches that shifts are made of. `n` images, `C` channels; lengths in pixels.
 
 Where an operation is linear and acts on rows and columns apart (Gaussian blur, zoom, pixelation),
 it is a pair of matrices, (H, H) and (W, W), and all images pass through two matrix products. Beyond

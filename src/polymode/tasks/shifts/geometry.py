@@ -51,7 +51,9 @@ def translation(images: Tensor, share: float, draws: Draws) -> Tensor:
 def elastic_transform(images: Tensor, sheet: tuple[float, float, float], draws: Draws) -> Tensor:
     """Return images drawn on a rubber sheet: an affine map, and waves.
 
-    sheet = (rms of the waves, their length, reach of the affine map) in pixels of a 32x32 image.
+    sheet = (rms of the waves, their length, reach of the affine map) in pixels of a 32x32 image; all
+    go with the side. Our own constants: in the published ones the affine map, which moves pixels
+    most, shrinks as severity grows.
     """
     scale = min(images.shape[-2:]) / REFERENCE_SIDE
     rms, length, reach = (number * scale for number in sheet)
@@ -63,10 +65,10 @@ def elastic_transform(images: Tensor, sheet: tuple[float, float, float], draws: 
 
 
 def _affine_field(images: Tensor, reach: float, draws: Draws) -> Tensor:
-    """Return displacements (n, 2, H, W), across and down, of the affine map that moves three points at random.
+    """Return displacements (n, 2, H, W), across and down, of a random affine map.
 
-    The points lie a third of the shorter side off the middle, in both axes; each moves by up to
-    `reach` pixels along either axis.
+    It moves three points. They lie a third of the shorter side off the middle, along both axes;
+    each moves by up to `reach` pixels along either axis.
     """
     _, _, height, width = images.shape
     arm = min(height, width) / 3

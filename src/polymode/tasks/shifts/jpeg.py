@@ -58,7 +58,7 @@ def jpeg(images: Tensor, quality: int, draws: Draws) -> Tensor:
 
 
 def _pad(images: Tensor, multiple: int) -> Tensor:
-    """Return images whose sides are multiples of a number, edges repeated to the right and below."""
+    """Return images whose sides are multiples of a number; the last row and column are repeated."""
     height, width = images.shape[-2:]
     return F.pad(images, (0, -width % multiple, 0, -height % multiple), mode="replicate")
 

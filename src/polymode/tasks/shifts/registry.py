@@ -63,7 +63,12 @@ SHIFTS: Registry[Shift] = Registry("shift")
 
 
 def shift(
-    name: str, *, group: str, colour: tuple[Any, ...], grey: tuple[Any, ...] = (), random: bool = True
+    name: str,
+    *,
+    group: str,
+    colour: tuple[Any, ...],
+    grey: tuple[Any, ...] = (),
+    random: bool = True,
 ) -> Callable[[Kernel], Shift]:
     """Return a decorator that makes a kernel the registered shift `name`.
 

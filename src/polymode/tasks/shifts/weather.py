@@ -56,7 +56,7 @@ def frost(images: Tensor, cover: tuple[float, float], draws: Draws) -> Tensor:
     """Return a x + b ice with cover = (a, b), behind ferns of ice made by formula.
 
     The published corruption takes photographs of frost. Severities 1 to 3 have its constants; at 4
-    and 5 those, (0.85, 0.4) and (0.75, 0.45), darken x as much as the ice brightens it.
+    and 5 those, (0.85, 0.4) and (0.75, 0.45), dim the image by more than the ice adds.
     """
     keep, amount = cover
     return keep * images + amount * _tint(ferns(images, draws), ICE, images)
