@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -76,25 +73,3 @@ def test_what_draws_outside_of_torch_or_has_hooks_is_left_alone() -> None:
     hooked[0].register_forward_hook(lambda *_: None)
     assert trace(Random()) is None and trace(hooked) is None
     assert quick_of(Stack(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), 2)) is None
-
-
-def test_freed_memory_is_kept_for_the_next_step() -> None:
-    """Page faults of a loop that takes and frees 8 MB: thousands by default, none once kept."""
-    code = """
-    import resource, torch
-    from polymode.core.memory import keep_freed_memory, return_freed_memory
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            blocks = [torch.ones(2**21) for _ in range(3)]
-            del blocks
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    keep_freed_memory()
-    faults()
-    print(faults())
-    return_freed_memory()
-    print(faults())
-    """
-    run = [sys.executable, "-c", textwrap.dedent(code)]
-    kept, anew = map(int, subprocess.run(run, capture_output=True, check=True).stdout.split())
-    assert kept < 200 < anew

@@ -24,7 +24,6 @@ from polymode.core.checkpoint import load_checkpoint, save_checkpoint
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
-from polymode.core.memory import return_freed_memory
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training import Training
@@ -92,7 +91,6 @@ def run(
             )
     finally:
         stack.eval()
-        return_freed_memory()
     _require_finite(stack, state.step, training)
     if checkpoint is not None:
         save_checkpoint(checkpoint.path, state, checkpoint.identity)

@@ -58,23 +58,16 @@ def keep_freed_memory() -> None:
     """Ask the C library, once a process, to keep what tensors free for the next ones.
 
     By default glibc hands blocks of some megabytes back to the system, and every step of training
-    gets them anew, page by page, filled with zeros: 5 to 20 % of the time of a ResNet-8. Worker
-    threads share the main heap, since heaps of their own are given back at 64 MB. Other C libraries
-    are left alone, and so is glibc if `POLYMODE_KEEP_MEMORY` is "0". `return_freed_memory` is the
-    counterpart at the end of a run.
+    gets them anew, page by page, filled with zeros: 5 to 20 % of the time of a ResNet-8. Heaps of
+    threads come in pieces of 64 MB, which are kept if so much is reserved in advance. Other C
+    libraries are left alone, and so is glibc if `POLYMODE_KEEP_MEMORY` is "0".
     """
     if os.environ.get("POLYMODE_KEEP_MEMORY") == "0" or not _glibc():
         return
     library = ctypes.CDLL(None)
     library.mallopt(_MMAP_THRESHOLD, 2**25)  # the most that mallopt takes
     library.mallopt(_TRIM_THRESHOLD, -1)
-    library.mallopt(_ARENA_MAX, 1)
-
-
-def return_freed_memory() -> None:
-    """Hand memory that nobody uses back to the system."""
-    if _glibc():
-        ctypes.CDLL(None).malloc_trim(0)
+    library.mallopt(_TOP_PAD, 2**26)
 
 
 def _glibc() -> bool:
@@ -84,4 +77,4 @@ def _glibc() -> bool:
         return False
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # names of mallopt(3), from malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3), from malloc.h

@@ -26,6 +26,7 @@ from polymode.tasks.task import Task
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200
+UNIT = "units of y"  # as metrics say it, where the task says no more
 
 
 def evaluate(post: Posterior, task: Task, *, train_seconds: float | None = None) -> Results:
@@ -56,7 +57,12 @@ def evaluate(post: Posterior, task: Task, *, train_seconds: float | None = None)
     for name, data in _datasets(task):
         kept[name] = _predict(post, task, data)
     seconds = time.perf_counter() - started
-    rows = [row for name in kept for row in _rows(name, kept, task.likelihood.classification)]
+    classes, unit = task.likelihood.classification, task.target_unit or UNIT
+    rows = [
+        row._replace(unit=row.unit.replace(UNIT, unit))
+        for name in kept
+        for row in _rows(name, kept, classes)
+    ]
     cost = Cost(
         num_modes=post.num_modes,
         parameters=post.num_modes * post.stack.num_parameters,

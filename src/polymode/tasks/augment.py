@@ -14,9 +14,10 @@ mean of the training pixels, not black. `B` batch, `C` channels.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,15 +25,23 @@ from torch import Generator, Tensor
 
 from polymode.core.registry import suggest
 
-OUTSIDE = ("zero", "reflect")
+OUTSIDE = {"zero": "zeros", "reflect": "reflection"}  # as torch calls them
 
 
-class Augmentation:
-    """A step of augmentation, or several in a row. Abstract: use `Crop`, `Flip`, `Rotate`, `+`."""
+class Augmentation(ABC):
+    """A step of augmentation, or several in a row: `Crop`, `Flip`, `Rotate` and their sums."""
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
         """Return the augmented batch (B, C, H, W); x stays as it is."""
-        raise NotImplementedError
+        if x.ndim != 4:
+            raise ValueError(
+                f"augmentation is for batches (B, C, H, W) of images, got shape {tuple(x.shape)}"
+            )
+        return self.apply(x, generator)
+
+    @abstractmethod
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        """Return the augmented batch, without a check."""
 
     def __add__(self, other: Augmentation) -> Compose:
         """Return both, first `self`."""
@@ -49,8 +58,47 @@ def _steps(step: Augmentation) -> tuple[Augmentation, ...]:
     return step.steps if isinstance(step, Compose) else (step,)
 
 
+class Window(NamedTuple):
+    """What a batch shows after moves of whole pixels: pixel (row, column) of image b is pixel
+    (row + down[b], sign[b] column + across[b]) of the images (B, C, H, W) it was made from.
+    """
+
+    x: Tensor
+    down: Tensor
+    across: Tensor
+    sign: Tensor
+    outside: str = "zeros"
+
+    @classmethod
+    def of(cls, x: Tensor) -> Window:
+        """Return the window that shows x as it is."""
+        none = torch.zeros(len(x))
+        return cls(x, none, none, none + 1)
+
+    def read(self) -> Tensor:
+        """Return what the window shows, (B, C, H, W)."""
+        x, (height, width) = self.x, self.x.shape[2:]
+        down, across, sign = (part.to(x)[:, None] for part in (self.down, self.across, self.sign))
+        # Pixels lie evenly on [-1, 1] and are read at their centres, so their values are exact.
+        rows = (down + _range(height, x)) * (2 / max(height - 1, 1)) - 1
+        columns = (across + sign * _range(width, x)) * (2 / max(width - 1, 1)) - 1
+        grid = _grid(torch.complex(columns, torch.zeros_like(columns)), 1j * rows)
+        return F.grid_sample(x, grid, "nearest", self.outside, align_corners=True)
+
+
+class Move(Augmentation):
+    """A step that moves whole pixels. Several in a row are worked out first, and read once."""
+
+    @abstractmethod
+    def move(self, window: Window, generator: Generator) -> Window:
+        """Return the window after this step."""
+
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.move(Window.of(x), generator).read()
+
+
 @dataclass(frozen=True)
-class Crop(Augmentation):
+class Crop(Move):
     """A window of the image's size, at a random place of the image with `padding` around it.
 
     Args:
@@ -74,28 +122,24 @@ class Crop(Augmentation):
                 f"{suggest(self.outside, OUTSIDE)}"
             )
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        batch, channels, height, width = x.shape
-        pad, mode = self.padding, "constant" if self.outside == "zero" else "reflect"
-        if mode == "reflect" and pad >= min(height, width):
+    def move(self, window: Window, generator: Generator) -> Window:
+        height, width = window.x.shape[2:]
+        if self.outside == "reflect" and self.padding >= min(height, width):
             raise ValueError(
-                f"`padding` of Crop is {pad}, but images of {height}x{width} pixels can be"
+                f"`padding` of Crop is {self.padding}, but images of {height}x{width} pixels can be"
                 f" mirrored by at most {min(height, width) - 1}; choose less, or outside='zero'"
             )
-        padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
-        across = width + 2 * pad
-        plane = (height + 2 * pad) * across
-        places = torch.randint(2 * pad + 1, (2, batch), generator=generator)
-        # A line of the window is `width` values in a row of the flat batch; lines are copied whole.
-        corners = (places[0] * across + places[1])[:, None, None]
-        planes = torch.arange(batch * channels).view(batch, channels, 1) * plane
-        starts = corners + planes + torch.arange(height) * across
-        lines = padded.flatten().unfold(0, width, 1)
-        return lines.index_select(0, starts.flatten().to(x.device)).view(x.shape)
+        size = (2, len(window.x))
+        down, across = torch.randint(-self.padding, self.padding + 1, size, generator=generator)
+        return window._replace(
+            down=window.down + down,
+            across=window.across + window.sign * across,
+            outside=OUTSIDE[self.outside],
+        )
 
 
 @dataclass(frozen=True)
-class Flip(Augmentation):
+class Flip(Move):
     """The image mirrored left to right, with a probability in [0, 1]."""
 
     probability: float = 0.5
@@ -105,10 +149,13 @@ class Flip(Augmentation):
         if not (_number(self.probability) and 0 <= self.probability <= 1):
             raise ValueError(f"`probability` of Flip must be in [0, 1], got {self.probability!r}")
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        kept = torch.rand(len(x), generator=generator) >= self.probability
-        rows = kept.nonzero().flatten().to(x.device)
-        return x.flip(-1).index_copy_(0, rows, x.index_select(0, rows))
+    def move(self, window: Window, generator: Generator) -> Window:
+        chosen = torch.rand(len(window.x), generator=generator) < self.probability
+        last = window.x.shape[3] - 1
+        return window._replace(
+            across=window.across + chosen * window.sign * last,
+            sign=torch.where(chosen, -window.sign, window.sign),
+        )
 
 
 @dataclass(frozen=True)
@@ -125,15 +172,17 @@ class Rotate(Augmentation):
         if not (_number(self.degrees) and 0 < self.degrees <= 180):
             raise ValueError(f"`degrees` of Rotate must be in (0, 180], got {self.degrees!r}")
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
         largest = math.radians(self.degrees)
         angles = (2 * torch.rand(len(x), generator=generator) - 1) * largest
-        cos, sin = angles.cos(), angles.sin()
-        ratio = x.shape[-2] / x.shape[-1]  # both sides count as 2 in grids
-        none = torch.zeros_like(cos)
-        turns = torch.stack([cos, -sin * ratio, none, sin / ratio, cos, none], dim=1)
-        grid = F.affine_grid(turns.view(-1, 2, 3).to(x), list(x.shape), align_corners=False)
-        return F.grid_sample(x, grid, align_corners=False)
+        height, width = x.shape[2:]
+        cos, sin = (part.to(x)[:, None] for part in (angles.cos(), angles.sin()))
+        across = (_range(width, x) - (width - 1) / 2) * (2 / width)
+        down = (_range(height, x) - (height - 1) / 2) * (2 / height)
+        ratio = height / width  # both sides count as 2 in grids
+        columns = torch.complex(cos, sin / ratio) * across
+        rows = torch.complex(-sin * ratio, cos) * down
+        return F.grid_sample(x, _grid(columns, rows), align_corners=False)
 
 
 @dataclass(frozen=True)
@@ -147,10 +196,30 @@ class Compose(Augmentation):
         if not self.steps or not all(isinstance(step, Augmentation) for step in self.steps):
             raise ValueError(f"`steps` of Compose must be augmentations, got {self.steps!r}")
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        for step in self.steps:
-            x = step(x, generator)
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        for run in self._runs():
+            if isinstance(run[0], Move):
+                window = Window.of(x)
+                for step in run:
+                    window = step.move(window, generator)  # type: ignore[attr-defined]
+                x = window.read()
+            else:
+                x = run[0].apply(x, generator)
         return x
+
+    def _runs(self) -> list[list[Augmentation]]:
+        """Return the steps in runs that one reading serves: moves, among them at most one crop.
+
+        A second crop must see what the first put outside the image.
+        """
+        runs: list[list[Augmentation]] = []
+        for step in self.steps:
+            joins = bool(runs) and isinstance(step, Move) and isinstance(runs[-1][0], Move)
+            if joins and not (isinstance(step, Crop) and any(type(s) is Crop for s in runs[-1])):
+                runs[-1].append(step)
+            else:
+                runs.append([step])
+        return runs
 
     def __repr__(self) -> str:
         return " + ".join(repr(step) for step in self.steps)
@@ -167,7 +236,7 @@ def augmentation(spec: str | Mapping[str, Any]) -> Augmentation:
     gives.
 
     >>> augmentation("rotate:10").to_config()
-    {'degrees': 10.0, 'name': 'rotate'}
+    {'degrees': 10, 'name': 'rotate'}
     """
     if isinstance(spec, Mapping):
         options = dict(spec)
@@ -184,9 +253,10 @@ def augmentation(spec: str | Mapping[str, Any]) -> Augmentation:
 def _parse(part: str) -> Augmentation:
     name, *options = part.strip().split(":")
     kind = _class(name)
-    most = {"crop": 2, "flip": 1, "rotate": 1}[name]
+    most = len([option for option in fields(kind) if option.init])  # type: ignore[arg-type]
     if len(options) > most:
-        raise ValueError(f"augmentation '{name}' takes {most} options, got {part!r}")
+        noun = "option" if most == 1 else "options"
+        raise ValueError(f"augmentation '{name}' takes {most} {noun}, got {part!r}")
     return kind(*(_value(option) for option in options))
 
 
@@ -206,6 +276,17 @@ def _class(name: Any) -> type[Augmentation]:
             " joined by '+'."
         )
     return STEPS[name]
+
+
+def _grid(columns: Tensor, rows: Tensor) -> Tensor:
+    """Return the places (B, H, W, 2) that are the sums of a part by column (B, W) and one by row
+    (B, H), both as across + i down: one addition of complex numbers instead of four of real ones.
+    """
+    return torch.view_as_real(columns[:, None] + rows[:, :, None])
+
+
+def _range(length: int, like: Tensor) -> Tensor:
+    return torch.arange(length, dtype=like.dtype, device=like.device)
 
 
 def _number(value: Any) -> bool:

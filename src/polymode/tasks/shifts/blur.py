@@ -94,7 +94,10 @@ def motion_blur(images: Tensor, sigma: float, draws: Draws) -> Tensor:
     random=False,
 )
 def zoom_blur(images: Tensor, largest: float, draws: Draws) -> Tensor:
-    """Return the mean of the image and of its zooms by 1, 1.01, 1.02, ... up to 1 + `largest`."""
+    """Return the mean of the image and of its zooms by 1, 1.01, 1.02, ... up to 1 + `largest`.
+
+    Grey images have larger zooms of our own: their object is in the middle, where little moves.
+    """
     zooms = [1 + step / 100 for step in range(round(100 * largest) + 1)]
     out = images.clone()
     for zoom in zooms:

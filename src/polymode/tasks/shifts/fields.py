@@ -19,8 +19,8 @@ FERNS, STRIPS = 7, 40
 
 
 def blobs(images: Tensor, size: float, draws: Draws) -> Tensor:
-    """Return smooth fields of mean 0 and variance 1 in every image; `size` in pixels."""
-    field = gaussian_filter(draws.normal(1, *images.shape[-2:]), size)
+    """Return smooth periodic fields, of mean 0 and variance 1 in every image; `size` in pixels."""
+    field = gaussian_filter(draws.normal(1, *images.shape[-2:]), size, periodic=True)
     mean, std = field.mean((2, 3), keepdim=True), field.std((2, 3), keepdim=True)
     return (field - mean) / std
 

@@ -29,22 +29,27 @@ def apply_separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return rows @ (images @ columns.T)
 
 
-def gaussian_filter(images: Tensor, sigma: float) -> Tensor:
-    """Return images under a Gaussian of standard deviation `sigma`, cut at 4 sigma."""
+def gaussian_filter(images: Tensor, sigma: float, *, periodic: bool = False) -> Tensor:
+    """Return images under a Gaussian of standard deviation `sigma`, cut at 4 sigma.
+
+    A periodic image goes on beyond its edge from the opposite one; so noise that is filtered has
+    the same variance everywhere.
+    """
     height, width = images.shape[-2:]
-    rows = _gaussian_matrix(height, sigma, images)
-    columns = rows if width == height else _gaussian_matrix(width, sigma, images)
+    rows = _gaussian_matrix(height, sigma, periodic, images)
+    columns = rows if width == height else _gaussian_matrix(width, sigma, periodic, images)
     return apply_separable(images, rows, columns)
 
 
-def _gaussian_matrix(side: int, sigma: float, like: Tensor) -> Tensor:
-    """Return the (side, side) matrix of the filter; taps beyond the edge count at the edge."""
+def _gaussian_matrix(side: int, sigma: float, periodic: bool, like: Tensor) -> Tensor:
+    """Return the (side, side) matrix of the filter."""
     radius = int(4 * sigma + 0.5)
     offsets = torch.arange(-radius, radius + 1, dtype=torch.float64)
     weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
     places = torch.arange(side)[:, None] + offsets.long()
     matrix = torch.zeros(side, side, dtype=torch.float64)
-    matrix.scatter_add_(1, places.clamp(0, side - 1), (weights / weights.sum()).expand(side, -1))
+    places = places % side if periodic else places.clamp(0, side - 1)
+    matrix.scatter_add_(1, places, (weights / weights.sum()).expand(side, -1))
     return matrix.to(like)
 
 

@@ -16,7 +16,7 @@ DEGREES = (12.0, 24.0, 36.0, 48.0, 60.0)
 SHARES = (0.05, 0.10, 0.15, 0.20, 0.25)
 
 
-@shift("rotation", group="geometry", colour=DEGREES, grey=DEGREES, random=False)
+@shift("rotation", group="geometry", colour=DEGREES, random=False)
 def rotation(images: Tensor, degrees: float, draws: Draws) -> Tensor:
     """Return the images turned counter-clockwise about their middle.
 
@@ -32,7 +32,7 @@ def rotation(images: Tensor, degrees: float, draws: Draws) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False)
 
 
-@shift("translation", group="geometry", colour=SHARES, grey=SHARES)
+@shift("translation", group="geometry", colour=SHARES)
 def translation(images: Tensor, share: float, draws: Draws) -> Tensor:
     """Return the images moved by a share of the shorter side, each in a direction of its own.
 
@@ -51,14 +51,14 @@ def translation(images: Tensor, share: float, draws: Draws) -> Tensor:
 def elastic_transform(images: Tensor, sheet: tuple[float, float, float], draws: Draws) -> Tensor:
     """Return images drawn on a rubber sheet: an affine map, and waves.
 
-    sheet = (rms of the waves, their length, reach of the affine map) in pixels of a 32x32 image; all
-    go with the side. Our own constants: in the published ones the affine map, which moves pixels
-    most, shrinks as severity grows.
+    sheet = (rms of the waves, their length, reach of the affine map), in pixels of a 32x32 image;
+    all go with the side. Our own constants: in the published ones the affine map, which moves
+    pixels most, shrinks as severity grows.
     """
     scale = min(images.shape[-2:]) / REFERENCE_SIDE
     rms, length, reach = (number * scale for number in sheet)
     _, _, height, width = images.shape
-    waves = gaussian_filter(draws.normal(2, height, width), length)
+    waves = gaussian_filter(draws.normal(2, height, width), length, periodic=True)
     # white noise under a Gaussian of length l keeps the variance 1 / (4 pi l^2)
     field = _affine_field(images, reach, draws) + waves * (rms * 2 * math.sqrt(math.pi) * length)
     return displace(images, field[:, 0], field[:, 1], outside="reflection")

@@ -35,6 +35,7 @@ CHROMA_TABLE = (
     47, 66, 99, 99, 99, 99, 99, 99,
     *(99,) * 32,
 )  # fmt: skip
+MIDDLE = 128 / 255  # of luma, which is coded about 0
 
 
 @shift(
@@ -46,15 +47,13 @@ CHROMA_TABLE = (
 )
 def jpeg(images: Tensor, quality: int, draws: Draws) -> Tensor:
     """Return images as a JPEG file of the given quality (1 to 100) would show them."""
-    height, width = images.shape[-2:]
     if images.shape[1] == 1:
-        padded = _pad(images, 8)
-        return _quantise(padded - 128 / 255, LUMA_TABLE, quality)[..., :height, :width] + 128 / 255
-    y, chroma = to_ycbcr(_pad(images, 16))
-    y = _quantise(y - 128 / 255, LUMA_TABLE, quality) + 128 / 255
-    chroma = _quantise(F.avg_pool2d(chroma, 2), CHROMA_TABLE, quality)
+        return _compress(images - MIDDLE, LUMA_TABLE, quality) + MIDDLE
+    y, chroma = to_ycbcr(images)
+    y = _compress(y - MIDDLE, LUMA_TABLE, quality) + MIDDLE
+    chroma = _compress(F.avg_pool2d(_pad(chroma, 2), 2), CHROMA_TABLE, quality)
     chroma = F.interpolate(chroma, scale_factor=2, mode="bilinear")
-    return from_ycbcr(y, chroma)[..., :height, :width]
+    return from_ycbcr(y, chroma[..., : images.shape[2], : images.shape[3]])
 
 
 def _pad(images: Tensor, multiple: int) -> Tensor:
@@ -63,15 +62,16 @@ def _pad(images: Tensor, multiple: int) -> Tensor:
     return F.pad(images, (0, -width % multiple, 0, -height % multiple), mode="replicate")
 
 
-def _quantise(planes: Tensor, table: tuple[int, ...], quality: int) -> Tensor:
+def _compress(planes: Tensor, table: tuple[int, ...], quality: int) -> Tensor:
     """Return planes (n, C, H, W) about 0 whose 8x8 blocks have rounded cosine coefficients."""
-    n, channels, height, width = planes.shape
+    full = _pad(planes, 8)
+    n, channels, height, width = full.shape
     basis, steps = _basis().to(planes), _steps(table, quality).to(planes)
-    blocks = planes.view(n, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
+    blocks = full.view(n, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
     coefficients = blocks.reshape(-1, 64) @ basis.T
     rounded = (coefficients / steps).round_() * steps
     blocks = (rounded @ basis).view(n, channels, height // 8, width // 8, 8, 8)
-    return blocks.transpose(3, 4).reshape(planes.shape)
+    return blocks.transpose(3, 4).reshape(full.shape)[..., : planes.shape[2], : planes.shape[3]]
 
 
 def _basis() -> Tensor:

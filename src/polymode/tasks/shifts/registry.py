@@ -52,7 +52,7 @@ class Shift:
         # half precision is for storage; transforms and filters are worked out in float32
         work = torch.promote_types(images.dtype, torch.float32)
         for block, rows in enumerate(images.detach().split(size)):
-            rows = rows.to(work)
+            rows = rows.to(work).contiguous()
             draws = Draws.of(rows, size, seed, self.name, severity, block)
             shifted = self.kernel(rows, constants, draws).clamp_(0, 1)
             out[block * size : block * size + len(rows)] = shifted

@@ -35,7 +35,7 @@ def shift_table(table: Tensor, kind: str, severity: int, *, seed: int = 0) -> Te
         seed: draws columns or noise. The columns are the same for all severities, or more of them.
 
     >>> shift_table(torch.ones(1, 4), "missing_columns", 5)
-    tensor([[1., 0., 1., 0.]])
+    tensor([[1., 0., 0., 1.]])
     """
     own = TABLE_SHIFTS.get(kind).value
     check_severity(severity)
