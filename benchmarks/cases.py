@@ -77,6 +77,7 @@ class Case:
     epochs: int = 1
     batch_size: int = 128
     lr: float = 1e-3
+    option: str = ""  # augmentation, corruption or file format, where the kind has such
 
     @property
     def num_steps(self) -> int:
@@ -111,6 +112,18 @@ def data(case: Case) -> tuple[Tensor, Tensor]:
     y = torch.randint(case.num_classes, (case.num_examples,), generator=generator)
     noise = torch.randn(case.num_examples, *case.input_shape, generator=generator)
     return noise + prototypes[y], y
+
+
+@lru_cache(maxsize=2)
+def images(case: Case) -> tuple[Tensor, Tensor]:
+    """Images as bytes (N, C, H, W), smooth with some noise, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.num_examples, *case.input_shape)
+    coarse = torch.randint(256, (*shape[:2], 4, 4), generator=generator).float()
+    smooth = F.interpolate(coarse, case.input_shape[1:], mode="bilinear")
+    noise = torch.randint(-8, 8, shape, generator=generator)
+    y = torch.randint(case.num_classes, (case.num_examples,), generator=generator)
+    return smooth.add_(noise).clamp_(0, 255).to(torch.uint8), y
 
 
 def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,6 +173,11 @@ _OVERHEAD = dict(
     make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
 )
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+CORRUPTIONS = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "defocus_blur", "glass_blur",
+    "motion_blur", "zoom_blur", "gaussian_blur", "snow", "frost", "fog", "brightness", "spatter",
+    "contrast", "elastic_transform", "pixelate", "jpeg", "saturate",
+)  # fmt: skip
 
 CASES = {
     case.name: case
@@ -185,6 +203,18 @@ CASES = {
              _mlp_784, _GREY, num_examples=512),
         Case("memory_batched_step_lenet", "memory", "4 steps of 10 LeNets, batched",
              lenet, _GREY, num_examples=512),
+        Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
+             input_shape=_GREY, num_examples=60_000),
+        Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",
+             input_shape=_COLOUR, num_examples=50_000, option="crop+flip"),
+        *(Case(f"corrupt_{kind}", "corrupt", f"{kind} of 10,000 images 3x32x32, one core",
+               input_shape=_COLOUR, num_examples=10_000, option=kind) for kind in CORRUPTIONS),
+        Case("read_idx", "read", "60,000 images 28x28, idx", input_shape=_GREY,
+             num_examples=60_000, option="idx"),
+        Case("read_uci_npz", "read", "45,730 rows of 10 numbers as `polymode data get` packs them",
+             input_shape=(10,), num_examples=45_730, option="npz"),
+        Case("read_uci_text", "read", "45,730 rows of 10 numbers, text", input_shape=(10,),
+             num_examples=45_730, option="txt"),
         Case("import_time", "import", "import in a fresh process"),
     )
 }  # fmt: skip

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from .cases import CASES, Case, data
 from .contenders import Job, load
@@ -137,7 +138,7 @@ def serve(case: Case, label: str, send: Callable[[dict[str, Any]], None]) -> Non
     """Build, warm up, then obey."""
     build = load(case, label)
     warm_torch()
-    if case.input_shape:
+    if case.make_net is not nn.Identity:
         data(case)
     reset_peak()
     base = memory_mb("VmRSS")

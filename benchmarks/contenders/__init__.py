@@ -97,6 +97,23 @@ KINDS = {
         figure="allocated_mb",
         ratio="memory ratio",
     ),
+    "pipeline": Kind(
+        {
+            "LeNet training": "pipeline.lenet_training",
+            "polymode": "pipeline.polymode",
+            "DataLoader, image by image": "pipeline.data_loader",
+        },
+    ),
+    "corrupt": Kind(
+        {
+            "image by image (100, scaled)": "corruption.image_by_image",
+            "polymode": "corruption.polymode",
+        },
+    ),
+    "read": Kind(
+        {"bytes alone": "reading.raw", "polymode": "reading.polymode", "numpy": "reading.numpy"},
+        ratio="time ratio",
+    ),
     "import": Kind(
         {"import torch": "imports.torch", "import polymode": "imports.polymode"},
         ratio="time ratio",
