@@ -8,7 +8,8 @@ from polymode import nets
 from polymode.cli.arguments import UsageProblem, parse_seeds, parse_settings
 from polymode.cli.defaults import DEFAULTS, defaults_for
 from polymode.cli.plan import make_plan
-from polymode.tasks import TASKS
+from polymode.core.augment import augmentation
+from polymode.tasks import TASKS, task
 
 
 @pytest.mark.parametrize(
@@ -97,3 +98,17 @@ def test_command_runs_the_same_plan():
 def test_mistakes_are_found_before_anything_runs(arguments, message):
     with pytest.raises(UsageProblem, match=message.replace("(", r"\(")):
         make_plan(*arguments)
+
+
+def test_the_augmentation_of_the_task_is_taken_unless_another_is_named(monkeypatch):
+    flipping = task("digits")
+    flipping.augment = augmentation("flip")
+    monkeypatch.setattr("polymode.cli.plan.build_task", lambda name, **options: flipping)
+
+    def augment(*settings):
+        return make_plan("digits", ["map"], "0", list(settings), None).methods["map"]["augment"]
+
+    assert augmentation(augment()) == flipping.augment
+    assert augment("augment=rotate:10") == "rotate:10" and augment("augment=null") is None
+    with pytest.raises(UsageProblem, match="Unknown augmentation 'flp'. Did you mean 'flip'"):
+        augment("augment=flp")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.core.augment import Crop, Flip
 from polymode.core.events import Event
 from polymode.core.likelihoods import Gaussian
 from polymode.core.loop import Divergence
@@ -187,6 +188,21 @@ def test_own_data_order_makes_members_differ_by_it_alone() -> None:
         post = pm.fit("deep_ensemble", net=members, task=task(), data_order=order, **QUICK)
         first, second = post.stack.params["0.weight"]
         assert torch.allclose(first, second, rtol=1e-5, atol=1e-6) is equal
+
+
+def test_augmentation_by_name_is_kept_in_the_configuration() -> None:
+    x, y = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 2
+    images = pm.Task(train=(x, y), likelihood="categorical")
+    options = {"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), "task": images}
+    posts = [
+        pm.fit("map", augment=augment, **options, **QUICK)
+        for augment in ("crop:2+flip", Crop(2) + Flip(), None)
+    ]
+    named, same, plain = (post.stack.params["1.weight"] for post in posts)
+    assert torch.equal(named, same) and not torch.equal(named, plain)
+    assert posts[0].config["augment"]["steps"][0] == Crop(2).to_config()
+    with pytest.raises(ValueError, match="Unknown augmentation 'flp'"):
+        pm.fit("map", augment="flp", **options)
 
 
 def test_augmentation_is_seeded_and_seen() -> None:

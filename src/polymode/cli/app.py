@@ -119,7 +119,10 @@ def run(
         list[str] | None,
         typer.Option("--set", help="method.key=value, task.key=value, net.key=value or key=value"),
     ] = None,
-    net: Annotated[str | None, typer.Option(help="a network of polymode.nets, such as resnet8; by default the task's own")] = None,
+    net: Annotated[
+        str | None,
+        typer.Option(help="a network of polymode.nets, such as resnet8; by default the task's own"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder; by default runs/TASK")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")] = False,
 ) -> None:

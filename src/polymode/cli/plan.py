@@ -14,6 +14,7 @@ from polymode import nets
 from polymode._version import __version__
 from polymode.cli.arguments import UsageProblem, parse_seeds, parse_settings
 from polymode.cli.defaults import defaults_for
+from polymode.core.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
@@ -140,6 +141,9 @@ def _make_plan(
             options[name][key] = value
     task_options, net_options = options.pop("task"), options.pop("net")
     built = build_task(task, **task_options)
+    if isinstance(built.augment, Augmentation):  # the task's own, where the user says nothing
+        for name in methods:
+            options[name] = _having(name, {"augment": built.augment.to_config()}) | options[name]
     plan = Plan(
         task=built,
         task_name=task,

@@ -138,18 +138,19 @@ def _batches(
     data: Data, training: Training, stack: Stack, seed: int, epoch: int, position: int
 ) -> Iterator[Batch]:
     """Yield the batches of one epoch from `position` on, augmented."""
-    own = training.data_order == "own"
+    own, augment = training.data_order == "own", training.augment
+    assert not isinstance(augment, str)  # names have become functions
     if own:
         seeds = [fold(member, "order", epoch) for member in stack.seeds]
         pairs = data.epoch_each(training.batch_size, seeds, position)
     else:
         pairs = data.epoch(training.batch_size, fold(seed, "order", epoch), position)
     for number, (x, y) in enumerate(pairs, position):
-        if training.augment is not None and own:
+        if augment is not None and own:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
-            x = torch.stack([training.augment(x[k], g) for k, g in enumerate(streams)])
-        elif training.augment is not None:
-            x = training.augment(x, generator(seed, "augment", epoch, number))
+            x = torch.stack([augment(x[k], g) for k, g in enumerate(streams)])
+        elif augment is not None:
+            x = augment(x, generator(seed, "augment", epoch, number))
         yield Batch(x, y, own)
 
 

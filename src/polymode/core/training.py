@@ -8,7 +8,7 @@ which is element by element, as those of SGD, Adam and their kin are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from polymode.core.augment import augmentation
 from polymode.core.registry import suggest
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -63,7 +64,8 @@ class Training:
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
         data_order: "shared": all members see the same batches; "own": each member shuffles by its
             own stream.
-        augment: function (inputs (B, ...), generator) -> inputs, called on every training batch.
+        augment: of every training batch: a name such as "crop+flip" (see `core/augment.py`), or a
+            function (inputs (B, ...), generator) -> inputs; None for none.
     """
 
     epochs: int = 50
@@ -75,7 +77,7 @@ class Training:
     schedule_unit: str = "epoch"
     clip_norm: float | None = None
     data_order: str = "shared"
-    augment: Augment | None = None
+    augment: Augment | str | None = None
 
     def __post_init__(self) -> None:
         self._require_integer("epochs", 0)
@@ -91,8 +93,11 @@ class Training:
             self._require_name("optimizer", tuple(OPTIMIZERS))
         if not callable(self.schedule):
             self._require_name("schedule", tuple(SCHEDULES))
+        if isinstance(self.augment, (str, Mapping)):
+            object.__setattr__(self, "augment", augmentation(self.augment))
         if self.augment is not None and not callable(self.augment):
-            self._require(False, "augment", "a function (inputs, generator) -> inputs or None")
+            rule = "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None"
+            self._require(False, "augment", rule)
         if self.momentum and self.optimizer not in _MOMENTUM:
             raise ValueError(
                 f"`momentum` belongs to {' and '.join(_MOMENTUM)}, not to {self.optimizer}"

@@ -36,7 +36,7 @@ def snow(images: Tensor, fall: tuple[float, float, float, float], draws: Draws) 
     fall = (size, threshold, sigma, keep). Flakes are where smooth blobs of a size pass a threshold;
     they are smeared downwards over about `sigma`. The picture behind them is
     keep x + (1 - keep) max(x, 1.5 luma + 0.5). `keep` is published; size, threshold and sigma are
-    our own: the published ones make severity 5 easier than 4.
+    our own: with the published ones severity 2 is harder than 3, and 5 no harder than 4.
     """
     size, threshold, sigma, keep = fall
     scale = length_scale(images)
@@ -56,7 +56,7 @@ def frost(images: Tensor, cover: tuple[float, float], draws: Draws) -> Tensor:
     """Return a x + b ice with cover = (a, b), behind ferns of ice made by formula.
 
     The published corruption takes photographs of frost. Severities 1 to 3 have its constants; at 4
-    and 5 those, (0.85, 0.4) and (0.75, 0.45), dim the image by more than the ice adds.
+    and 5 those, (0.85, 0.4) and (0.75, 0.45), dim the image by about what the ice adds.
     """
     keep, amount = cover
     return keep * images + amount * _tint(ferns(images, draws), ICE, images)
