@@ -25,14 +25,18 @@ def polymode(case: Case) -> Job:
 
 
 def image_by_image(case: Case) -> Job:
-    """The same function on single images."""
-    from polymode.tasks.shifts import corrupt
+    """The same operations on single images, each with draws for itself alone."""
+    from polymode.core.rng import generator
+    from polymode.tasks.shifts import SHIFTS
+    from polymode.tasks.shifts.draws import Draws
 
     x = images(case)[0][:SINGLE].float() / 255
+    shift = SHIFTS.get(case.option).value
+    constants = shift.colour[SEVERITY - 1]
 
     def run() -> None:
         torch.set_num_threads(1)
-        for row in x.split(1):
-            corrupt(row, case.option, SEVERITY)
+        for number, row in enumerate(x.split(1)):
+            shift.kernel(row, constants, Draws(generator(0, number), 1, row)).clamp_(0, 1)
 
     return Job(run, 1, scale=case.num_examples / len(x))

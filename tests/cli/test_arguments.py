@@ -47,12 +47,12 @@ def test_defaults_are_of_known_tasks_and_may_be_overridden():
 
 def test_every_task_has_a_plan_by_default():
     """Of those that need no files; every other one has a network of its own choice, too."""
-    for task in TASKS.names():
-        facts = TASKS.get(task).metadata
+    for name in TASKS.names():
+        facts = TASKS.get(name).metadata
         if facts.get("data") or facts["size"].startswith("by "):
-            assert task in DEFAULTS and DEFAULTS[task].net in nets.__all__
+            assert name in DEFAULTS and DEFAULTS[name].net in nets.__all__
             continue
-        assert len(make_plan(task, ["map"], "0-1", [], None).cells()) == 2
+        assert len(make_plan(name, ["map"], "0-1", [], None).cells()) == 2
 
 
 def test_cells_are_told_apart_by_everything_that_matters():
