@@ -54,10 +54,9 @@ def speed_table(report: dict[str, Any]) -> str:
     for case in report["cases"]:
         if case["kind"] in ("train", "predict"):
             rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
+    dates = " and ".join(sorted({case["date"][:10] for case in report["cases"]}))
     machine = f"{report['cpu']}, {report['cores']} cores, {report['rounds']} rounds"
-    about = (
-        f"{machine}, {report['date'][:10]}. TorchUncertainty: joint training; `test` to predict."
-    )
+    about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
     return f"{markdown(rows)}\n\n{about}"
 
 

@@ -95,12 +95,13 @@ class Arrays:
         order = torch.randperm(len(self), generator=generator(seed)).to(stored.device)
         todo = spans(len(self), batch_size)[start:]
         if stored.element_size() * stored.nelement() < _PERMUTE_WHOLE_BELOW:
-            x, y = stored[order], targets[order]
+            x, y = stored.index_select(0, order), targets.index_select(0, order)
             for i, j in todo:
                 yield self._inputs(x[i:j]), y[i:j]
         else:
-            for i, j in todo:
-                yield self._inputs(stored[order[i:j]]), targets[order[i:j]]
+            for i, j in todo:  # whole rows are copied: far quicker than indexing by a tensor
+                rows = order[i:j]
+                yield self._inputs(stored.index_select(0, rows)), targets.index_select(0, rows)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
         """Yield batches (M, B, ...) in which every member has its own order, one seed a member."""
@@ -108,7 +109,8 @@ class Arrays:
         orders = orders.to(self._stored.device)
         for i, j in spans(len(self), batch_size)[start:]:
             rows = orders[:, i:j]
-            yield self._inputs(self._stored[rows]), self.y[rows]
+            x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
+            yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
 
     def fingerprint(self) -> str:
         """Return a hash of shapes, types and values."""
