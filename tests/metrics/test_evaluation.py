@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -149,3 +150,17 @@ def test_repr_is_short():
     row = Row("test", "nll", 0.12345, "nats/example", "down", 10, None)
     results = Results("digits", "map", "lenet", 3, {}, (row,), Cost(1, 10, 0.1, 10))
     assert repr(results) == "Results(map on digits, seed 3: nll=0.1235; 1 data sets)"
+
+
+def test_time_to_make_a_shift_is_not_time_to_predict(monkeypatch) -> None:
+    x, y = torch.randn(20, 2), torch.arange(20) % 2
+    real, lost = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + lost[0])
+
+    def slowly():
+        lost[0] += 1000
+        return x, y
+
+    task = pm.Task(train=(x, y), test=(x, y), likelihood="categorical", shifts={"s": {1: slowly}})
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
+    assert pm.evaluate(post, task).cost.predict_seconds < 1000
