@@ -55,7 +55,7 @@ def speed_table(report: dict[str, Any]) -> str:
         if case["kind"] in ("train", "predict"):
             rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
     dates = " and ".join(sorted({case["date"][:10] for case in report["cases"]}))
-    machine = f"{report['cpu']}, {report['cores']} cores, {report['rounds']} rounds"
+    machine = f"{report['cpu']}, {report['cores']} cores, at least {report['rounds']} rounds"
     about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
     return f"{markdown(rows)}\n\n{about}"
 

@@ -158,7 +158,8 @@ def uci(
     """
     name = f"uci_{table.name}"
     check_fraction("val_fraction", name, val_fraction)
-    arrays = load("uci")
+    keys = ("x", "y", "test", "gap_test")
+    arrays = load("uci", [f"{table.name}_{key}" for key in keys])
     x, y = (torch.from_numpy(arrays[f"{table.name}_{key}"]).double() for key in "xy")
     test, which = _test_rows(name, table, arrays, split, gap)
     part = f"val/{'split' if gap is None else 'gap'}/{split if gap is None else gap}"
