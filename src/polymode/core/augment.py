@@ -146,7 +146,7 @@ class Flip(Move):
     name: str = field(default="flip", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (_number(self.probability) and 0 <= self.probability <= 1):
+        if not (is_number(self.probability) and 0 <= self.probability <= 1):
             raise ValueError(f"`probability` of Flip must be in [0, 1], got {self.probability!r}")
 
     def move(self, window: Window, generator: Generator) -> Window:
@@ -169,7 +169,7 @@ class Rotate(Augmentation):
     name: str = field(default="rotate", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (_number(self.degrees) and 0 < self.degrees <= 180):
+        if not (is_number(self.degrees) and 0 < self.degrees <= 180):
             raise ValueError(f"`degrees` of Rotate must be in (0, 180], got {self.degrees!r}")
 
     def apply(self, x: Tensor, generator: Generator) -> Tensor:
@@ -289,5 +289,6 @@ def _range(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, dtype=like.dtype, device=like.device)
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether an option is a finite number, and no truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

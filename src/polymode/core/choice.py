@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from polymode.core.execution import Plan
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
 from polymode.core.stack import Stack
-from polymode.core.store import replace_file
+from polymode.core.store import cache_folder, replace_file
 
 Run = Callable[[Stack, Tensor, Tensor], Any]
 
@@ -162,8 +161,7 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
 
 
 def _file() -> Path:
-    cache = os.environ.get("POLYMODE_CACHE")
-    return (Path(cache) if cache else Path.home() / ".cache" / "polymode") / "executions.json"
+    return cache_folder() / "executions.json"
 
 
 def _read() -> dict[str, Plan]:

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from polymode.core.modules import channels_to_last
 from polymode.core.threads import for_each_member
-from polymode.core.trace import bind, pool_by_2, quicken, trace
+from polymode.core.trace import Bound, pool_by_2, quicken, trace
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
@@ -45,12 +45,11 @@ class Prefix:
 
     Attributes:
         conv: path of the first convolution. steps: what follows it and keeps channels apart.
-        suffix: the rest, a module whose parameters have the names of the whole network's.
+        suffix: the rest, each member's with the names of the whole network's parameters.
     """
 
     def __init__(self, conv: str, module: nn.Conv2d, steps: list[Any], suffix: nn.Module) -> None:
-        self.conv, self.module, self.steps, self.suffix = conv, module, steps, suffix
-        self.members: dict[int, nn.Module] = {}
+        self.conv, self.module, self.steps, self.suffix = conv, module, steps, Bound(suffix)
 
     def __call__(self, stack: Stack, x: Tensor) -> Tensor:
         """Return what all members' suffixes start from, (B, M O, ...)."""
@@ -76,9 +75,7 @@ class Prefix:
 
     def member(self, stack: Stack, k: int) -> nn.Module:
         """Return member k's suffix; it shares the stack's memory."""
-        if k not in self.members:
-            self.members[k] = bind(self.suffix, stack, k)
-        return self.members[k]
+        return self.suffix.member(stack, k)
 
 
 def prefix_of(stack: Stack) -> Prefix | None:

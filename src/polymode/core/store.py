@@ -42,6 +42,12 @@ def replace_file(path: Path, content: bytes) -> None:
     replace_with(path, lambda file: file.write(content))
 
 
+def cache_folder() -> Path:
+    """Return `$POLYMODE_CACHE`, by default `polymode` in the user's cache."""
+    named = os.environ.get("POLYMODE_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "polymode"
+
+
 def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Let `write` fill a temporary file, then give it the name `path` in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -98,7 +98,7 @@ def pool_by_2(x: Tensor) -> Tensor:
     return torch.maximum(x[..., 0:columns:2], x[..., 1:columns:2])
 
 
-def bind(module: nn.Module, stack: Stack, k: int) -> nn.Module:
+def _bind(module: nn.Module, stack: Stack, k: int) -> nn.Module:
     """Return a copy of a traced module (or of a part of it) with the tensors of member k."""
     bound = copy.deepcopy(module)
     whole = stack.module(k)
@@ -111,8 +111,8 @@ def bind(module: nn.Module, stack: Stack, k: int) -> nn.Module:
     return bound
 
 
-class Quick:
-    """The members of a stack in quick form, one graph for all."""
+class Bound:
+    """The members of a stack in one traced form, whole or in part: one graph for all."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -121,11 +121,11 @@ class Quick:
     def member(self, stack: Stack, k: int) -> nn.Module:
         """Return member k; it shares the stack's memory."""
         if k not in self._members:
-            self._members[k] = bind(self._module, stack, k)
+            self._members[k] = _bind(self._module, stack, k)
         return self._members[k]
 
 
-def quick_of(stack: Stack) -> Quick | None:
+def quick_of(stack: Stack) -> Bound | None:
     """Return the stack's members in quick form, or None where that is no quicker."""
     traced = None if stack._apart else trace(stack.template)
     if traced is None:
@@ -135,7 +135,7 @@ def quick_of(stack: Stack) -> Quick | None:
     if reads or not quicken(module, graph, gradients=torch.is_grad_enabled()):
         return None
     graph.lint()
-    return Quick(fx.GraphModule(module, graph).train(module.training))
+    return Bound(fx.GraphModule(module, graph).train(module.training))
 
 
 def _only_source(node: fx.Node) -> fx.Node | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from polymode.core.augment import augmentation
+from polymode.core.augment import augmentation, is_number
 from polymode.core.registry import suggest
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -83,7 +83,7 @@ class Training:
         self._require_integer("epochs", 0)
         self._require_integer("batch_size", 1)
         self._require(_positive(self.lr), "lr", "> 0")
-        self._require(_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        self._require(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
         self._require(
             self.clip_norm is None or _positive(self.clip_norm), "clip_norm", "> 0 or None"
         )
@@ -123,12 +123,8 @@ class Training:
             )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+    return is_number(value) and value > 0
 
 
 class Optimization:

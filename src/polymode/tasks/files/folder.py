@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, cache_folder
 from polymode.tasks.files.dataset import DATASETS, Dataset, canonical, check_header
 from polymode.tasks.readers.npz import npz_headers, read_npz
 
@@ -20,10 +20,7 @@ class MissingData(ValueError):
 def data_folder() -> Path:
     """Return `$POLYMODE_DATA`, or `data` in the cache (`$POLYMODE_CACHE`, `~/.cache/polymode`)."""
     named = os.environ.get("POLYMODE_DATA")
-    if named:
-        return Path(named).expanduser()
-    cache = os.environ.get("POLYMODE_CACHE")
-    return (Path(cache) if cache else Path.home() / ".cache" / "polymode") / "data"
+    return Path(named).expanduser() if named else cache_folder() / "data"
 
 
 def packed_files(name: str, folder: Path) -> dict[Path, tuple[str, ...]]:

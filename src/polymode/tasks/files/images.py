@@ -8,6 +8,7 @@ where the arrays are known to be those of the original files.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,11 @@ def read_letters(files: Mapping[str, Path]) -> dict[str, np.ndarray]:
     x, kept = stack.done()
     letters = [found[row][0].split("/")[-2] for row in kept]
     return {"x_test": x, "y_test": np.array(["ABCDEFGHIJ".find(c) for c in letters], np.int64)}
+
+
+def read_cifar_files(files: Mapping[str, Path], classes: int) -> dict[str, np.ndarray]:
+    """Return training and test images of CIFAR-10 or CIFAR-100, one archive."""
+    return read_cifar(*files.values(), classes=classes)
 
 
 def read_svhn_files(files: Mapping[str, Path]) -> dict[str, np.ndarray]:
@@ -293,39 +299,26 @@ DATASETS.register("notmnist_small")(
     )
 )
 
-DATASETS.register("cifar10")(
-    Dataset(
-        "objects in 10 classes, 50,000 + 10,000 colour images of 32 x 32",
-        "no licence stated; for research, cite Krizhevsky (2009)",
-        (
-            Original(
-                "cifar-10-binary.tar.gz",
-                ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-                170_052_171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+for _classes, _size, _sha256 in (
+    (10, 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    (100, 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+):
+    _file = f"cifar-{_classes}-binary.tar.gz"
+    DATASETS.register(f"cifar{_classes}")(
+        Dataset(
+            f"objects in {_classes} classes, 50,000 + 10,000 colour images of 32 x 32",
+            "no licence stated; for research, cite Krizhevsky (2009)",
+            (Original(_file, (f"https://www.cs.toronto.edu/~kriz/{_file}",), _size, _sha256),),
+            partial(read_cifar_files, classes=_classes),
+            _images(
+                50_000,
+                10_000,
+                (32, 32, 3),
+                _classes,
+                _balanced(_classes, 50_000 // _classes, 10_000 // _classes),
             ),
-        ),
-        lambda files: read_cifar(*files.values(), classes=10),
-        _images(50_000, 10_000, (32, 32, 3), 10, _balanced(10, 5000, 1000)),
+        )
     )
-)
-
-DATASETS.register("cifar100")(
-    Dataset(
-        "objects in 100 classes, 50,000 + 10,000 colour images of 32 x 32",
-        "no licence stated; for research, cite Krizhevsky (2009)",
-        (
-            Original(
-                "cifar-100-binary.tar.gz",
-                ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-                168_513_733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-        lambda files: read_cifar(*files.values(), classes=100),
-        _images(50_000, 10_000, (32, 32, 3), 100, _balanced(100, 500, 100)),
-    )
-)
 
 DATASETS.register("svhn")(
     Dataset(
