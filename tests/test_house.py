@@ -14,8 +14,8 @@ import polymode as pm
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "nets", "tasks", "prediction", "posterior", "methods", "metrics", "plots",
-    "report", "cli", "__init__", "__main__",
+    "_version", "core", "nets", "tasks", "prediction", "recalibration", "conformal", "posterior",
+    "methods", "metrics", "plots", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

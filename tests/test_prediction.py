@@ -441,3 +441,50 @@ def test_shown_text_tells_the_main_numbers() -> None:
     assert text == (
         "MixturePrediction(S=2, B=1, D=1, aleatoric_variance=0.01, epistemic_variance=25)"
     )
+
+
+def test_probabilities_and_logits_give_the_same_prediction() -> None:
+    logits = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    by_logits = CategoricalPrediction.from_logits(logits)
+    by_probs = CategoricalPrediction.from_probs(logits.softmax(-1))
+    torch.testing.assert_close(by_logits.mean, by_probs.mean)
+    alone = CategoricalPrediction.from_logits(logits[0])
+    assert alone.log_probs.shape == (1, 4, 5)
+
+
+def test_energy_is_minus_the_mean_log_sum_exp_and_survives_storage() -> None:
+    logits = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    prediction = CategoricalPrediction.from_logits(logits)
+    expected = -logits.exp().sum(-1).log().mean(0)
+    torch.testing.assert_close(prediction.energy, expected)
+    torch.testing.assert_close(Prediction.from_arrays(*prediction.to_arrays()).energy, expected)
+    torch.testing.assert_close(prediction[1:3].energy, expected[1:3])
+    parts = [prediction[:1], prediction[1:]]
+    torch.testing.assert_close(Prediction.cat(parts).energy, expected)
+    outputs = Categorical().components(logits, {})
+    torch.testing.assert_close(predict_from(outputs).energy, expected)
+    with pytest.raises(ValueError, match="needs the network's outputs"):
+        _ = CategoricalPrediction(prediction.log_probs).energy
+    with pytest.raises(ValueError, match="alike"):
+        Prediction.cat([prediction, CategoricalPrediction(prediction.log_probs)])
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        ([[0.5, 0.6]], "add up to 1, but do not at sample 0, input 0"),
+        ([[3.0, -1.0]], "use `from_logits`"),
+        ([[math.nan, 1.0]], "nan if a sample diverged"),
+        ([[1.0]], "2 output"),
+        ([0.5, 0.5], "axes"),
+        ([[1, 0]], "floats"),
+    ],
+)
+def test_what_is_not_a_probability_is_refused(probs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        CategoricalPrediction.from_probs(probs)
+
+
+def test_infinite_logits_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        CategoricalPrediction.from_logits([[math.inf, 0.0]])

@@ -9,11 +9,13 @@ import pytest
 from scipy import stats
 
 from polymode.metrics import Results, compare
+from polymode.metrics.leaderboard import group_title
+from polymode.metrics.paired import not_rejected, paired
 from polymode.metrics.results import Cost, Row
 
 
 def result(method: str, seed: int, nll: float | None, accuracy: float = 0.9, **config) -> Results:
-    note = "" if nll is not None else "n/a (needs >= 2 samples)"
+    note = "" if nll is not None else "n/a (needs ≥ 2 samples)"
     rows = (
         Row("test", "accuracy", accuracy, "fraction", "up", 400, 0.01),
         Row("test", "nll", nll, "nats/example", "down", 400, 0.02, note),
@@ -81,7 +83,7 @@ def test_one_seed_has_no_spread():
 def test_what_does_not_apply_stays_so_and_is_never_best():
     board = compare([result("map", 0, None), result("other", 0, 0.2)])
     cell = board["map", "test", "nll"]
-    assert (cell.mean, cell.note) == (None, "n/a (needs >= 2 samples)")
+    assert (cell.mean, cell.note) == (None, "n/a (needs ≥ 2 samples)")
     assert not board["other", "test", "nll"].best
     json.loads(board.to_json(), parse_constant=pytest.fail)
 
@@ -101,6 +103,92 @@ def test_table_marks_the_best_and_fits_a_terminal(board):
     assert "NLL ↓" in table
     assert "disagreement" not in table
     assert max(map(len, table.splitlines())) <= 80
+
+
+def outside(method: str, seed: int, values: dict[str, float], near=()) -> Results:
+    rows = [Row("test", "nll", 0.1, "nats/example", "down", 400, 0.02)]
+    for name, value in values.items():
+        rows.append(Row(f"ood:{name}", "auroc_predictive_entropy", value, "p", "up", 800, 0.01))
+    cost = Cost(1, 100, 0.5, 1000, 2.0)
+    return Results("digits", method, "lenet", seed, {}, tuple(rows), cost, near_ood=tuple(near))
+
+
+def test_near_and_far_sets_have_a_mean_of_their_own():
+    values = {"a": 0.9, "b": 0.7, "c": 0.6, "d": 0.4}
+    board = compare([outside(m, 0, values, near=("a", "b")) for m in ("map", "other")])
+    metric = "auroc_predictive_entropy"
+    assert board["map", "ood:mean:near", metric].mean == pytest.approx(0.8)
+    assert board["map", "ood:mean:far", metric].mean == pytest.approx(0.5)
+    titles = [group_title(group, board) for group in board.groups()]
+    assert titles[1:4] == [
+        "near OOD sets (mean of 2)", "far OOD sets (mean of 2)", "a (near OOD), n = 800",
+    ]  # fmt: skip
+    alone = compare([outside("map", 0, {"a": 0.9, "c": 0.6}, near=("a",))])
+    assert not [column for column in alone.columns if column.dataset.startswith("ood:mean")]
+
+
+def test_a_mean_lacks_where_one_set_lacks():
+    values = {"a": 0.9, "b": None}
+    board = compare([outside("map", 0, values)])
+    assert board["map", "ood:mean:far", "auroc_predictive_entropy"].mean is None
+
+
+def test_ties_by_paired_tests_with_holms_correction():
+    """c is worse in every seed by about the same; b differs from a by noise alone."""
+    values = {
+        "a": [0.10, 0.14, 0.12, 0.11],
+        "b": [0.11, 0.13, 0.13, 0.11],
+        "c": [0.31, 0.34, 0.33, 0.31],
+    }
+    board = compare([result(m, s, v) for m, vs in values.items() for s, v in enumerate(vs)])
+    cells = {label: board[label, "test", "nll"] for label in board.labels}
+    assert [cells[name].best for name in "abc"] == [True, False, False]
+    assert [cells[name].tied for name in "abc"] == [False, True, False]
+    for name in "bc":
+        p_value = stats.ttest_rel(values[name], values["a"]).pvalue
+        assert board.difference(name, "a").p_value == pytest.approx(p_value)
+    alone = compare([result(m, 0, v) for m, v in (("a", 0.1), ("b", 0.2))])
+    assert not alone["b", "test", "nll"].tied  # one seed tells nothing
+
+
+def test_holm_rejects_less_than_single_tests():
+    """Hand-worked: 0.001 < 0.05/3; 0.03 > 0.05/2, so it and all after it stand."""
+    assert not_rejected({"a": 0.001, "b": 0.03, "c": 0.04}) == {"b", "c"}
+    assert not_rejected({"a": 0.001, "b": 0.02, "c": 0.04}) == set()
+    assert not_rejected({}) == set()
+
+
+def test_equal_gaps_have_no_spread_but_a_verdict():
+    assert paired([0.0, 0.0]).p_value == 1.0
+    assert paired([0.5, 0.5]).p_value == 0.0
+    assert paired([]) is None
+    assert paired([0.5]).p_value is None
+
+
+def test_pareto_front():
+    def at(method: str, nll: float, train: float | None, predict: float) -> Results:
+        cost = Cost(1, 100, predict, 1000, train)
+        return result(method, 0, nll).replace(cost=cost)
+
+    board = compare(
+        [at("cheap", 0.3, 1, 1), at("good", 0.1, 9, 1), at("beaten", 0.3, 2, 1),
+         at("twin", 0.3, 1, 1), at("untimed", 0.01, None, 1), at("quick", 0.4, 3, 0.5)]
+    )  # fmt: skip
+    assert board.pareto() == ["cheap", "good", "twin", "quick"]
+    by_accuracy = compare([at("a", 0.3, 1, 1), at("b", 0.1, 2, 1)])
+    assert by_accuracy.pareto("accuracy") == ["a"]  # equal accuracy, higher cost
+    assert json.loads(board.to_json())["pareto"] == board.pareto()
+
+
+def test_unknown_entry_names_the_nearest(board):
+    with pytest.raises(KeyError, match="Did you mean 'other'"):
+        board.difference("map", "othr")
+
+
+def test_memory_is_a_cost():
+    first = result("map", 0, 0.1)
+    board = compare([first.replace(cost=first.cost._replace(memory_bytes=2_500_000))])
+    assert board.table().splitlines()[-1].endswith("2.5")
 
 
 def test_bad_input_is_refused():

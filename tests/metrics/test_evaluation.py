@@ -49,8 +49,8 @@ def test_numbers_are_those_of_the_metrics(digits):
 def test_what_does_not_apply_says_so_and_is_null_in_json(digits):
     _, (alone, _) = digits
     row = alone["test", "mutual_information"]
-    assert (row.value, row.note) == (None, "n/a (needs >= 2 samples)")
-    assert "n/a (needs >= 2 samples)" in alone.table()
+    assert (row.value, row.note) == (None, "n/a (needs ≥ 2 samples)")
+    assert "n/a (needs ≥ 2 samples)" in alone.table()
     content = json.loads(alone.to_json(), parse_constant=pytest.fail)
     values = {r["metric"]: r["value"] for r in content["rows"] if r["dataset"] == "test"}
     assert values["mutual_information"] is None
@@ -164,3 +164,58 @@ def test_time_to_make_a_shift_is_not_time_to_predict(monkeypatch) -> None:
     task = pm.Task(train=(x, y), test=(x, y), likelihood="categorical", shifts={"s": {1: slowly}})
     post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
     assert pm.evaluate(post, task).cost.predict_seconds < 1000
+
+
+def test_any_metric_can_be_computed_later_with_its_examples(digits):
+    task, (_, results) = digits
+    score = results.score("test", "nll")
+    assert score.value == results["test", "nll"].value
+    assert score.each.shape == (len(task.test),)
+    assert score.each.double().mean().item() == pytest.approx(score.value)
+    outside = results.score("ood:patches", "auroc_predictive_entropy")
+    assert outside.value == results["ood:patches", "auroc_predictive_entropy"].value
+    with pytest.raises(ValueError, match="was not kept.* Did you mean 'test'"):
+        results.score("tset", "nll")
+    with pytest.raises(ValueError, match="Did you mean 'nll'"):
+        results.score("test", "nl")
+    with pytest.raises(ValueError, match="against the test set"):
+        results.score("test", "auroc_predictive_entropy")
+
+
+def test_what_is_kept_is_the_users_choice(digits):
+    task, (_, before) = digits
+    post = pm.fit(
+        "deep_ensemble", net=pm.nets.mlp, task=task, epochs=1, progress="silent", num_modes=2
+    )
+    some = evaluate(post, task, keep=("test", "ood:*"))
+    assert sorted(some.kept) == ["ood:patches", "ood:scrambled", "test"]
+    none = evaluate(post, task, keep=False)
+    assert not none.kept
+    assert some.rows == none.rows == before.rows
+
+
+def test_near_sets_and_memory_are_said(digits):
+    _, (_, results) = digits
+    assert results.cost.memory_bytes == 4 * results.cost.parameters  # float32, no buffers
+    again = Results.from_json(results.replace(near_ood=("patches",)).to_json())
+    assert again.near_ood == ("patches",)
+    assert "ood:patches (near)" in again.table()
+
+
+def test_results_of_the_first_schema_are_still_read(digits):
+    _, (_, results) = digits
+    content = results.to_dict()
+    for key in ("near_ood", "target_scale"):
+        del content[key]
+    del content["cost"]["memory_bytes"]
+    old = Results.from_dict({**content, "schema": 1})
+    assert old.rows == results.rows
+    assert (old.near_ood, old.target_scale, old.cost.memory_bytes) == ((), None, None)
+
+
+def test_full_table_has_every_metric(digits):
+    _, (_, results) = digits
+    full, short = results.table(full=True), results.table()
+    assert "disagreement" in full
+    assert "disagreement" not in short
+    assert "Calibration" in full

@@ -72,7 +72,7 @@ def test_page_has_its_parts(html):
     assert len(page.all("img")) == 2 + 3 + 2
     for words in ("Lakshminarayanan", "polymode run --task digits", "torch", "nats/example"):
         assert words in html
-    assert "(needs &gt;= 2 samples)" in html
+    assert "(needs ≥ 2 samples)" in html
 
 
 def test_same_numbers_same_bytes(digits_board, html):

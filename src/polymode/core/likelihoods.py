@@ -29,12 +29,13 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.components import Categories, Components
 from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
 from polymode.core.registry import suggest
 from polymode.core.targets import check_labels, check_values
@@ -44,20 +45,6 @@ _NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would 
 _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectorised on CPU
 
 Params = Mapping[str, Tensor]
-
-
-class Categories(NamedTuple):
-    """Predicted class log-probabilities, (..., B, C), normalised over the last axis."""
-
-    log_probs: Tensor
-
-
-class Components(NamedTuple):
-    """Predicted densities by location and scale, (..., B, D): Gaussian, or Student-t with `df`."""
-
-    loc: Tensor
-    scale: Tensor
-    df: float | None
 
 
 class Likelihood(ABC):
@@ -139,7 +126,8 @@ class Categorical(_Classification):
         return self._costs(outputs, targets).mean(-1)
 
     def components(self, outputs: Tensor, params: Params) -> Categories:
-        return Categories(outputs.log_softmax(-1))
+        log_probs = outputs.log_softmax(-1)
+        return Categories(log_probs, outputs[..., 0] - log_probs[..., 0])
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
         targets = _align(targets, outputs.shape[:-1], trailing=1)

@@ -71,6 +71,9 @@ class Registry(Generic[T]):
             )
         return self._all()[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
     def names(self, pattern: str = "*") -> list[str]:
         """Return the registered names that match the glob `pattern`, sorted."""
         return sorted(fnmatch.filter(self._all(), pattern))

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from polymode.metrics import classification, ood, regression
-from polymode.metrics.compare import Leaderboard, compare
+from polymode.metrics.compare import compare
 from polymode.metrics.evaluation import evaluate
+from polymode.metrics.leaderboard import Leaderboard
 from polymode.metrics.results import Results, Row
 from polymode.metrics.score import Score
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polymode.core.rng import generator
 from polymode.core.targets import check_labels
-from polymode.metrics.score import CLASSIFICATION, Score, mean_score, register
+from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score, register
 from polymode.prediction import CategoricalPrediction, Prediction
+from polymode.recalibration.temperature import fit_temperature
 
 
 @register(
@@ -21,6 +23,8 @@ from polymode.prediction import CategoricalPrediction, Prediction
     title="accuracy",
     unit="fraction",
     direction="up",
+    family="quality",
+    headline=True,
     summary="share of examples whose most probable class is the label",
 )
 def accuracy(prediction: Prediction, targets: Tensor) -> Score:
@@ -29,8 +33,43 @@ def accuracy(prediction: Prediction, targets: Tensor) -> Score:
     Traps: the class is that of the averaged probabilities, not a vote of the members; of equally
     probable classes the first is taken, so a constant predictor gets the share of class 0.
     """
-    classes, labels = _pair(prediction, targets, "accuracy")
+    classes, labels = classes_and_labels(prediction, targets, "accuracy")
     return mean_score((classes.classes == labels).double())
+
+
+@register(
+    CLASSIFICATION,
+    "top_5_accuracy",
+    title="top-5 accuracy",
+    unit="fraction",
+    direction="up",
+    family="quality",
+    summary="share of examples whose label is among the five most probable classes",
+)
+def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
+    r"""Return the share of labels among the k most probable classes, in [0, 1].
+
+    With :math:`g_n` classes strictly more probable than the label and :math:`t_n \ge 1` classes
+    exactly as probable, itself included, an example counts
+    :math:`\min(1, \max(0, (k - g_n) / t_n))`: 1 or 0 without ties, and with ties the chance to be
+    among the first k if they are ordered at random. A constant predictor gets k / C.
+
+    Traps: k = 1 is `accuracy` except at ties, where accuracy takes the first class. Libraries that
+    break ties by the class index, or in favour of the label, give a constant predictor up to 1.
+    With C <= k every label is among the first k: not defined.
+
+    Args:
+        k: at least 1.
+    """
+    classes, labels = classes_and_labels(prediction, targets, "top_k")
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"`k` of top_k must be an integer of at least 1, got {k!r}")
+    probs = classes.mean.detach()
+    if probs.shape[1] <= k:
+        raise NotDefined(f"needs more than {k} classes, got {probs.shape[1]}")
+    own = probs.gather(1, labels[:, None])
+    above, tied = (probs > own).sum(1), (probs == own).sum(1)
+    return mean_score(((k - above).double() / tied).clamp(0, 1))
 
 
 @register(
@@ -39,6 +78,8 @@ def accuracy(prediction: Prediction, targets: Tensor) -> Score:
     title="NLL",
     unit="nats/example",
     direction="down",
+    family="quality",
+    headline=True,
     summary="mean negative log-probability of the label under the averaged prediction",
 )
 def nll(prediction: Prediction, targets: Tensor) -> Score:
@@ -53,7 +94,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
-    classes, labels = _pair(prediction, targets, "nll")
+    classes, labels = classes_and_labels(prediction, targets, "nll")
     return mean_score(-classes.log_prob(labels))
 
 
@@ -63,6 +104,8 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     title="Brier",
     unit="probability²",
     direction="down",
+    family="quality",
+    headline=True,
     summary="squared distance of the class probabilities from the one-hot label, summed over"
     " classes: 0 to 2",
 )
@@ -77,7 +120,7 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     Reference: G. W. Brier, Verification of forecasts expressed in terms of probability, Monthly
     Weather Review 78 (1950).
     """
-    classes, labels = _pair(prediction, targets, "brier")
+    classes, labels = classes_and_labels(prediction, targets, "brier")
     probs = classes.mean.double()
     of_label = probs.gather(1, labels[:, None])[:, 0]
     return mean_score(probs.square().sum(1) - 2 * of_label + 1)
@@ -85,36 +128,97 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
 
 @register(
     CLASSIFICATION,
-    "ece",
-    title="ECE",
-    unit="probability",
+    "calibrated_nll",
+    title="calibrated NLL",
+    unit="nats/example",
     direction="down",
-    summary="mean gap between confidence and accuracy over 15 equal-width bins of confidence",
+    family="quality",
+    summary="NLL at the best temperature; fitted on one random half of this same set, scored on the"
+    " other, and the halves swapped",
 )
-def ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
-    r"""Return the expected calibration error, :math:`\sum_b \frac{|b|}{B} |acc_b - conf_b|`.
+def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Score:
+    r"""Return the NLL of :math:`softmax(\log \bar p_n / T)`, T fitted on the half without n.
 
-    In [0, 1]. Bins of equal width on the confidence of the top class, closed on the right,
-    :math:`(\frac{b-1}{15}, \frac{b}{15}]`: a confidence of exactly 1 is in the last one.
+    The set is cut into two random halves; the temperature T in [0.01, 100] that is best on one is
+    applied to the other, and the other way round, so that every example is scored once, in nats,
+    by a T that has not seen it. What remains tells methods apart by more than one number could
+    mend. Infinite, as `nll`, where a label has probability exactly 0 in all samples. Fewer than 2
+    examples: not defined.
 
-    Traps: biased upwards on few examples, the more the more bins; it looks at the top label only;
-    and a constant predictor can have zero. It is no proper score: read it beside the NLL.
+    Traps: T is fitted on halves of the very set that is scored, so the number is for comparing
+    methods and promises nothing about deployment, for which see `polymode.recalibration`. The
+    mixture is tempered, not its members. The paper averages five such splits, this is one. The
+    halves depend on the order of the examples and on `seed`, by far less than the standard error
+    unless there are few examples, where it may exceed the plain NLL: a half without an error sends
+    T to its lower bound. The standard error leaves out that T is estimated.
 
     Args:
-        num_bins: at least 1; 15 is what the literature reports.
+        seed: of the cut.
 
-    Reference: C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger, On calibration of modern neural
-    networks, ICML 2017.
+    Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
+    estimation and ensembling in deep learning, ICLR 2020 (arXiv:2002.06470), section 4.
     """
-    classes, labels = _pair(prediction, targets, "ece")
-    if not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"`num_bins` of ece must be an integer of at least 1, got {num_bins!r}")
-    confidence = classes.confidence.double()
-    edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64, device=confidence.device)
-    bins = torch.bucketize(confidence, edges[1:-1])
-    gap = (classes.classes == labels).double() - confidence
-    gaps = torch.zeros(num_bins, dtype=torch.float64, device=gap.device).index_add(0, bins, gap)
-    return Score(gaps.abs().sum().item() / len(gap), len(gap))
+    classes, labels = classes_and_labels(prediction, targets, "calibrated_nll")
+    if len(labels) < 2:
+        raise NotDefined("needs >= 2 examples, one to fit the temperature, got 1")
+    logs = classes.log_mean.detach().double()
+    order = torch.randperm(len(labels), generator=generator(seed, "calibrated_nll"))
+    halves = order.to(logs.device).tensor_split(2)
+    each = torch.empty_like(logs[:, 0])
+    for fitted, scored in (halves, halves[::-1]):
+        scaled = logs[scored] / fit_temperature(logs[fitted], labels[fitted])
+        own = scaled.gather(1, labels[scored, None])[:, 0]
+        each[scored] = scaled.logsumexp(1) - own
+    return mean_score(each)
+
+
+@register(
+    CLASSIFICATION,
+    "predictive_entropy",
+    title="predictive entropy",
+    unit="nats",
+    direction="",
+    family="uncertainty",
+    targets=False,
+    summary="mean entropy of the averaged prediction: all uncertainty; describes, does not score",
+)
+def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) -> Score:
+    r"""Return the mean of :math:`H[\bar p_n] = -\sum_k \bar p_{nk}\log\bar p_{nk}`, in [0, log C].
+
+    Needs no targets. Of a calibrated predictor it equals the NLL in expectation; where the NLL is
+    higher, the predictor is too sure.
+
+    Traps: not the mean of the members' entropies, which is `expected_entropy` and never above it;
+    both are found under the name "entropy". In nats, not bits, and not divided by log C.
+
+    Reference: C. E. Shannon, A mathematical theory of communication, Bell Syst. Tech. J. 27 (1948).
+    """
+    return mean_score(_classes(prediction, "predictive_entropy").predictive_entropy)
+
+
+@register(
+    CLASSIFICATION,
+    "expected_entropy",
+    title="expected entropy",
+    unit="nats",
+    direction="",
+    family="uncertainty",
+    targets=False,
+    summary="mean entropy of the members' own predictions: what would remain if the network were"
+    " known; describes, does not score",
+)
+def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> Score:
+    r"""Return the mean of :math:`\frac1S\sum_s H[p_{sn}]`, in [0, log C] nats.
+
+    Needs no targets. Of one sample it is the predictive entropy.
+
+    Trap: the "aleatoric" part only as far as the members are right about the noise; of members
+    that are all too sure it is too small.
+
+    Reference: S. Depeweg et al., Decomposition of uncertainty in Bayesian deep learning for
+    efficient and risk-sensitive learning, ICML 2018.
+    """
+    return mean_score(_classes(prediction, "expected_entropy").expected_entropy)
 
 
 @register(
@@ -123,6 +227,7 @@ def ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
     title="mutual information",
     unit="nats",
     direction="",
+    family="uncertainty",
     min_samples=2,
     targets=False,
     summary="how much the members' predictions differ; describes, does not score",
@@ -141,6 +246,7 @@ def mutual_information(prediction: Prediction, targets: Tensor | None = None) ->
     title="disagreement",
     unit="fraction of pairs",
     direction="",
+    family="uncertainty",
     min_samples=2,
     targets=False,
     summary="share of the pairs of members that name different classes; describes, does not score",
@@ -154,10 +260,10 @@ def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score
     return mean_score(_samples(prediction, "disagreement").disagreement)
 
 
-def _pair(
+def classes_and_labels(
     prediction: Prediction, targets: Tensor, metric: str
 ) -> tuple[CategoricalPrediction, Tensor]:
-    """Return the prediction, which must be of classes, and labels that belong to it."""
+    """Return the prediction, which must be of classes, and labels that belong to it, at least 1."""
     classes = _classes(prediction, metric)
     labels = check_labels(targets, classes.log_probs.shape[-1]).to(classes.log_probs.device)
     if len(labels) != len(classes):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from polymode.metrics.score import (
     OOD_CLASSIFICATION,
     OOD_REGRESSION,
     REGRESSION,
+    NotDefined,
     Score,
     entries,
+    score_of,
 )
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
@@ -29,17 +33,26 @@ CURVE_POINTS = 200
 UNIT = "units of y"  # as metrics say it, where the task says no more
 
 
-def evaluate(post: Posterior, task: Task, *, train_seconds: float | None = None) -> Results:
+def evaluate(
+    post: Posterior,
+    task: Task,
+    *,
+    train_seconds: float | None = None,
+    keep: bool | Sequence[str] = True,
+) -> Results:
     """Return every metric that applies, on the test set, every shift and every OOD set.
 
     Scores with labels are computed on the test set, the shifts, and OOD sets of regressions that
     have targets. OOD metrics set each OOD set against the test set, OOD positive. A metric that
-    needs more samples than the posterior has is None, with a note.
+    does not apply is None, with a note that says why.
 
     Args:
         post: what `pm.fit` returned.
         task: with a test set; of the same kind and input shape as the one `post` was fitted on.
         train_seconds: wall time of the fit, if it was measured, for the cost columns.
+        keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
+            match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
+            and let go before the next one is predicted.
 
     Returns:
         `Results`; its `kept` holds the predictions. Of regressions on one input, `kept` also has
@@ -52,26 +65,21 @@ def evaluate(post: Posterior, task: Task, *, train_seconds: float | None = None)
             f"the posterior has a {post.likelihood.name} likelihood, the task a"
             f" {task.likelihood.name} one; evaluate on a task of the same kind"
         )
+    scale = _target_scale(task)
+    rows: list[Row] = []
     kept: dict[str, Kept] = {}
-    seconds = 0.0
+    seconds, examples = 0.0, 0
+    test: Prediction | None = None
     for name, data in _datasets(task):  # a shift is made here, and its time does not count
         started = time.perf_counter()
-        kept[name] = _predict(post, task, data)
+        made = _predict(post, task, data)
         seconds += time.perf_counter() - started
-    classes, unit = task.likelihood.classification, task.target_unit or UNIT
-    rows = [
-        row._replace(unit=row.unit.replace(UNIT, unit))
-        for name in kept
-        for row in _rows(name, kept, classes)
-    ]
-    cost = Cost(
-        num_modes=post.num_modes,
-        parameters=post.num_modes * post.stack.num_parameters,
-        predict_seconds=seconds,
-        predict_examples=sum(len(each.prediction) for each in kept.values()),
-        train_seconds=train_seconds,
-    )
-    if task.input_shape == (1,) and not task.likelihood.classification:
+        examples += len(made.prediction)
+        test = made.prediction if test is None else test
+        rows += _rows(name, made, test, task, scale)
+        if _is_kept(name, keep):
+            kept[name] = made
+    if task.input_shape == (1,) and not task.likelihood.classification and keep is True:
         kept |= _line(post, task, kept)
     return Results(
         task=task.name,
@@ -80,9 +88,37 @@ def evaluate(post: Posterior, task: Task, *, train_seconds: float | None = None)
         seed=post.seed,
         config=dict(post.config),
         rows=tuple(rows),
-        cost=cost,
+        cost=Cost(
+            num_modes=post.num_modes,
+            parameters=post.num_modes * post.stack.num_parameters,
+            predict_seconds=seconds,
+            predict_examples=examples,
+            train_seconds=train_seconds,
+            memory_bytes=sum(t.numel() * t.element_size() for t in post.stack.tensors().values()),
+        ),
+        near_ood=tuple(task.near_ood),
+        target_scale=scale,
         kept=kept,
     )
+
+
+def _is_kept(name: str, keep: bool | Sequence[str]) -> bool:
+    if isinstance(keep, bool):
+        return keep
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in keep)
+
+
+def _target_scale(task: Task) -> tuple[float, ...] | None:
+    """Return the D scales of a regression's targets; None where nobody knows them."""
+    if task.likelihood.classification:
+        return None
+    if task.target_scaling is not None:
+        scale = task.target_scaling.scale.double().expand(task.target_size)
+    elif isinstance(task.train, Arrays) and len(task.train) > 1:
+        scale = task.train.y.double().std(0, correction=1)
+    else:
+        return None
+    return tuple(scale.tolist()) if bool((scale > 0).all()) else None
 
 
 def _datasets(task: Task) -> Iterator[tuple[str, Data | Tensor]]:
@@ -124,36 +160,46 @@ def _line(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]
     return {"train": train, "curve": Kept(post.predict(grid), truth, grid)}
 
 
-def _rows(name: str, kept: dict[str, Kept], classification: bool) -> Iterator[Row]:
+def _rows(
+    name: str, made: Kept, test: Prediction, task: Task, scale: tuple[float, ...] | None
+) -> Iterator[Row]:
     """Yield the numbers of one data set."""
-    prediction, targets, _ = kept[name]
-    outside = name.startswith("ood:")
+    prediction, targets, _ = made
+    classes, outside = task.likelihood.classification, name.startswith("ood:")
+    unit = task.target_unit or UNIT
     if outside:
-        test = kept["test"].prediction
-        against = OOD_CLASSIFICATION if classification else OOD_REGRESSION
-        for entry in entries(against):
-            yield _row(name, entry, test, prediction, len(test) + len(prediction))
-    scores = CLASSIFICATION if classification else REGRESSION
-    labelled = targets is not None and not (outside and classification)  # OOD labels: other classes
-    for entry in entries(scores):
+        for entry in entries(OOD_CLASSIFICATION if classes else OOD_REGRESSION):
+            yield _row(name, entry, test, prediction, unit=unit)
+    labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
+    for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
-            yield _row(name, entry, prediction, targets if labelled else None, len(prediction))
+            known = targets if labelled else None
+            yield _row(name, entry, prediction, known, scale=scale, unit=unit)
 
 
-def _row(dataset: str, entry: Entry[Any], prediction: Prediction, other: Any, n: int) -> Row:
+def _row(
+    dataset: str,
+    entry: Entry[Any],
+    prediction: Prediction,
+    other: Any,
+    *,
+    scale: tuple[float, ...] | None = None,
+    unit: str = UNIT,
+) -> Row:
     facts = entry.metadata
-    needed, score, note = facts["min_samples"], Score(float("nan"), n), ""
-    if prediction.num_samples < needed:
-        note = f"n/a (needs >= {needed} samples)"
-    else:
-        score = entry.value(prediction, other)
-        if finite(score.value) is None:
-            note = f"n/a ({'infinite' if abs(score.value) == float('inf') else 'undefined'})"
+    beside = len(other) if isinstance(other, Prediction) else 0
+    score, note = Score(math.nan, len(prediction) + beside), ""
+    try:
+        score = score_of(entry, prediction, other, scale)
+        if not math.isfinite(score.value):
+            note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
+    except NotDefined as reason:
+        note = f"n/a ({reason})"
     return Row(
         dataset=dataset,
         metric=entry.name,
         value=finite(score.value),
-        unit=facts["unit"],
+        unit=facts["unit"].replace(UNIT, unit),
         direction=facts["direction"],
         n=score.n,
         standard_error=finite(score.standard_error),

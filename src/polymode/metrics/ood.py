@@ -1,30 +1,83 @@
 r"""Telling inputs from elsewhere (OOD) by the uncertainty of their predictions.
 
-OOD is the positive class and a higher score means "rather OOD", everywhere. With scores
-:math:`u_i` of the test set and :math:`v_j` of the OOD set,
+OOD is the positive class and a higher score means "rather OOD"; `aupr_in` alone turns both round,
+and says so. With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n OOD inputs, let
 
-.. math:: \mathrm{AUROC} = P(v > u) + \tfrac12 P(v = u).
+.. math:: F(t) = |\{i: u_i \ge t\}|, \qquad T(t) = |\{j: v_j \ge t\}|
 
-`B` batch, `D` outputs.
+be the false and the true alarms at threshold t. Thresholds lie between groups of equal scores,
+never within one, so the order of the examples does not matter. Only the order of the scores does:
+they may be infinite, and any increasing function of them gives the same numbers.
+
+`S` samples, `B` batch, `C` classes, `D` outputs, `K` distinct scores.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymode.metrics.score import OOD_CLASSIFICATION, OOD_REGRESSION, PairMetric, Score, register
-from polymode.prediction import Prediction
+from polymode.core.registry import Registry
+from polymode.metrics.score import (
+    OOD_CLASSIFICATION,
+    OOD_REGRESSION,
+    NotDefined,
+    PairMetric,
+    Score,
+    register,
+)
+from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+
+SATURATED = 0.99  # above, 1 - confidence in float32 has lost two digits or more
+
+
+class Ranked(NamedTuple):
+    """How many inputs have each distinct score, from the highest score down.
+
+    Attributes:
+        inside, outside: (K,) float64 counts of test and of OOD inputs; in each group at least one.
+    """
+
+    inside: Tensor
+    outside: Tensor
+
+    @staticmethod
+    def of(inside: Tensor, outside: Tensor, metric: str) -> Ranked:
+        """Sort the scores (m,) and (n,) together, once; `metric` is named in complaints."""
+        for name, what, scores in (("inside", "test", inside), ("outside", "OOD", outside)):
+            if scores.dim() != 1 or len(scores) == 0:
+                raise ValueError(
+                    f"`{name}` of {metric} must be scores of shape (n,), n >= 1, got"
+                    f" {tuple(scores.shape)}; give one score for each input of the {what} set"
+                )
+            if missing := int(scores.isnan().sum()):
+                raise ValueError(
+                    f"`{name}` of {metric} has {missing} NaN of {len(scores)}; drop them"
+                )
+        pooled = torch.cat([inside.detach().double(), outside.detach().double()])
+        scores, order = pooled.sort(descending=True)
+        group = torch.zeros_like(order)
+        group[1:] = (scores[1:] != scores[:-1]).cumsum(0)
+        where = 2 * group + (order >= len(inside)).long()
+        counts = torch.bincount(where, minlength=2 * (int(group[-1]) + 1)).view(-1, 2).double()
+        return Ranked(*counts.unbind(1))
+
+    def turned(self) -> Ranked:
+        """Return the same with the sign of the scores turned and the two sets exchanged."""
+        return Ranked(self.outside.flip(0), self.inside.flip(0))
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Score:
     r"""Return the probability that an OOD input scores above a test input, ties counted half.
 
-    From ranks, without a curve: it is the mean of the placements
-    :math:`V_j = \frac{1}{m}\sum_i (1[u_i < v_j] + \frac12 1[u_i = v_j])`, and the standard error is
-    DeLong's, :math:`\sqrt{var(V)/n + var(U)/m}` with U the placements the other way round.
+    :math:`P(v > u) + \frac12 P(v = u)`, the area under :math:`T/n` over :math:`F/m`. It is the mean
+    of the placements :math:`V_j = \frac{1}{m}\sum_i (1[u_i < v_j] + \frac12 1[u_i = v_j])`, and the
+    standard error is DeLong's, :math:`\sqrt{var(V)/n + var(U)/m}` with U the placements the other
+    way round.
 
     Traps: 1/2 is chance and 0 is a perfect detector with the sign turned; constant scores give
     exactly 1/2; it says nothing of which threshold to use.
@@ -41,86 +94,315 @@ def auroc(inside: Tensor, outside: Tensor) -> Score:
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
     0.75
     """
-    for name, scores in (("inside", inside), ("outside", outside)):
-        if scores.dim() != 1 or len(scores) == 0:
-            shape = tuple(scores.shape)
-            raise ValueError(f"`{name}` of auroc must be scores of shape (n,), n >= 1, got {shape}")
-        if scores.isnan().any():
-            missing = int(scores.isnan().sum())
-            raise ValueError(f"`{name}` of auroc has {missing} NaN of {len(scores)}; drop them")
-    placed_out = _placements(outside, inside)
-    placed_in = 1.0 - _placements(inside, outside)
+    ranked = Ranked.of(inside, outside, "auroc")
+    m, n = len(inside), len(outside)
+    below = 2 * (m - ranked.inside.cumsum(0)) + ranked.inside  # twice, so that all are integers
+    above = 2 * ranked.outside.cumsum(0) - ranked.outside
+    value = (ranked.outside @ below).item() / (2 * m * n)
+    return Score(value, m + n, _two_sample_error(ranked, above / (2 * n), below / (2 * m)))
+
+
+def aupr_out(inside: Tensor, outside: Tensor) -> Score:
+    r"""Return the average precision of finding the OOD inputs by high scores, OOD positive.
+
+    In steps, :math:`\sum_k \frac{T_k - T_{k-1}}{n} \frac{T_k}{T_k + F_k}` over the distinct scores
+    from the highest down: the mean, over OOD inputs, of the precision at their own threshold. Its
+    standard error is that of the mean influence of an example, to first order in 1/m and 1/n.
+
+    Traps: it depends on the sizes of the two sets: constant scores, or random ones, give
+    n / (m + n), and published values belong to their own ratio. Trapezoids between the points, as
+    some libraries draw them, give more than any threshold can reach.
+
+    Args:
+        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
+
+    Returns:
+        the mean precision in (0, 1], over m + n examples; `each` is None.
+
+    Reference: J. Davis, M. Goadrich, The relationship between precision-recall and ROC curves,
+    ICML 2006; D. Hendrycks, K. Gimpel, A baseline for detecting misclassified and
+    out-of-distribution examples in neural networks, ICLR 2017.
+
+    >>> round(aupr_out(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
+    0.75
+    """
+    return _average_precision(Ranked.of(inside, outside, "aupr_out"))
+
+
+def aupr_in(inside: Tensor, outside: Tensor) -> Score:
+    """Return the average precision of finding the test inputs by low scores: test set positive.
+
+    `aupr_out` with both sets exchanged and the sign of the scores turned; formula, standard error
+    and traps are the same, and constant scores give m / (m + n). The only measure here for which
+    OOD is not the positive class.
+
+    Args:
+        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
+
+    Returns:
+        the mean precision in (0, 1], over m + n examples; `each` is None.
+
+    Reference: as `aupr_out`.
+
+    >>> round(aupr_in(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
+    0.8056
+    """
+    return _average_precision(Ranked.of(inside, outside, "aupr_in").turned())
+
+
+def fpr95(inside: Tensor, outside: Tensor) -> Score:
+    r"""Return the share of test inputs flagged at the threshold that finds 95 % of the OOD inputs.
+
+    :math:`F(t)/m` at the highest t with :math:`T(t) \ge 0.95\,n`; OOD positive. The standard error
+    has the binomial part, and the part of the threshold by Woodruff's method: half of the change
+    of :math:`F/m` between the thresholds that find one standard deviation,
+    :math:`\sqrt{0.95 \cdot 0.05\, n}`, fewer and more OOD inputs.
+
+    Traps: much of the literature has the test set positive: the share of OOD inputs accepted where
+    95 % of the test inputs are. That is another number, `fpr95(-outside, -inside)`. Constant
+    scores give 1. With few OOD inputs the threshold rests on one or two of them.
+
+    Args:
+        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
+
+    Returns:
+        the share in [0, 1], over m + n examples; `each` is None.
+
+    Reference: S. Liang, Y. Li, R. Srikant, Enhancing the reliability of out-of-distribution image
+    detection in neural networks, ICLR 2018 (test set positive); R. S. Woodruff, Confidence
+    intervals for medians and other position measures, J. Am. Stat. Assoc. 47 (1952).
+
+    >>> fpr95(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
+    0.6666666666666666
+    """
+    ranked = Ranked.of(inside, outside, "fpr95")
+    m, n = len(inside), len(outside)
+    found, alarms = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
+    needed = (19 * n + 19) // 20  # of the OOD inputs, 0.95 n rounded up
+    spread = math.sqrt(0.95 * 0.05 * n)
+    ranks = torch.tensor([needed, max(needed - spread, 1), min(needed + spread, n)])
+    at = torch.searchsorted(found, ranks.to(found))
+    value, fewer, more = (alarms[at] / m).tolist()
     error = None
-    if min(len(inside), len(outside)) > 1:
-        spread = placed_out.var(correction=1) / len(outside) + placed_in.var(correction=1) / len(
-            inside
-        )
-        error = math.sqrt(spread.item())
-    return Score(placed_out.mean().item(), len(inside) + len(outside), error)
+    if min(m, n) > 1:
+        error = math.sqrt(value * (1 - value) / (m - 1) + ((more - fewer) / 2) ** 2)
+    return Score(value, m + n, error)
 
 
-def _placements(values: Tensor, among: Tensor) -> Tensor:
-    """Return the share of `among` below each value, ties counted half, in float64."""
-    values, among = values.double(), among.double().sort().values
-    below = torch.searchsorted(among, values)
-    not_above = torch.searchsorted(among, values, right=True)
-    return (below + not_above).double() / (2 * len(among))
+def _average_precision(ranked: Ranked) -> Score:
+    """Return the average precision with `outside` positive; its error by influence functions."""
+    n = ranked.outside.sum().item()
+    true, false = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
+    precision = true / (true + false)
+    value = (ranked.outside @ precision).item() / n
+    slope = ranked.outside / (true + false).square()  # of precision in the counts, over OOD inputs
+    of_outside = precision + _from_here(slope * false)
+    of_inside = -_from_here(slope * true) * (ranked.inside.sum() / n)
+    examples = int(n + ranked.inside.sum().item())
+    return Score(value, examples, _two_sample_error(ranked, of_inside, of_outside))
+
+
+def _from_here(values: Tensor) -> Tensor:
+    """Return the sums of values from each place to the end."""
+    return values.flip(0).cumsum(0).flip(0)
+
+
+def _two_sample_error(ranked: Ranked, of_inside: Tensor, of_outside: Tensor) -> float | None:
+    """Return the error of a statistic from the influence (K,) of each set's inputs on it."""
+    total = 0.0
+    for counts, influence in zip(ranked, (of_inside, of_outside), strict=True):
+        size = counts.sum().item()
+        if size < 2:
+            return None
+        centred = influence - (counts @ influence) / size
+        total += (counts @ centred.square()).item() / (size * (size - 1))
+    return math.sqrt(total)
 
 
 def predictive_entropy(prediction: Prediction) -> Tensor:
-    """Return the entropy of the mean prediction, (B,) nats: all of the uncertainty."""
-    return prediction.predictive_entropy
+    """Return the entropy of the mean prediction, (B,) nats in [0, log C]: all the uncertainty."""
+    return _classes(prediction, "predictive_entropy").predictive_entropy
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
-    """Return what the members differ in, (B,) nats: the epistemic part."""
-    return prediction.mutual_information
+    """Return what the samples differ in, (B,) nats in [0, log S]: the epistemic part; S >= 2."""
+    return _several(_classes(prediction, "mutual_information")).mutual_information
+
+
+def one_minus_confidence(prediction: Prediction) -> Tensor:
+    """Return the mean probability of all but the most probable class, (B,) float64 in [0, 1).
+
+    Above a confidence of 0.99 it is added up from the other classes' own probabilities: 1 - 1e-9
+    and 1 - 1e-12 are the same number in float32, and here are still told apart.
+    """
+    classes = _classes(prediction, "one_minus_confidence")
+    confidence = classes.confidence.double()
+    others = classes.mean.scatter(1, classes.classes[:, None], 0.0).sum(1, dtype=torch.float64)
+    return torch.where(confidence > SATURATED, others, 1 - confidence)
+
+
+def energy(prediction: Prediction) -> Tensor:
+    r"""Return the mean over samples of :math:`-\log\sum_k e^{z_k}`, (B,), z the network's logits.
+
+    Not defined for predictions made of probabilities. Trap: softmax does not fix the level of the
+    logits, so energies of different networks cannot be compared, only ranked within one.
+
+    Reference: W. Liu, X. Wang, J. D. Owens, Y. Li, Energy-based out-of-distribution detection,
+    NeurIPS 2020.
+    """
+    classes = _classes(prediction, "energy")
+    if classes.log_normalizer is None:
+        raise NotDefined("needs the network's logits")
+    return classes.energy
 
 
 def variance(prediction: Prediction) -> Tensor:
-    """Return the predictive variance, summed over outputs, (B,)."""
+    """Return the predictive variance, summed over classes or outputs, (B,).
+
+    Trap: the output with the largest unit rules the sum; standardise outputs of several units.
+    """
+    if isinstance(prediction, MixturePrediction) and prediction.df is not None:
+        if prediction.df <= 2.0:
+            raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 2 has no variance")
     return prediction.variance.sum(-1)
 
 
 def epistemic_variance(prediction: Prediction) -> Tensor:
-    """Return the variance of the members' means, summed over outputs, (B,)."""
-    return prediction.epistemic_variance.sum(-1)
+    """Return the variance over samples of their probabilities or means, summed as in `variance`.
+
+    (B,), for S >= 2; of classes in [0, 1], of outputs in their units squared.
+    """
+    if isinstance(prediction, MixturePrediction) and prediction.df is not None:
+        if prediction.df <= 1.0:
+            raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 1 has no mean")
+    return _several(prediction).epistemic_variance.sum(-1)
 
 
-SCORES = {
+SCORES: dict[str, Callable[[Prediction], Tensor]] = {
     "predictive_entropy": predictive_entropy,
     "mutual_information": mutual_information,
+    "one_minus_confidence": one_minus_confidence,
+    "energy": energy,
     "variance": variance,
     "epistemic_variance": epistemic_variance,
 }
 """Functions from a prediction to (B,) scores, high for what looks like OOD."""
+MEASURES: dict[str, Callable[[Tensor, Tensor], Score]] = {
+    "auroc": auroc,
+    "aupr_in": aupr_in,
+    "aupr_out": aupr_out,
+    "fpr95": fpr95,
+}
+"""Functions from the scores of the test set and of the OOD set to how well they are apart."""
 
 
-def _auroc_of(score: str) -> PairMetric:
+def _classes(prediction: Prediction, score: str) -> CategoricalPrediction:
+    if not isinstance(prediction, CategoricalPrediction):
+        raise ValueError(
+            f"`{score}` is a score of class probabilities, got a {type(prediction).__name__};"
+            " use `variance` or `epistemic_variance`"
+        )
+    return prediction
+
+
+def _several(prediction: Prediction) -> Prediction:
+    if prediction.num_samples < 2:
+        raise NotDefined(f"needs at least 2 samples, got {prediction.num_samples}")
+    return prediction
+
+
+def _check_alike(inside: Prediction, outside: Prediction) -> None:
+    """Refuse two predictions that cannot be of one posterior."""
+    sides = [
+        f"a {type(each).__name__} of {each.num_samples} sample(s) and {each.mean.shape[-1]}"
+        f" {'classes' if isinstance(each, CategoricalPrediction) else 'output(s)'}"
+        for each in (inside, outside)
+    ]
+    if sides[0] != sides[1]:
+        raise ValueError(
+            f"the test set has {sides[0]}, the OOD set {sides[1]}; predict both with one posterior"
+        )
+
+
+def _metric(measure: str, score: str) -> PairMetric:
     def metric(inside: Prediction, outside: Prediction) -> Score:
-        return auroc(SCORES[score](inside), SCORES[score](outside))
+        _check_alike(inside, outside)
+        return MEASURES[measure](SCORES[score](inside), SCORES[score](outside))
 
-    metric.__doc__ = f"Return the AUROC of `{score}`, OOD positive."
+    metric.__name__ = f"{measure}_{score}"
+    metric.__doc__ = f"Return `{measure}` of `{score}`, of the test set and an OOD set."
     return metric
 
 
-def _register() -> None:
-    says = "probability that an OOD input has a higher {} than a test input (OOD positive)"
-    for table, score, title, words, needs in (
-        (OOD_CLASSIFICATION, "predictive_entropy", "entropy", "predictive entropy", 1),
-        (OOD_CLASSIFICATION, "mutual_information", "MI", "mutual information", 2),
-        (OOD_REGRESSION, "variance", "variance", "predictive variance", 1),
-        (OOD_REGRESSION, "epistemic_variance", "epistemic", "epistemic variance", 2),
-    ):
-        register(
-            table,
-            f"auroc_{score}",
-            title=f"AUROC, {title}",
-            unit="probability",
-            direction="up",
-            min_samples=needs,
-            summary=says.format(words),
-        )(_auroc_of(score))
+class _Said(NamedTuple):
+    title: str
+    unit: str
+    direction: str
+    summary: str
 
 
-_register()
+_OF_MEASURES = {
+    "auroc": _Said(
+        "AUROC",
+        "probability",
+        "up",
+        "probability that an OOD input has a higher {} than a test input (OOD positive)",
+    ),
+    "aupr_in": _Said(
+        "AUPR-in",
+        "fraction",
+        "up",
+        "average precision of finding the test inputs by low {} (test set positive; all other OOD"
+        " numbers have OOD positive)",
+    ),
+    "aupr_out": _Said(
+        "AUPR-out",
+        "fraction",
+        "up",
+        "average precision of finding the OOD inputs by high {} (OOD positive)",
+    ),
+    "fpr95": _Said(
+        "FPR95",
+        "fraction",
+        "down",
+        "share of test inputs flagged where 95 % of the OOD inputs are, by high {} (OOD positive)",
+    ),
+}
+
+
+def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, int]]) -> None:
+    """Enter all measures of some scores, each with its title, words for it, fewest samples."""
+    headlines = ("auroc_predictive_entropy", "auroc_mutual_information", "fpr95_predictive_entropy")
+    for measure, said in _OF_MEASURES.items():
+        for score, (title, words, needs) in scores.items():
+            name = f"{measure}_{score}"
+            register(
+                table,
+                name,
+                title=f"{said.title}, {title}",
+                unit=said.unit,
+                direction=said.direction,
+                family="ood",
+                headline=name in headlines or (table is OOD_REGRESSION and measure == "auroc"),
+                min_samples=needs,
+                summary=said.summary.format(words),
+            )(_metric(measure, score))
+
+
+_register(
+    OOD_CLASSIFICATION,
+    {
+        "predictive_entropy": ("entropy", "predictive entropy", 1),
+        "mutual_information": ("MI", "mutual information", 2),
+        "one_minus_confidence": ("1 − max p", "1 − largest class probability", 1),
+        "energy": ("energy", "energy", 1),
+        "epistemic_variance": ("epistemic variance", "epistemic variance", 2),
+    },
+)
+_register(
+    OOD_REGRESSION,
+    {
+        "variance": ("variance", "predictive variance", 1),
+        "epistemic_variance": ("epistemic variance", "epistemic variance", 2),
+    },
+)

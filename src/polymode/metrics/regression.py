@@ -21,6 +21,8 @@ from polymode.prediction import MixturePrediction, Prediction
     title="RMSE",
     unit="units of y",
     direction="down",
+    family="quality",
+    headline=True,
     summary="root of the mean squared distance of the predictive mean from the target",
 )
 def rmse(prediction: Prediction, targets: Tensor) -> Score:
@@ -47,6 +49,8 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
     title="NLL",
     unit="nats/example",
     direction="down",
+    family="quality",
+    headline=True,
     summary="mean negative log-density of the target under the mixture of the members' densities",
 )
 def nll(prediction: Prediction, targets: Tensor) -> Score:
@@ -70,6 +74,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     title="epistemic share",
     unit="fraction of variance",
     direction="",
+    family="uncertainty",
     min_samples=2,
     targets=False,
     summary="part of the predictive variance that comes from differences between members;"

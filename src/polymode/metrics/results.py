@@ -10,16 +10,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polymode.core.registry import suggest
-from polymode.metrics.score import ARROWS, TABLES
+from polymode.core.registry import Entry, suggest
+from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
 from polymode.metrics.table import align, decimals_for, number
 from polymode.prediction import Prediction
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no near_ood, target_scale and memory
 
 
 class Row(NamedTuple):
@@ -49,6 +50,7 @@ class Cost(NamedTuple):
         num_modes: networks. parameters: of all of them together.
         predict_seconds: wall time of predicting `predict_examples` inputs, all scored sets.
         train_seconds: wall time of the fit, None where nobody measured it.
+        memory_bytes: of the posterior's parameters and buffers, None in results of before 0.2.
     """
 
     num_modes: int
@@ -56,6 +58,7 @@ class Cost(NamedTuple):
     predict_seconds: float
     predict_examples: int
     train_seconds: float | None = None
+    memory_bytes: int | None = None
 
 
 class Kept(NamedTuple):
@@ -76,6 +79,8 @@ class Results:
     Attributes:
         task, method, net: names. seed: of the fit. config: the method's options.
         rows: the numbers. cost: see `Cost`.
+        near_ood: names of the OOD sets that are near to the training data; the others are far.
+        target_scale: D standard deviations that the "standardised" numbers are divided by.
     """
 
     task: str
@@ -85,12 +90,21 @@ class Results:
     config: dict[str, Any]
     rows: tuple[Row, ...]
     cost: Cost
+    near_ood: tuple[str, ...] = ()
+    target_scale: tuple[float, ...] | None = None
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
 
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str], Row]:
+        return {(row.dataset, row.metric): row for row in self.rows}
+
+    def get(self, dataset: str, metric: str) -> Row | None:
+        """Return a number, None where there is none."""
+        return self._rows.get((dataset, metric))
+
     def __getitem__(self, key: tuple[str, str]) -> Row:
-        rows = {(row.dataset, row.metric): row for row in self.rows}
-        if key in rows:
-            return rows[key]
+        if key in self._rows:
+            return self._rows[key]
         if not (isinstance(key, tuple) and len(key) == 2):
             raise KeyError(
                 f'results are asked by data set and metric, ["test", "nll"]; got {key!r}'
@@ -102,27 +116,66 @@ class Results:
         known = [row.metric for row in self.rows if row.dataset == dataset]
         raise KeyError(f"no metric '{metric}' for '{dataset}'.{suggest(metric, known)}")
 
-    @property
+    def score(self, dataset: str, metric: str) -> Score:
+        """Compute any registered metric from the kept predictions; `each` has its examples' parts.
+
+        Args:
+            dataset: "test", "shift:NAME:SEVERITY" or "ood:NAME"; its prediction must be kept.
+            metric: a registered name, also one that was not evaluated.
+        """
+        if dataset not in self.kept:
+            known = ", ".join(self.kept) or "none"
+            raise ValueError(
+                f"the prediction of '{dataset}' was not kept.{suggest(dataset, self.kept)}"
+                f" Kept: {known}; see `keep` of pm.evaluate"
+            )
+        here = self.kept[dataset]
+        table = table_of(here.prediction, metric)
+        if table.kind.startswith("OOD"):
+            if "test" not in self.kept or not dataset.startswith("ood:"):
+                raise ValueError(
+                    f"'{metric}' sets an OOD set against the test set, got '{dataset}';"
+                    " both predictions must be kept"
+                )
+            return score_of(table.get(metric), self.kept["test"].prediction, here.prediction)
+        return score_of(table.get(metric), here.prediction, here.targets, self.target_scale)
+
+    @cached_property
     def datasets(self) -> list[str]:
         """The data sets, in the order in which they were scored."""
         return list(dict.fromkeys(row.dataset for row in self.rows))
 
     def __repr__(self) -> str:
         shown = [row for row in self.rows if row.dataset == "test" and row.value is not None]
-        numbers = ", ".join(f"{row.metric}={row.value:.4g}" for row in shown)
+        numbers = ", ".join(
+            f"{row.metric}={row.value:.4g}" for row in shown if is_headline(row.metric)
+        )
         sets = f"{len(self.datasets)} data sets"
         return f"Results({self.method} on {self.task}, seed {self.seed}: {numbers}; {sets})"
 
-    def table(self) -> str:
-        """Return all numbers as text, ± one s.e. over examples; arrows point to better."""
-        head = f"{self.method} on {self.task}, seed {self.seed}: ± is one s.e. over the n examples"
-        scored = [name for name in self.datasets if not name.startswith("ood:")]
-        elsewhere = [name for name in self.datasets if name.startswith("ood:")]
-        parts = [self._block(names) for names in (scored, elsewhere) if names]
-        return "\n\n".join([head, *parts])
+    def table(self, *, full: bool = False) -> str:
+        """Return the numbers as text, ± one s.e. over examples; arrows point to better.
 
-    def _block(self, datasets: list[str]) -> str:
-        rows = [row for row in self.rows if row.dataset in datasets]
+        Args:
+            full: every metric, a block for each family; by default those of a leaderboard.
+        """
+        head = f"{self.method} on {self.task}, seed {self.seed}: ± is one s.e. over the n examples"
+        blocks: list[str] = []
+        for outside in (False, True):
+            names = [name for name in self.datasets if name.startswith("ood:") == outside]
+            rows = [row for row in self.rows if row.dataset in names]
+            if not full:
+                blocks.append(self._block([row for row in rows if is_headline(row.metric)]))
+                continue
+            for family, title in FAMILIES.items():
+                mine = [row for row in rows if family_of(row.metric) == family]
+                blocks += [f"{title}\n{self._block(mine)}"] if mine else []
+        return "\n\n".join([head, *filter(None, blocks)])
+
+    def _block(self, rows: list[Row]) -> str:
+        if not rows:
+            return ""
+        datasets = list(dict.fromkeys(row.dataset for row in rows))
         columns: list[list[str]] = []
         for metric in dict.fromkeys(row.metric for row in rows):
             found = {row.dataset: row for row in rows if row.metric == metric}
@@ -138,8 +191,12 @@ class Results:
                 [f"{title_of(metric)} {ARROWS[first.direction]}".rstrip(), first.unit, *cells]
             )
         counts = [str(min(r.n for r in rows if r.dataset == name)) for name in datasets]
-        lines = list(zip(["data set", "", *datasets], ["n", "", *counts], *columns, strict=True))
+        named = [f"{name} (near)" if self._is_near(name) else name for name in datasets]
+        lines = list(zip(["data set", "", *named], ["n", "", *counts], *columns, strict=True))
         return align(lines[0], lines[1:])
+
+    def _is_near(self, dataset: str) -> bool:
+        return dataset.removeprefix("ood:") in self.near_ood and dataset.startswith("ood:")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but `kept`, JSON-safe."""
@@ -152,6 +209,8 @@ class Results:
             "config": self.config,
             "rows": [row._asdict() for row in self.rows],
             "cost": self.cost._asdict(),
+            "near_ood": list(self.near_ood),
+            "target_scale": self.target_scale and list(self.target_scale),
         }
 
     def to_json(self) -> str:
@@ -170,7 +229,14 @@ class Results:
         try:
             rows = tuple(Row(**row) for row in content["rows"])
             names = {key: content[key] for key in ("task", "method", "net", "seed", "config")}
-            return Results(**names, rows=rows, cost=Cost(**content["cost"]))
+            scale = content.get("target_scale")
+            return Results(
+                **names,
+                rows=rows,
+                cost=Cost(**content["cost"]),
+                near_ood=tuple(content.get("near_ood", ())),
+                target_scale=scale and tuple(scale),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None
 
@@ -190,10 +256,27 @@ def title_of(metric: str) -> str:
     >>> title_of("nll"), title_of("auroc_mutual_information"), title_of("mine")
     ('NLL', 'AUROC, MI', 'mine')
     """
+    entry = _entry_of(metric)
+    return metric if entry is None else str(entry.metadata["title"])
+
+
+def is_headline(metric: str) -> bool:
+    """Return whether a leaderboard shows the metric unasked; one that is not registered, yes."""
+    entry = _entry_of(metric)
+    return entry is None or bool(entry.metadata["headline"])
+
+
+def family_of(metric: str) -> str:
+    """Return which of `FAMILIES` the metric belongs to."""
+    entry = _entry_of(metric)
+    return "quality" if entry is None else str(entry.metadata["family"])
+
+
+def _entry_of(metric: str) -> Entry[Any] | None:
     for table in TABLES.values():
-        if metric in table.names():
-            return str(table.get(metric).metadata["title"])
-    return metric
+        if metric in table:
+            return table.get(metric)
+    return None
 
 
 def finite(value: float | None) -> float | None:

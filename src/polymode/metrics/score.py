@@ -8,13 +8,14 @@ wherever its number is shown. `n` examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from polymode.core.registry import Entry, Registry
-from polymode.prediction import Prediction
+from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 
 
 class Score(NamedTuple):
@@ -38,6 +39,20 @@ class Score(NamedTuple):
     def __repr__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         return f"Score({self.value:.4g}{error}, n={self.n})"
+
+
+class NotDefined(ValueError):
+    """A metric has no value for this input; the message says why, and stands in tables as n/a."""
+
+
+class Interval(NamedTuple):
+    """A number with the interval that holds it with probability `level`, by the bootstrap."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+    n: int
 
 
 def mean_score(each: Tensor) -> Score:
@@ -64,6 +79,15 @@ TABLES: dict[str, Registry[Any]] = {
     "OOD, classification": OOD_CLASSIFICATION,
     "OOD, regression": OOD_REGRESSION,
 }
+FAMILIES = {
+    "quality": "Right and proper",
+    "calibration": "Calibration",
+    "selective": "Selective prediction",
+    "intervals": "Intervals",
+    "uncertainty": "Uncertainty",
+    "ood": "Out of distribution",
+}
+"""What belongs side by side in a table, with its heading, in the order of a report."""
 ARROWS = {"up": "↑", "down": "↓", "": ""}
 
 
@@ -75,8 +99,11 @@ def register(
     unit: str,
     direction: str,
     summary: str,
+    family: str,
+    headline: bool = False,
     min_samples: int = 1,
     targets: bool = True,
+    standardised: bool = False,
 ) -> Callable[[Any], Any]:
     """Return a decorator that enters a metric with everything that is shown beside its number.
 
@@ -85,18 +112,24 @@ def register(
         title: as people write it. unit: of the value.
         direction: "up" or "down" is better; "" for what describes and does not score.
         summary: one line, also the report's glossary.
+        family: one of `FAMILIES`.
+        headline: True for the few that a leaderboard shows where nobody asks for more.
         min_samples: fewest posterior samples; with fewer the metric is n/a.
         targets: False if the metric takes None for targets.
+        standardised: True if prediction and targets are to be divided by the targets' scale first.
     """
-    assert direction in ARROWS
+    assert direction in ARROWS and family in FAMILIES
     return table.register(
         name,
         title=title,
         unit=unit,
         direction=direction,
         summary=summary,
+        family=family,
+        headline=headline,
         min_samples=min_samples,
         targets=targets,
+        standardised=standardised,
         rank=len(table.names()),
     )
 
@@ -104,3 +137,39 @@ def register(
 def entries(table: Registry[Any]) -> list[Entry[Any]]:
     """Return the metrics of a table in the order in which they were entered."""
     return sorted(map(table.get, table.names()), key=lambda entry: entry.metadata["rank"])
+
+
+def table_of(prediction: Prediction, metric: str) -> Registry[Any]:
+    """Return the table that has the metric for predictions of this kind, or name the nearest."""
+    classes = isinstance(prediction, CategoricalPrediction)
+    scores, against = (
+        (CLASSIFICATION, OOD_CLASSIFICATION) if classes else (REGRESSION, OOD_REGRESSION)
+    )
+    if metric in against:
+        return against
+    scores.get(metric)
+    return scores
+
+
+def score_of(
+    entry: Entry[Any], prediction: Prediction, other: Any, scale: Sequence[float] | None = None
+) -> Score:
+    """Compute one registered metric, or raise `NotDefined` with the reason why it does not apply.
+
+    Args:
+        other: targets, None where there are none; of an OOD metric, the OOD set's prediction.
+        scale: of the targets, for standardised metrics.
+    """
+    facts = entry.metadata
+    if prediction.num_samples < facts["min_samples"]:
+        raise NotDefined(f"needs ≥ {facts['min_samples']} samples")
+    if facts["targets"] and other is None:
+        raise NotDefined("needs targets")
+    if facts["standardised"]:
+        if scale is None:
+            raise NotDefined("needs the scale of the training targets")
+        assert isinstance(prediction, MixturePrediction)
+        factor = 1.0 / torch.as_tensor(scale, dtype=prediction.loc.dtype)
+        prediction, other = prediction.rescale(0.0, factor), other * factor.to(other.device)
+    score: Score = entry.value(prediction, other)
+    return score

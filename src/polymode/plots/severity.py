@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polymode.metrics.compare import Leaderboard
+from polymode.metrics.leaderboard import Leaderboard
 from polymode.metrics.results import title_of
 from polymode.plots.display import INK, Display, Style, palette
 

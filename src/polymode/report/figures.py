@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polymode.metrics.compare import Entry, Leaderboard
+from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import Results
 from polymode.plots import Display, ood_histogram, palette, regression_band, reliability, severity
 from polymode.plots.ood import scores

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from polymode._version import __version__
 from polymode.core.store import replace_file
-from polymode.metrics.compare import Column, Leaderboard, compare, costs, group_title
+from polymode.metrics.compare import compare
+from polymode.metrics.leaderboard import Column, Leaderboard, costs, group_title
 from polymode.metrics.results import Results
 from polymode.metrics.score import ARROWS, TABLES, entries
 from polymode.metrics.table import decimals_for, number

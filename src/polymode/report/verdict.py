@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polymode.metrics.compare import Entry, Leaderboard
+from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.table import decimals_for, number
 
 COLLAPSED = 0.01  # members that differ less than this on every data set are one function

@@ -1,0 +1,273 @@
+"""The leaderboard: methods against metrics, with spread, ties, differences and cost.
+
+Made by `compare`. Data sets of columns are those of results, and means over several of them:
+"shift:mean" over all shifts, "ood:mean:near" and "ood:mean:far" over OOD sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from polymode.core.registry import suggest
+from polymode.metrics.paired import Difference, paired
+from polymode.metrics.results import Results, is_headline
+from polymode.metrics.score import ARROWS
+from polymode.metrics.table import align, decimals_for, number
+
+SHIFT_MEAN = "shift:mean"
+OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}
+TIED = "≈"
+
+
+class Entry(NamedTuple):
+    """One line of the leaderboard: results that differ in the seed only."""
+
+    label: str
+    results: tuple[Results, ...]
+
+    @property
+    def method(self) -> str:
+        return self.results[0].method
+
+    @property
+    def seeds(self) -> list[int]:
+        return [results.seed for results in self.results]
+
+
+class Column(NamedTuple):
+    """One metric on one data set; `n` examples, the fewest of any entry."""
+
+    dataset: str
+    metric: str
+    title: str
+    unit: str
+    direction: str
+    n: int
+
+
+class Cell(NamedTuple):
+    """Mean over `n` seeds, None with a `note` where it does not apply.
+
+    `best` of its column; `tied` with the best: no paired t-test over shared seeds tells them apart
+    (Holm's correction over the column, 95 %).
+    """
+
+    mean: float | None
+    standard_error: float | None
+    n: int
+    best: bool = False
+    note: str = ""
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Methods against metrics, made by `compare`.
+
+    `board["deep_ensemble", "test", "nll"]` is a `Cell`; "shift:mean" is the mean over all shifts.
+    """
+
+    task: str
+    entries: tuple[Entry, ...]
+    columns: tuple[Column, ...]
+    cells: dict[tuple[str, str, str], Cell]
+
+    def __getitem__(self, key: tuple[str, str, str]) -> Cell:
+        return self.cells[key]
+
+    @property
+    def labels(self) -> list[str]:
+        return [entry.label for entry in self.entries]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds of any entry, in order."""
+        return sorted({seed for entry in self.entries for seed in entry.seeds})
+
+    def groups(self, *, full: bool = False) -> dict[str, list[Column]]:
+        """Return the columns that belong side by side: test, means of shifts and OOD, OOD sets.
+
+        Args:
+            full: every metric; by default the scoring ones among the headlines.
+        """
+        groups: dict[str, list[Column]] = {}
+        for column in self.columns:
+            single_shift = column.dataset.startswith("shift:") and column.dataset != SHIFT_MEAN
+            shown = full or (column.direction and is_headline(column.metric))
+            if shown and not single_shift:
+                groups.setdefault(column.dataset, []).append(column)
+        return groups
+
+    def difference(
+        self, first: str, second: str, metric: str = "nll", dataset: str = "test"
+    ) -> Difference | None:
+        """Return first − second, paired by seed; None where they share no seed with a value."""
+        ours, theirs = self._by_seed(first, dataset, metric), self._by_seed(second, dataset, metric)
+        return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+    def _by_seed(self, label: str, dataset: str, metric: str) -> dict[int, float]:
+        values = {r.seed: value_of(r, dataset, metric) for r in self._entry(label).results}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def _entry(self, label: str) -> Entry:
+        for entry in self.entries:
+            if entry.label == label:
+                return entry
+        raise KeyError(f"no entry '{label}' on this leaderboard.{suggest(label, self.labels)}")
+
+    def pareto(self, metric: str = "nll", dataset: str = "test") -> list[str]:
+        """Return the entries that no other one beats in the metric and in both times at once.
+
+        An entry is beaten if another is as good or better in mean score, training time and
+        prediction time, and better in one. Entries without a score or a training time are left out.
+
+        Traps: times are measured, so near-equal costs change places between runs.
+        """
+        direction = next(c.direction for c in self.columns if c[:2] == (dataset, metric))
+        sign = -1.0 if direction == "up" else 1.0
+        points: dict[str, tuple[float, float, float]] = {}
+        for entry in self.entries:
+            mean, cost = self.cells[entry.label, dataset, metric].mean, costs(entry)
+            if mean is not None and cost["train_seconds"] is not None:
+                points[entry.label] = (sign * mean, cost["train_seconds"], cost["predict_ms"])
+        return [
+            label
+            for label, here in points.items()
+            if not any(
+                there != here and all(a <= b for a, b in zip(there, here, strict=True))
+                for there in points.values()
+            )
+        ]
+
+    def table(self, *, full: bool = False) -> str:
+        """Return the leaderboard as text; arrows point to better.
+
+        Args:
+            full: every metric, those that only describe included.
+        """
+        many = max(len(entry.results) for entry in self.entries)
+        seeds = f"{many} seeds" if many > 1 else "1 seed"
+        marks = f", {TIED} not clearly worse" if many > 1 else ""
+        head = f"{self.task}, {seeds}: mean ± s.e. over seeds, * best{marks}"
+        groups = self.groups(full=full).items()
+        blocks = [self._block(name, part) for name, columns in groups for part in _fives(columns)]
+        return "\n\n".join([head, *blocks, self._costs()])
+
+    def _block(self, group: str, columns: list[Column]) -> str:
+        texts = []
+        for column in columns:
+            cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
+            digits = decimals_for(*zip(*(cell[:2] for cell in cells), strict=True))
+            shown = [
+                number(cell.mean, cell.standard_error, digits)
+                + ("*" if cell.best else TIED if cell.tied else " ")
+                for cell in cells
+            ]
+            heading = f"{column.title} {ARROWS[column.direction]}".rstrip() + " "
+            texts.append([heading, *shown])
+        names = [group_title(group, self), *(f"  {label}" for label in self.labels)]
+        lines = list(zip(names, *texts, strict=True))
+        return align(lines[0], lines[1:])
+
+    def _costs(self) -> str:
+        header = ["cost", "seeds", "train s", "predict ms/1,000", "networks", "parameters", "MB"]
+        lines = []
+        for entry in self.entries:
+            cost = costs(entry)
+            train = number(cost["train_seconds"], None, 1)
+            predict = f"{cost['predict_ms']:,.1f}"
+            sizes = [f"{cost['num_modes']:,}", f"{cost['parameters']:,}"]
+            memory = number(cost["memory_mb"], None, 1)
+            lines.append(
+                [f"  {entry.label}", str(len(entry.results)), train, predict, *sizes, memory]
+            )
+        return align(header, lines)
+
+    def to_json(self) -> str:
+        """Return cells, costs and the Pareto front as JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return cells, costs and the Pareto front by test NLL, JSON-safe."""
+        facts = {column[:2]: column for column in self.columns}
+        cells = [
+            {
+                "entry": entry,
+                "dataset": dataset,
+                "metric": metric,
+                **cell._asdict(),
+                "unit": facts[dataset, metric].unit,
+                "direction": facts[dataset, metric].direction,
+                "examples": facts[dataset, metric].n,
+            }
+            for (entry, dataset, metric), cell in self.cells.items()
+        ]
+        ranked = any(column[:2] == ("test", "nll") for column in self.columns)
+        return {
+            "task": self.task,
+            "seeds": {entry.label: entry.seeds for entry in self.entries},
+            "costs": {entry.label: costs(entry) for entry in self.entries},
+            "pareto": self.pareto() if ranked else [],
+            "cells": cells,
+        }
+
+    def __repr__(self) -> str:
+        entries = ", ".join(f"{entry.label} × {len(entry.results)}" for entry in self.entries)
+        return f"Leaderboard({self.task}: {entries}; {len(self.columns)} columns)"
+
+
+def _fives(columns: list[Column]) -> Iterable[list[Column]]:
+    """Yield the columns in parts that fit a terminal."""
+    for start in range(0, len(columns), 5):
+        yield columns[start : start + 5]
+
+
+def costs(entry: Entry) -> dict[str, Any]:
+    """Return the entry's cost: means over seeds of the times, sizes of the first seed."""
+    every = [results.cost for results in entry.results]
+    trained = [cost.train_seconds for cost in every if cost.train_seconds is not None]
+    rates = [cost.predict_seconds / max(cost.predict_examples, 1) for cost in every]
+    held = every[0].memory_bytes
+    return {
+        "train_seconds": sum(trained) / len(trained) if trained else None,
+        "predict_ms": 1e6 * sum(rates) / len(rates),
+        "num_modes": every[0].num_modes,
+        "parameters": every[0].parameters,
+        "memory_mb": None if held is None else held / 1e6,
+    }
+
+
+def group_title(group: str, board: Leaderboard) -> str:
+    """Return the heading of a group of columns: which data, how many examples."""
+    results = board.entries[0].results[0]
+    if group == SHIFT_MEAN or group in OOD_MEANS.values():
+        what = "shifts" if group == SHIFT_MEAN else f"{group.rsplit(':', 1)[1]} OOD sets"
+        return f"{what} (mean of {len(datasets_of(results, group))})"
+    count = min(column.n for column in board.columns if column.dataset == group)
+    name = group
+    if group.startswith("ood:"):
+        place = "near OOD" if group.removeprefix("ood:") in results.near_ood else "far OOD"
+        name = f"{group.removeprefix('ood:')} ({place})"
+    return f"{name}, n = {count:,}"
+
+
+def datasets_of(results: Results, dataset: str) -> list[str]:
+    """Return the data sets that a column's name stands for: itself, or those of a mean."""
+    if dataset == SHIFT_MEAN:
+        return [name for name in results.datasets if name.startswith("shift:")]
+    for place, mean in OOD_MEANS.items():
+        if dataset == mean:
+            outside = [name for name in results.datasets if name.startswith("ood:")]
+            near = {f"ood:{name}" for name in results.near_ood}
+            return [name for name in outside if (name in near) == (place == "near")]
+    return [dataset]
+
+
+def value_of(results: Results, dataset: str, metric: str) -> float | None:
+    """Return one number of one result; a mean over data sets only where all have it."""
+    rows = [results.get(name, metric) for name in datasets_of(results, dataset)]
+    values = [row.value for row in rows if row is not None and row.value is not None]
+    return sum(values) / len(rows) if rows and len(values) == len(rows) else None

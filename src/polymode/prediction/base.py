@@ -1,0 +1,158 @@
+"""What every prediction can do, whatever it predicts; see the package's own text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+
+class Prediction(ABC):
+    """What every prediction can do; `predict_from` makes one from a likelihood's components."""
+
+    _kind: ClassVar[str]
+    _axes: ClassVar[str]
+    _shown: ClassVar[tuple[str, str]]
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Predictive mean: class probabilities (B, C), or the mean of y (B, D)."""
+
+    @property
+    @abstractmethod
+    def aleatoric_variance(self) -> Tensor:
+        """Mean over samples of their own variances, (B, C) or (B, D)."""
+
+    @property
+    @abstractmethod
+    def epistemic_variance(self) -> Tensor:
+        """Variance over samples of their own means, (B, C) or (B, D)."""
+
+    @property
+    @abstractmethod
+    def predictive_entropy(self) -> Tensor:
+        """Entropy of the mixture in nats: (B,) of the class, or (B, D) of each output."""
+
+    @property
+    @abstractmethod
+    def expected_entropy(self) -> Tensor:
+        """Mean over samples of their own entropies in nats, (B,) or (B, D)."""
+
+    @property
+    @abstractmethod
+    def mutual_information(self) -> Tensor:
+        """What y tells about which sample is right, in nats, in [0, log S], (B,) or (B, D)."""
+
+    @abstractmethod
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the log-probability of targets under the mixture, (B,), jointly over outputs."""
+
+    @abstractmethod
+    def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors, of axes (S, B, ...), and a JSON-safe rest."""
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Predictive variance: aleatoric + epistemic, (B, C) or (B, D)."""
+        return self.aleatoric_variance + self.epistemic_variance
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Predictive standard deviation, the root of `variance`."""
+        return self.variance.sqrt()
+
+    @property
+    def disagreement(self) -> Tensor:
+        """Fraction of the pairs of samples that name different classes, (B,)."""
+        raise ValueError("Only classes disagree; use `epistemic_variance`, `mutual_information`.")
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Return the quantile of each output at q in (0, 1): (B, D), or (Q, B, D) for Q of them."""
+        raise ValueError("Classes have no quantiles; use `mean`, their probabilities.")
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return the ends, (B, D) each, of the central interval of probability `level`."""
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
+        return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
+
+    @property
+    def num_samples(self) -> int:
+        """S, the posterior samples in the mixture."""
+        return self._shape[0]
+
+    def __len__(self) -> int:
+        return self._shape[1]
+
+    @property
+    def _shape(self) -> torch.Size:
+        return next(iter(self._parts()[0].values())).shape
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Prediction:
+        """Return the prediction of some inputs: a slice, indices or a mask; one index keeps B."""
+        which = index if isinstance(index, slice) else torch.atleast_1d(torch.as_tensor(index))
+        if isinstance(which, Tensor):
+            which = which if which.numel() else which.long()  # an empty list is float
+            if which.dim() != 1 or which.is_floating_point():
+                raise IndexError("A prediction is indexed by input: a slice, indices or a mask.")
+        tensors, rest = self._parts()
+        return Prediction.from_arrays({key: t[:, which] for key, t in tensors.items()}, rest)
+
+    @staticmethod
+    def cat(predictions: Sequence[Prediction]) -> Prediction:
+        """Return the predictions of several batches as one, joined along B."""
+        if not predictions:
+            raise ValueError("`predictions` is empty; there is nothing to join.")
+        parts = [prediction._parts() for prediction in predictions]
+        (tensors, rest), first = parts[0], predictions[0]
+        for (others, other_rest), other in zip(parts, predictions, strict=True):
+            alike = other_rest == rest and others.keys() == tensors.keys()
+            if not alike or other._shape[::2] != first._shape[::2]:
+                raise ValueError(f"Only predictions alike can be joined, got {first} and {other}.")
+        joined = {key: torch.cat([each[key] for each, _ in parts], 1) for key in tensors}
+        return Prediction.from_arrays(joined, rest)
+
+    def to_arrays(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what is to be stored: contiguous tensors, and a JSON-safe rest."""
+        tensors, rest = self._parts()
+        return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, rest
+
+    @staticmethod
+    def from_arrays(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Prediction:
+        """Return the prediction that `to_arrays` gave."""
+        kinds = {each._kind: each for each in Prediction.__subclasses__()}
+        if rest.get("kind") not in kinds:
+            raise ValueError(f"Not a stored prediction: its kind is {rest.get('kind')!r}.")
+        return kinds[rest["kind"]](**tensors, **{k: v for k, v in rest.items() if k != "kind"})
+
+    def __repr__(self) -> str:
+        facts = [f"{axis}={size}" for axis, size in zip(self._axes, self._shape, strict=True)]
+        if len(self):
+            facts += [f"{name}={getattr(self, name).mean().item():.4g}" for name in self._shown]
+        return f"{type(self).__name__}({', '.join(facts)})"
+
+
+def spread(samples: Tensor) -> Tensor:
+    """Return the variance over S; unlike `var`, without complaint about an empty batch."""
+    return (samples - samples.mean(0)).square().mean(0)
+
+
+def check_samples(name: str, tensor: Tensor, at_least: int) -> None:
+    kind = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor)
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() != 3:
+        raise ValueError(f"`{name}` must be floats of axes (samples, batch, outputs), got {kind}")
+    if len(tensor) == 0 or tensor.shape[-1] < at_least:
+        raise ValueError(f"`{name}` needs >= 1 sample and >= {at_least} output(s), got {kind}")
+
+
+def first_wrong(legal: Tensor) -> str:
+    """Return where the first False is and how many there are, or an empty string."""
+    if legal.all():
+        return ""
+    sample, row = (~legal).nonzero()[0, :2].tolist()
+    return f"sample {sample}, input {row} ({int((~legal).sum())} of {legal.numel()} in all)"

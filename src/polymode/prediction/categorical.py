@@ -1,0 +1,169 @@
+"""Predictions of classes: S categorical distributions, kept as log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.targets import check_labels
+from polymode.prediction.base import Prediction, check_samples, first_wrong, spread
+
+
+class CategoricalPrediction(Prediction):
+    """A mixture of S categorical distributions over C classes.
+
+    Variances are those of the one-hot outcome, p (1 - p) in all for each class.
+
+    Args:
+        log_probs: (S, B, C) log-probabilities of each sample, normalised over classes; -inf is a
+            probability of zero. `from_probs` and `from_logits` take the other forms.
+        log_normalizer: (S, B) log-sum-exp over classes of the network's outputs, for `energy`;
+            None where the outputs are not known.
+    """
+
+    _kind = "categorical"
+    _axes = "SBC"
+    _shown = ("predictive_entropy", "mutual_information")
+
+    def __init__(self, log_probs: Tensor, log_normalizer: Tensor | None = None) -> None:
+        check_samples("log_probs", log_probs, at_least=2)
+        totals = log_probs.detach().logsumexp(-1)
+        if where := first_wrong(totals.abs() <= _slack(log_probs)):
+            raise ValueError(
+                f"`log_probs` must be normalised, but is not at {where}; probabilities add up to"
+                f" {totals.exp().min():.4g} ... {totals.exp().max():.4g}, nan if a sample diverged"
+                " (drop it). Use `CategoricalPrediction.from_logits` or `.from_probs`."
+            )
+        if log_normalizer is not None and log_normalizer.shape != log_probs.shape[:2]:
+            need, got = tuple(log_probs.shape[:2]), tuple(log_normalizer.shape)
+            raise ValueError(f"`log_normalizer` must have shape (S, B) = {need}, got {got}")
+        self.log_probs, self.log_normalizer = log_probs, log_normalizer
+
+    @classmethod
+    def from_probs(cls, probs: Any) -> CategoricalPrediction:
+        """Return the prediction of probabilities (S, B, C), or (B, C) of one sample.
+
+        >>> CategoricalPrediction.from_probs([[0.5, 0.5], [0.9, 0.1]]).confidence
+        tensor([0.5000, 0.9000])
+        """
+        values = _samples_of(probs, "probs")
+        totals = values.sum(-1)
+        if where := first_wrong((values >= 0).all(-1) & ((totals - 1).abs() <= _slack(values))):
+            raise ValueError(
+                f"`probs` must be >= 0 and add up to 1, but do not at {where}; the least is"
+                f" {values.min():.4g}, sums are {totals.min():.4g} ... {totals.max():.4g}, nan if a"
+                " sample diverged (drop it). If these are logits, use `from_logits`."
+            )
+        return cls(values.log())
+
+    @classmethod
+    def from_logits(cls, logits: Any) -> CategoricalPrediction:
+        """Return the prediction of network outputs (S, B, C), or (B, C) of one network."""
+        values = _samples_of(logits, "logits")
+        if where := first_wrong(values.isfinite().all(-1)):
+            raise ValueError(f"`logits` must be finite, but are not at {where}. Drop the sample.")
+        return cls(values.log_softmax(-1), values.logsumexp(-1))
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Probabilities of each sample, (S, B, C)."""
+        return self.log_probs.exp()
+
+    @cached_property
+    def log_mean(self) -> Tensor:
+        """Log of `mean`, (B, C), by log-sum-exp: -inf only where all samples say exactly zero."""
+        return self.log_probs.logsumexp(0) - math.log(self.num_samples)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self.log_mean.exp()
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """Most probable class under the mixture, int64 (B,); the first one of equals."""
+        return self.mean.argmax(-1)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probability of the most probable class, (B,), in [1/C, 1]."""
+        return self.mean.amax(-1)
+
+    @cached_property
+    def aleatoric_variance(self) -> Tensor:
+        return (self.probs * (1.0 - self.probs)).mean(0)
+
+    @cached_property
+    def epistemic_variance(self) -> Tensor:
+        return spread(self.probs)
+
+    @cached_property
+    def predictive_entropy(self) -> Tensor:
+        return _entropy(self.log_mean)
+
+    @cached_property
+    def expected_entropy(self) -> Tensor:
+        return _entropy(self.log_probs).mean(0)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        return (self.predictive_entropy - self.expected_entropy).clamp(min=0.0)
+
+    @cached_property
+    def disagreement(self) -> Tensor:
+        samples = self.num_samples
+        if samples < 2:
+            raise ValueError(f"`disagreement` needs at least 2 samples, got {samples}")
+        votes = self.log_probs.argmax(-1).T
+        ones = torch.ones_like(votes, dtype=self.mean.dtype)
+        counts = torch.zeros_like(self.mean).scatter_add(1, votes, ones)
+        return 1.0 - (counts * (counts - 1.0)).sum(-1) / (samples * (samples - 1))
+
+    @property
+    def energy(self) -> Tensor:
+        r"""Mean over samples of :math:`-\log\sum_k e^{z_{sk}}`, z the network's outputs, (B,).
+
+        High for inputs unlike the training data; needs outputs, not probabilities alone.
+        """
+        if self.log_normalizer is None:
+            raise ValueError(
+                "`energy` needs the network's outputs, and this prediction was made of"
+                " probabilities; use `from_logits`, or another score"
+            )
+        return -self.log_normalizer.mean(0)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the log-probability of labels (B,) under the mixture, (B,)."""
+        labels = check_labels(targets, self.log_mean.shape[-1]).to(self.log_mean.device)
+        if len(labels) != len(self):
+            raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
+        return self.log_mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+    def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {"log_probs": self.log_probs}
+        if self.log_normalizer is not None:
+            tensors["log_normalizer"] = self.log_normalizer
+        return tensors, {"kind": self._kind}
+
+
+def _samples_of(values: Any, name: str) -> Tensor:
+    """Return values of axes (S, B, C); one sample may come as (B, C)."""
+    tensor = torch.as_tensor(values)
+    if tensor.dim() == 2:
+        tensor = tensor.unsqueeze(0)
+    check_samples(name, tensor, at_least=2)
+    return tensor
+
+
+def _slack(probs: Tensor) -> float:
+    """Return by how much probabilities may miss 1 in all: rounding, not another meaning."""
+    return 1e-3 if torch.finfo(probs.dtype).eps < 1e-6 else 0.1
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    """Return the entropy over the last axis; the bound keeps 0 log 0 and its gradient at 0."""
+    bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+    return -(log_probs.exp() * bounded).sum(-1)

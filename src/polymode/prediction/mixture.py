@@ -1,0 +1,126 @@
+"""Predictions of real values: a mixture of S densities, never of averaged parameters."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core import densities
+from polymode.prediction.base import Prediction, check_samples, first_wrong, spread
+
+
+class MixturePrediction(Prediction):
+    """A mixture of S densities of D outputs; within one sample the outputs are independent.
+
+    Few degrees of freedom leave no moments: `variance` is inf for df <= 2, and NaN like `mean` for
+    df <= 1. Quantiles, intervals, entropies and `log_prob` exist always. Entropies are differential
+    (they may be negative, and shift with the units of y) and belong to each output by itself.
+
+    Args:
+        loc: (S, B, D) locations, in units of y.
+        scale: scales > 0 that broadcast to (S, B, D).
+        df: degrees of freedom > 0 of Student-t densities; None for Gaussian ones.
+    """
+
+    _kind = "mixture"
+    _axes = "SBD"
+    _shown = ("aleatoric_variance", "epistemic_variance")
+
+    def __init__(self, loc: Tensor, scale: Tensor | float, df: float | None = None) -> None:
+        check_samples("loc", loc, at_least=1)
+        scale = _like(scale, loc)
+        try:
+            scale = scale.expand_as(loc)
+        except RuntimeError:
+            need, got = tuple(loc.shape), tuple(scale.shape)
+            raise ValueError(f"`scale` must broadcast to shape {need}, got {got}") from None
+        if where := first_wrong(loc.isfinite()):
+            raise ValueError(f"`loc` must be finite, but is not at {where}. Drop diverged samples.")
+        if where := first_wrong((scale > 0) & scale.isfinite()):
+            raise ValueError(f"`scale` must be finite and > 0, but is not at {where}.")
+        if df is not None and not 0.0 < df < math.inf:
+            raise ValueError(f"`df` must be a finite number > 0, or None for Gaussian, got {df}")
+        self.loc, self.scale, self.df = loc, scale, None if df is None else float(df)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self.loc.mean(0) * _moments(self.df)[0]
+
+    @cached_property
+    def aleatoric_variance(self) -> Tensor:
+        return self.scale.square().mean(0) * _moments(self.df)[1]
+
+    @cached_property
+    def epistemic_variance(self) -> Tensor:
+        return spread(self.loc) * _moments(self.df)[0]
+
+    @cached_property
+    def predictive_entropy(self) -> Tensor:
+        return self.expected_entropy + self.mutual_information
+
+    @cached_property
+    def expected_entropy(self) -> Tensor:
+        return self.scale.log().mean(0) + densities.standard_entropy(self.df)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """By quadrature, (B, D), to 1e-4 nats, at a cost of S^2 and without gradient."""
+        return densities.mutual_information(self.loc, self.scale, self.df).to(self.loc.dtype)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the joint log-density of targets (B, D), or (B,) if D = 1, as (B,)."""
+        logs = densities.log_density(self._values(targets), self.loc, self.scale, self.df)
+        return logs.sum(-1).logsumexp(0) - math.log(self.num_samples)
+
+    def cdf(self, values: Tensor | float) -> Tensor:
+        """Return P(y <= values) of each output, (B, D), for values (B, D) or one number."""
+        return densities.cdf(self._values(values), self.loc, self.scale, self.df)
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Return the y with cdf(y) = q, (B, D) or (Q, B, D), to 1e-8 of the smallest scale."""
+        probs = torch.as_tensor(q, dtype=torch.float64)
+        if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
+            raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
+        args = self.loc, self.scale, self.df
+        found = [densities.quantile(prob, *args) for prob in probs.reshape(-1).tolist()]
+        return (torch.stack(found) if probs.dim() else found[0]).to(self.loc.dtype)
+
+    def rescale(self, shift: Tensor | float, scale: Tensor | float) -> MixturePrediction:
+        """Return the prediction of shift + scale * y: each one number or D of them, scale > 0."""
+        shift, scale = _like(shift, self.loc), _like(scale, self.loc)
+        if not (scale > 0).all():
+            raise ValueError(f"`scale` of rescale must be > 0, got {scale.tolist()}")
+        return MixturePrediction(shift + scale * self.loc, scale * self.scale, self.df)
+
+    def _values(self, values: Tensor | float) -> Tensor:
+        """Return values that belong to the inputs, (B, D), or one number for all."""
+        y = _like(values, self.loc)
+        if y.dim() == 1 and self.loc.shape[-1] == 1:
+            y = y.unsqueeze(-1)
+        if y.dim() and y.shape != self.loc.shape[1:]:
+            need = tuple(self.loc.shape[1:])
+            raise ValueError(f"Values must have shape (B, D) = {need}, got {tuple(y.shape)}.")
+        if y.isnan().any():
+            raise ValueError(f"Values must be numbers, got {int(y.isnan().sum())} NaN.")
+        return y
+
+    def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {"loc": self.loc, "scale": self.scale}, {"kind": self._kind, "df": self.df}
+
+
+def _like(values: Any, other: Tensor) -> Tensor:
+    """Return `values` as a tensor like `other`; a Python number is not rounded on the way."""
+    return torch.as_tensor(values, dtype=other.dtype, device=other.device)
+
+
+def _moments(df: float | None) -> tuple[float, float]:
+    """Return 1 if the mean exists, and the variance at scale 1; NaN and inf where they do not."""
+    if df is None:
+        return 1.0, 1.0
+    if df <= 1.0:
+        return math.nan, math.nan
+    return 1.0, df / (df - 2.0) if df > 2.0 else math.inf
