@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import CASES, Case, flops
-from .contenders import KINDS, MATMUL, PEER
+from .contenders import KINDS, MATMUL, PEERS
 from .process import Worker
 from .table import BUSY, render
 
@@ -87,7 +87,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     workers: list[Worker] = []
     try:
         for label in labels:
-            is_peer = kind.contenders.get(label, "").startswith(PEER)
+            is_peer = kind.contenders.get(label, "").startswith(PEERS)
             python = options.peer_python if is_peer else sys.executable
             print(f"{case.name}: preparing {label}", file=sys.stderr)
             workers.append(Worker(python, case.name, label, options.threads))

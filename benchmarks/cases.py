@@ -126,6 +126,17 @@ def images(case: Case) -> tuple[Tensor, Tensor]:
     return smooth.add_(noise).clamp_(0, 255).to(torch.uint8), y
 
 
+@lru_cache(maxsize=2)
+def member_log_probs(case: Case, shift: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (M, B, C) of members that agree the more, the larger `shift`; labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(case.num_classes, (case.num_examples,), generator=generator)
+    shared = torch.randn(case.num_examples, case.num_classes, generator=generator)
+    logits = shared + torch.randn(case.num_modes, *shared.shape, generator=generator)
+    logits[:, torch.arange(len(labels)), labels] += 2.0 * shift
+    return logits.log_softmax(-1), labels
+
+
 def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean probabilities (B, C), their entropy (B,) and the mutual information (B,), in nats."""
     log_probs = logits_MBC.log_softmax(-1)
@@ -215,6 +226,8 @@ CASES = {
              input_shape=(10,), num_examples=45_730, option="npz"),
         Case("read_uci_text", "read", "45,730 rows of 10 numbers, text", input_shape=(10,),
              num_examples=45_730, option="txt"),
+        Case("scores", "scores", "metrics of 10 members x 10,000 x 100 classes, and an OOD set",
+             num_classes=100, num_examples=10_000),
         Case("import_time", "import", "import in a fresh process"),
     )
 }  # fmt: skip

@@ -32,7 +32,7 @@ from .cases import CASES, Case, data
 from .contenders import Job, load
 
 IDLE_SECONDS = 600
-NOT_INSTALLED = ("polymode", "torch_uncertainty", "torchvision", "lightning")
+NOT_INSTALLED = ("polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning")
 
 
 def claim_stdout() -> TextIO:
@@ -98,6 +98,8 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
+    if case.kind == "scores":
+        return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
     x, y = (part[:512] for part in data(case))
@@ -128,7 +130,7 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "polymode", "torch_uncertainty", "lightning"):
+    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics"):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))
     return found

@@ -488,3 +488,28 @@ def test_what_is_not_a_probability_is_refused(probs, message) -> None:
 def test_infinite_logits_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         CategoricalPrediction.from_logits([[math.inf, 0.0]])
+
+
+def test_mean_in_the_log_keeps_what_an_exponential_loses() -> None:
+    """exp(-110) is zero in float32; log-sum-exp over the samples is not."""
+    log_probs = torch.tensor([[[0.0, -110.0, -90.0]], [[0.0, -120.0, -math.inf]]])
+    prediction = CategoricalPrediction(log_probs)
+    expected = log_probs.double().logsumexp(0) - math.log(2)
+    torch.testing.assert_close(prediction.log_mean.double(), expected, atol=2e-7, rtol=1e-6)
+    alone = CategoricalPrediction(torch.tensor([[[-1e-9, -20.7232658]]]))
+    assert alone.log_mean[0, 0].item() == pytest.approx(-1e-9)  # not rounded to 0
+
+
+def test_the_mean_in_the_log_has_a_gradient_where_all_samples_say_zero() -> None:
+    logits = torch.tensor([[[0.0, -200.0]], [[0.0, -300.0]]], requires_grad=True)
+    CategoricalPrediction(logits.log_softmax(-1)).log_mean.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_one_pass_in_blocks_is_the_same_as_all_at_once(monkeypatch) -> None:
+    prediction = categorical((3, 17, 4))
+    monkeypatch.setattr("polymode.prediction.categorical._BLOCK", 24)  # two inputs at a time
+    parts = CategoricalPrediction(prediction.log_probs)
+    for name in ("mean", "expected_entropy", "epistemic_variance", "aleatoric_variance"):
+        torch.testing.assert_close(getattr(parts, name), getattr(prediction, name))

@@ -15,6 +15,7 @@ from typing import Any
 from ..cases import Case
 
 PEER = "torch_uncertainty"
+PEERS = (PEER, "torchmetrics_scores")  # files that need the peers' interpreter
 MATMUL = "matmul"
 
 
@@ -113,6 +114,15 @@ KINDS = {
     "read": Kind(
         {"bytes alone": "reading.raw", "polymode": "reading.polymode", "numpy": "reading.numpy"},
         ratio="time ratio",
+    ),
+    "scores": Kind(
+        {
+            "torchmetrics, what it has": "torchmetrics_scores.own",
+            "torchmetrics + torch_uncertainty": "torchmetrics_scores.with_torch_uncertainty",
+            "polymode, the same as torchmetrics": "scores.polymode_shared",
+            "polymode, all": "scores.polymode",
+        },
+        check="AUROC, MI",
     ),
     "import": Kind(
         {"import torch": "imports.torch", "import polymode": "imports.polymode"},

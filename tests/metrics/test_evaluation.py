@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import polymode as pm
 from polymode.metrics import Results, classification, evaluate, regression
 from polymode.metrics.results import Cost, Row
+from polymode.metrics.score import CLASSIFICATION
 from polymode.prediction import CategoricalPrediction
 
 
@@ -31,7 +32,7 @@ def test_every_data_set_is_scored(digits):
     shifts = [f"shift:{name}:{s}" for name in ("gaussian_noise", "rotation") for s in range(1, 6)]
     assert results.datasets == ["test", *shifts, "ood:patches", "ood:scrambled"]
     scored = {row.metric for row in results.rows if row.dataset == "shift:rotation:5"}
-    assert scored == {"accuracy", "nll", "brier", "ece", "mutual_information", "disagreement"}
+    assert scored == set(CLASSIFICATION.names())
     outside = {row.metric for row in results.rows if row.dataset == "ood:patches"}
     assert {"auroc_predictive_entropy", "auroc_mutual_information"} <= outside
     assert "nll" not in outside
@@ -219,3 +220,20 @@ def test_full_table_has_every_metric(digits):
     assert "disagreement" in full
     assert "disagreement" not in short
     assert "Calibration" in full
+
+
+def test_classes_on_two_inputs_keep_a_plane():
+    task = pm.task("two_moons")
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
+    results = evaluate(post, task)
+    plane, train = results.kept["plane"], results.kept["train"]
+    assert plane.inputs.shape == (100 * 100, 2)
+    assert len(plane.prediction) == 100 * 100
+    assert plane.inputs[1, 0] > plane.inputs[0, 0]  # the first input is the fastest
+    assert plane.inputs[1, 1] == plane.inputs[0, 1]
+    everything = torch.cat([task.train.x, task.test.x, *task.ood.values()])
+    torch.testing.assert_close(plane.inputs[0], everything.amin(0))
+    torch.testing.assert_close(plane.inputs[-1], everything.amax(0))
+    torch.testing.assert_close(train.inputs, task.train.x)
+    assert {row.dataset for row in results.rows}.isdisjoint({"plane", "train"})
+    assert "plane" not in evaluate(post, task, keep=("*",)).kept

@@ -49,8 +49,8 @@ def compare(results: Sequence[Results]) -> Leaderboard:
 
 def _mark(board: Leaderboard, column: Column) -> None:
     """Mark the best of a column, and those that no paired test tells from it."""
-    place = column.dataset, column.metric
-    found = {label: board.cells[(label, *place)] for label in board.labels}
+    keys = {label: (label, column.dataset, column.metric) for label in board.labels}
+    found = {label: board.cells[key] for label, key in keys.items()}
     means = {label: cell.mean for label, cell in found.items() if cell.mean is not None}
     if len(means) < 2:
         return
@@ -63,7 +63,7 @@ def _mark(board: Leaderboard, column: Column) -> None:
             p_values[label] = gap.p_value
     tied = not_rejected(p_values)
     for label, cell in found.items():
-        board.cells[(label, *place)] = cell._replace(best=label in best, tied=label in tied)
+        board.cells[keys[label]] = cell._replace(best=label in best, tied=label in tied)
 
 
 def _entries(results: list[Results]) -> list[Entry]:

@@ -30,6 +30,7 @@ from polymode.tasks.task import Task
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200
+PLANE_POINTS = 100  # a side
 UNIT = "units of y"  # as metrics say it, where the task says no more
 
 
@@ -55,8 +56,9 @@ def evaluate(
             and let go before the next one is predicted.
 
     Returns:
-        `Results`; its `kept` holds the predictions. Of regressions on one input, `kept` also has
-        the training set and an even grid, "train" and "curve", which are drawn, not scored.
+        `Results`; its `kept` holds the predictions. With `keep=True`, `kept` also has what is drawn
+        and not scored: for regressions on one input the training set and an even grid, "train" and
+        "curve"; for classes on two inputs the same as "train" and "plane", first input fastest.
     """
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
@@ -79,8 +81,8 @@ def evaluate(
         rows += _rows(name, made, test, task, scale)
         if _is_kept(name, keep):
             kept[name] = made
-    if task.input_shape == (1,) and not task.likelihood.classification and keep is True:
-        kept |= _line(post, task, kept)
+    if keep is True and _is_drawn(task):
+        kept |= _grid(post, task, kept)
     return Results(
         task=task.name,
         method=post.method,
@@ -134,28 +136,39 @@ def _datasets(task: Task) -> Iterator[tuple[str, Data | Tensor]]:
 
 def _predict(post: Posterior, task: Task, data: Data | Tensor) -> Kept:
     """Predict in one pass; a loader is passed over once, so its order may be its own."""
-    line = task.input_shape == (1,)
+    drawn = _is_drawn(task)
     if isinstance(data, Tensor):
-        return Kept(post.predict(data, batch_size=BATCH), None, data if line else None)
+        return Kept(post.predict(data, batch_size=BATCH), None, data if drawn else None)
     if isinstance(data, Arrays):
-        return Kept(post.predict(data, batch_size=BATCH), data.y, data.x if line else None)
+        return Kept(post.predict(data, batch_size=BATCH), data.y, data.x if drawn else None)
     predictions: list[Prediction] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for batch in data.batches(BATCH):
         x, y = task.check_batch(*batch)
         predictions.append(post.predict(x, batch_size=BATCH))
-        pairs.append((x if line else x[:0], y))
+        pairs.append((x if drawn else x[:0], y))
     if not pairs:
         raise ValueError("the loader is empty: 0 batches")
     inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return Kept(Prediction.cat(predictions), targets, inputs if line else None)
+    return Kept(Prediction.cat(predictions), targets, inputs if drawn else None)
 
 
-def _line(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]:
-    """Return what a figure over one input needs: training set, even grid over all sets."""
+def _is_drawn(task: Task) -> bool:
+    """Return whether inputs can be drawn: one of a regression, two of a classification."""
+    return task.input_shape == ((2,) if task.likelihood.classification else (1,))
+
+
+def _grid(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]:
+    """Return what a figure over the inputs needs: training set, even grid over all sets."""
     train = _predict(post, task, task.train)
     seen = torch.cat([each.inputs for each in [train, *kept.values()] if each.inputs is not None])
-    grid = torch.linspace(seen.min().item(), seen.max().item(), CURVE_POINTS)[:, None]
+    low, high = seen.amin(0), seen.amax(0)
+    if task.likelihood.classification:
+        steps = torch.linspace(0, 1, PLANE_POINTS, dtype=seen.dtype)
+        up, across = torch.meshgrid(steps, steps, indexing="ij")
+        grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
+        return {"train": train, "plane": Kept(post.predict(grid), None, grid)}
+    grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
     return {"train": train, "curve": Kept(post.predict(grid), truth, grid)}
 

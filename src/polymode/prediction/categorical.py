@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from polymode.core.targets import check_labels
-from polymode.prediction.base import Prediction, check_samples, first_wrong, spread
+from polymode.prediction.base import Prediction, check_samples, first_wrong
+
+_BLOCK = 1 << 17  # numbers worked on at a time
 
 
 class CategoricalPrediction(Prediction):
@@ -31,11 +34,11 @@ class CategoricalPrediction(Prediction):
 
     def __init__(self, log_probs: Tensor, log_normalizer: Tensor | None = None) -> None:
         check_samples("log_probs", log_probs, at_least=2)
-        totals = log_probs.detach().logsumexp(-1)
-        if where := first_wrong(totals.abs() <= _slack(log_probs)):
+        totals = torch.cat([part.exp().sum(-1) for part in _blocks(log_probs.detach())], 1)
+        if where := first_wrong((totals - 1).abs() <= _slack(log_probs)):
             raise ValueError(
                 f"`log_probs` must be normalised, but is not at {where}; probabilities add up to"
-                f" {totals.exp().min():.4g} ... {totals.exp().max():.4g}, nan if a sample diverged"
+                f" {totals.min():.4g} ... {totals.max():.4g}, nan if a sample diverged"
                 " (drop it). Use `CategoricalPrediction.from_logits` or `.from_probs`."
             )
         if log_normalizer is not None and log_normalizer.shape != log_probs.shape[:2]:
@@ -74,13 +77,39 @@ class CategoricalPrediction(Prediction):
         return self.log_probs.exp()
 
     @cached_property
-    def log_mean(self) -> Tensor:
-        """Log of `mean`, (B, C), by log-sum-exp: -inf only where all samples say exactly zero."""
-        return self.log_probs.logsumexp(0) - math.log(self.num_samples)
+    def _summary(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean (B, C), expected entropy (B,) and epistemic variance (B, C), in one pass."""
+        parts = []
+        for log_probs in _blocks(self.log_probs):
+            probs = log_probs.exp()
+            mean = probs.mean(0)
+            entropy = _entropy(log_probs, probs).mean(0)
+            parts.append((mean, entropy, (probs - mean).square().mean(0)))
+        mean, entropy, variance = (
+            torch.cat(each).to(self.log_probs.dtype) for each in zip(*parts, strict=True)
+        )
+        return mean, entropy, variance
 
     @cached_property
+    def log_mean(self) -> Tensor:
+        """Log of `mean`, (B, C): -inf only where all samples say exactly zero."""
+        if self.num_samples == 1:
+            return self.log_probs[0]
+        info = torch.finfo(self.log_probs.dtype)
+        if info.bits < 32:
+            return self._log_of_mean(self.log_probs)
+        small = self.mean < info.tiny / info.eps  # an exponential there has lost digits
+        if not small.any():
+            return self.mean.log()
+        repaired = self._log_of_mean(self.log_probs[:, small])
+        return self.mean.masked_fill(small, 1.0).log().masked_scatter(small, repaired)
+
+    def _log_of_mean(self, log_probs: Tensor) -> Tensor:
+        return log_probs.logsumexp(0) - math.log(self.num_samples)
+
+    @property
     def mean(self) -> Tensor:
-        return self.log_mean.exp()
+        return self._summary[0]
 
     @cached_property
     def classes(self) -> Tensor:
@@ -94,19 +123,19 @@ class CategoricalPrediction(Prediction):
 
     @cached_property
     def aleatoric_variance(self) -> Tensor:
-        return (self.probs * (1.0 - self.probs)).mean(0)
+        return (self.mean * (1.0 - self.mean) - self.epistemic_variance).clamp(min=0.0)
 
-    @cached_property
+    @property
     def epistemic_variance(self) -> Tensor:
-        return spread(self.probs)
+        return self._summary[2]
 
     @cached_property
     def predictive_entropy(self) -> Tensor:
-        return _entropy(self.log_mean)
+        return _entropy(self.log_mean, self.mean)
 
-    @cached_property
+    @property
     def expected_entropy(self) -> Tensor:
-        return _entropy(self.log_probs).mean(0)
+        return self._summary[1]
 
     @cached_property
     def mutual_information(self) -> Tensor:
@@ -163,7 +192,13 @@ def _slack(probs: Tensor) -> float:
     return 1e-3 if torch.finfo(probs.dtype).eps < 1e-6 else 0.1
 
 
-def _entropy(log_probs: Tensor) -> Tensor:
+def _blocks(log_probs: Tensor) -> Iterator[Tensor]:
+    """Yield parts (S, b, C) that stay in a processor's cache, half precision as float32."""
+    samples, _, classes = log_probs.shape
+    for part in log_probs.split(max(1, _BLOCK // (samples * classes)), 1):
+        yield part if part.dtype.itemsize > 2 else part.float()
+
+
+def _entropy(log_probs: Tensor, probs: Tensor) -> Tensor:
     """Return the entropy over the last axis; the bound keeps 0 log 0 and its gradient at 0."""
-    bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
-    return -(log_probs.exp() * bounded).sum(-1)
+    return -(probs * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
