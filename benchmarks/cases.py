@@ -228,6 +228,10 @@ CASES = {
              num_examples=45_730, option="txt"),
         Case("scores", "scores", "metrics of 10 members x 10,000 x 100 classes, and an OOD set",
              num_classes=100, num_examples=10_000),
+        *(Case(f"pairs_{number}", "pairs",
+               f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
+               " 2,000 inputs", num_modes=number, num_examples=2000)
+          for number in (250, 500, 1000)),
         Case("import_time", "import", "import in a fresh process"),
     )
 }  # fmt: skip

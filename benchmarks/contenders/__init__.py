@@ -124,6 +124,13 @@ KINDS = {
         },
         check="AUROC, MI",
     ),
+    "pairs": Kind(
+        {
+            "pair by pair (1,000, scaled)": "pairs.formula",
+            "pair by pair, entropies kept (1,000, scaled)": "pairs.entropies_kept",
+            "polymode": "pairs.polymode",
+        },
+    ),
     "import": Kind(
         {"import torch": "imports.torch", "import polymode": "imports.polymode"},
         ratio="time ratio",

@@ -9,10 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, top_k_accuracy_score
 
 from polymode.metrics import classification as c
+from polymode.metrics.score import CLASSIFICATION, NotDefined
 from polymode.prediction import CategoricalPrediction, MixturePrediction
+from polymode.recalibration.temperature import fit_temperature
+
+SCORES = [c.accuracy, c.nll, c.brier, c.calibrated_nll, c.top_k]
+DESCRIPTIONS = [c.predictive_entropy, c.expected_entropy, c.mutual_information, c.disagreement]
 
 
 def draw(samples: int, batch: int, classes: int, seed: int = 0):
@@ -27,12 +32,54 @@ def of(probs) -> CategoricalPrediction:
     return CategoricalPrediction(torch.tensor([probs], dtype=torch.float64).log())
 
 
+# --- accuracy, top-k, NLL, Brier ----------------------------------------------------------------
+
+
 def test_accuracy_and_nll_equal_scikit_learn():
     prediction, labels = draw(4, 300, 7)
     mean = prediction.probs.mean(0).numpy()
     assert c.accuracy(prediction, labels).value == accuracy_score(labels, mean.argmax(1))
     expected = log_loss(labels, mean, labels=range(7))
     assert c.nll(prediction, labels).value == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+def test_top_k_equals_scikit_learn_without_ties(k):
+    prediction, labels = draw(4, 300, 7)
+    mean = prediction.probs.mean(0).numpy()
+    expected = top_k_accuracy_score(labels, mean, k=k, labels=range(7))
+    assert c.top_k(prediction, labels, k).value == pytest.approx(expected, rel=1e-12)
+
+
+def test_top_1_is_accuracy_without_ties():
+    prediction, labels = draw(3, 200, 6)
+    np.testing.assert_array_equal(
+        c.top_k(prediction, labels, 1).each, c.accuracy(prediction, labels).each
+    )
+
+
+def test_top_k_shares_the_places_among_ties():
+    """Probabilities .4 .2 .2 .2: for k = 2 one place is left for three classes, for k = 3 two."""
+    prediction = of([[0.4, 0.2, 0.2, 0.2]] * 4)
+    labels = torch.arange(4)
+    np.testing.assert_allclose(c.top_k(prediction, labels, 2).each, [1, 1 / 3, 1 / 3, 1 / 3])
+    np.testing.assert_allclose(c.top_k(prediction, labels, 3).each, [1, 2 / 3, 2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_top_k_of_a_constant_predictor_is_chance(k):
+    """It is 1 where ties are broken in favour of the label, and 0 or 1 by class index."""
+    prediction = of([[0.125] * 8] * 3)
+    score = c.top_k(prediction, torch.tensor([0, 4, 7]), k)
+    assert score.value == pytest.approx(k / 8, rel=1e-12)
+
+
+def test_top_5_needs_more_than_five_classes():
+    prediction, labels = draw(2, 10, 5)
+    with pytest.raises(NotDefined, match="needs more than 5 classes, got 5"):
+        c.top_k(prediction, labels)
+    with pytest.raises(ValueError, match="`k` of top_k must be an integer of at least 1, got 0"):
+        c.top_k(prediction, labels, 0)
 
 
 def test_standard_error_is_that_of_the_mean_with_ddof_1():
@@ -50,6 +97,13 @@ def test_nll_is_of_the_mixture_and_finite_while_one_sample_gives_the_label_a_cha
 
 def test_nll_is_infinite_and_not_clipped_where_no_sample_does():
     assert c.nll(of([[1.0, 0.0]]), torch.tensor([1])).value == math.inf
+    assert c.nll(of([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([1, 0])).value == math.inf
+
+
+def test_nll_is_the_mean_of_logs_and_not_the_log_of_the_mean():
+    """Label probabilities .9 and .1: 1.204; the log of their mean would be log 2 = 0.693."""
+    value = c.nll(of([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1])).value
+    assert value == pytest.approx(-(math.log(0.9) + math.log(0.1)) / 2, rel=1e-12)
 
 
 def test_brier_by_hand():
@@ -57,6 +111,12 @@ def test_brier_by_hand():
     score = c.brier(prediction, torch.tensor([0, 0, 0]))
     np.testing.assert_allclose(score.each, [0.09 + 0.04 + 0.01, 0.0, 2.0], atol=1e-12)
     assert score.value == pytest.approx(2.14 / 3)
+
+
+def test_brier_of_two_classes_is_twice_that_of_scikit_learn():
+    prediction, labels = draw(3, 100, 2)
+    half = brier_score_loss(labels, prediction.mean[:, 1])
+    assert c.brier(prediction, labels).value == pytest.approx(2 * half, rel=1e-12)
 
 
 def test_brier_is_of_the_mean_and_below_the_mean_of_the_members():
@@ -68,53 +128,104 @@ def test_brier_is_of_the_mean_and_below_the_mean_of_the_members():
     assert of_mean < of_members
 
 
-def test_ece_by_hand_with_two_bins():
-    """Bin (0, .5]: none; (.5, 1]: confidences .6 .8 1, hits 1 0 1: |2/3 - .8|."""
-    prediction = of([[0.6, 0.4], [0.8, 0.2], [1.0, 0.0]])
-    value = c.ece(prediction, torch.tensor([0, 1, 0]), num_bins=2).value
-    assert value == pytest.approx(0.8 - 2 / 3, rel=1e-9)
+# --- calibrated NLL -----------------------------------------------------------------------------
 
 
-def test_ece_counts_confidence_one():
-    """All confident, half wrong: the whole of it lies in the last bin, and must not be lost."""
-    prediction = of([[1.0, 0.0]] * 10)
-    assert c.ece(prediction, torch.tensor([0, 1] * 5)).value == pytest.approx(0.5)
+def test_calibrated_nll_by_a_plain_twin():
+    """Every example is scored once, at the temperature that was fitted on the half without it."""
+    prediction, labels = draw(3, 41, 4)
+    score = c.calibrated_nll(prediction, labels)
+    logs = prediction.log_mean
+    temperatures = set()
+    for left_out in range(41):
+        found = []
+        for half in _halves(41):
+            if left_out not in half:
+                found.append(fit_temperature(logs[half], labels[half]))
+        assert len(found) == 1
+        tempered = (logs[left_out] / found[0]).log_softmax(-1)
+        assert score.each[left_out].item() == pytest.approx(-tempered[labels[left_out]].item())
+        temperatures.add(found[0])
+    assert len(temperatures) == 2
+    assert score.value == pytest.approx(score.each.mean().item(), rel=1e-12)
 
 
-def test_ece_bins_are_closed_on_the_right():
-    """0.5 is in (0, .5], 0.75 in (.5, 1]: the gaps +.5 and -.75 do not cancel."""
-    prediction = of([[0.5, 0.25, 0.25], [0.75, 0.25, 0.0]])
-    value = c.ece(prediction, torch.tensor([0, 1]), num_bins=2).value
-    assert value == pytest.approx((0.5 + 0.75) / 2)
+def _halves(size: int, seed: int = 0) -> list[list[int]]:
+    from polymode.core.rng import generator
+
+    order = torch.randperm(size, generator=generator(seed, "calibrated_nll")).tolist()
+    return [order[: (size + 1) // 2], order[(size + 1) // 2 :]]
 
 
-def test_ece_of_a_calibrated_predictor_is_near_zero():
-    """Labels drawn from the predicted probabilities. Mean |gap| of a bin is about sqrt(2 v / pi n);
-    summed over 15 bins it is below 0.01 at n = 100,000; the bound 0.02 fails with p < 1e-6."""
-    stream = torch.Generator().manual_seed(1)
-    probs = torch.softmax(torch.randn(100_000, 4, generator=stream, dtype=torch.float64), 1)
-    labels = torch.multinomial(probs, 1, generator=stream)[:, 0]
-    assert c.ece(CategoricalPrediction(probs.log()[None]), labels).value < 0.02
+def test_calibrated_nll_does_not_depend_on_a_temperature():
+    """p and p^3 / sum p^3 are one predictor to it, as no bound is in the way: labels follow p."""
+    prediction, _ = draw(1, 200, 5)
+    labels = torch.multinomial(prediction.mean, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    sharper = CategoricalPrediction((3 * prediction.log_probs).log_softmax(-1))
+    one, other = (c.calibrated_nll(each, labels).value for each in (prediction, sharper))
+    assert one == pytest.approx(other, rel=1e-9)
+    assert c.nll(sharper, labels).value > c.nll(prediction, labels).value + 0.1
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 30), st.integers(2, 5), st.integers(0, 10**6))
-def test_ranges_and_jensen(samples, batch, classes, seed):
-    prediction, labels = draw(samples, batch, classes, seed)
-    assert 0 <= c.accuracy(prediction, labels).value <= 1
-    assert 0 <= c.brier(prediction, labels).value <= 2
-    assert 0 <= c.ece(prediction, labels).value <= 1 + 1e-12
-    members = [CategoricalPrediction(one[None]) for one in prediction.log_probs]
-    own = np.mean([c.nll(member, labels).value for member in members])
-    assert c.nll(prediction, labels).value <= own + 1e-9
+def test_calibrated_nll_mends_overconfidence_and_costs_the_calibrated_little():
+    """Labels drawn from p; p and p^2 / sum p^2 predicted. With standard normal z1, z2 for the fits
+    on the two halves of n = 10,000, the cost of fitting is (z1^2 + z2^2 + 4 z1 z2) / (4 n) nats;
+    the bound 2e-3 needs z1^2 + z2^2 > 26, which has probability 2e-6."""
+    stream = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(20_000, 4, generator=stream, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=stream)[:, 0]
+    right = CategoricalPrediction(logits.log_softmax(1)[None])
+    sure = CategoricalPrediction((2 * logits).log_softmax(1)[None])
+    best = c.nll(right, labels).value
+    assert abs(c.calibrated_nll(right, labels).value - best) < 2e-3
+    assert abs(c.calibrated_nll(sure, labels).value - best) < 2e-3
+    assert c.nll(sure, labels).value > best + 0.1
+
+
+def test_calibrated_nll_is_reproducible_and_has_a_seed():
+    prediction, labels = draw(2, 30, 3)
+    torch.manual_seed(1)
+    first = c.calibrated_nll(prediction, labels).value
+    torch.manual_seed(2)
+    assert c.calibrated_nll(prediction, labels).value == first
+    assert c.calibrated_nll(prediction, labels, seed=1).value != first
+
+
+def test_calibrated_nll_with_impossible_labels():
+    """A label of probability 0 in all samples: infinite; in one of two samples: finite."""
+    probs = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [0.2, 0.5, 0.3]] * 4)
+    labels = torch.tensor([0, 1, 1] * 4)
+    alone = CategoricalPrediction.from_probs(probs)
+    assert c.calibrated_nll(alone, labels).value == math.inf
+    mixed = CategoricalPrediction.from_probs(torch.stack([probs, torch.full_like(probs, 1 / 3)]))
+    assert math.isfinite(c.calibrated_nll(mixed, labels).value)
+
+
+def test_calibrated_nll_needs_two_examples():
+    prediction, labels = draw(2, 2, 3)
+    assert c.calibrated_nll(prediction, labels).n == 2
+    with pytest.raises(NotDefined, match="needs >= 2 examples"):
+        c.calibrated_nll(prediction[0], labels[:1])
+
+
+# --- descriptions -------------------------------------------------------------------------------
 
 
 def test_description_of_differences_by_hand():
     """Two certain members that never agree: one nat-log of 2, and every pair disagrees."""
     log_probs = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64).log()
     prediction = CategoricalPrediction(log_probs)
+    assert c.predictive_entropy(prediction).value == pytest.approx(math.log(2))
+    assert c.expected_entropy(prediction).value == 0.0
     assert c.mutual_information(prediction).value == pytest.approx(math.log(2))
     assert c.disagreement(prediction).value == 1.0
+
+
+def test_entropies_of_one_uniform_sample():
+    prediction = of([[0.25] * 4] * 3)
+    for metric in (c.predictive_entropy, c.expected_entropy):
+        assert metric(prediction).value == pytest.approx(math.log(4), rel=1e-12)
+        assert metric(prediction).n == 3
 
 
 @pytest.mark.parametrize("metric", [c.mutual_information, c.disagreement])
@@ -124,9 +235,44 @@ def test_one_sample_has_no_differences(metric):
         metric(prediction, labels)
 
 
-@pytest.mark.parametrize("metric", [c.accuracy, c.nll, c.brier, c.ece])
+# --- all ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 30), st.integers(2, 5), st.integers(0, 10**6))
+def test_ranges_and_jensen(samples, batch, classes, seed):
+    prediction, labels = draw(samples, batch, classes, seed)
+    assert 0 <= c.accuracy(prediction, labels).value <= 1
+    assert 0 <= c.brier(prediction, labels).value <= 2
+    assert c.accuracy(prediction, labels).value <= c.top_k(prediction, labels, 1).value + 1e-12
+    assert c.expected_entropy(prediction).value <= c.predictive_entropy(prediction).value + 1e-12
+    assert c.predictive_entropy(prediction).value <= math.log(classes) + 1e-12
+    members = [CategoricalPrediction(one[None]) for one in prediction.log_probs]
+    own = np.mean([c.nll(member, labels).value for member in members])
+    assert c.nll(prediction, labels).value <= own + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 30), st.integers(6, 9), st.integers(0, 10**6))
+def test_order_of_examples_and_of_classes_does_not_matter(batch, classes, seed):
+    """Of examples, the halves of `calibrated_nll` do depend on it."""
+    prediction, labels = draw(3, batch, classes, seed)
+    rows, columns = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+    order, names = (
+        torch.from_numpy(r.permutation(n)) for r, n in ((rows, batch), (columns, classes))
+    )
+    shuffled = CategoricalPrediction(prediction.log_probs[:, order])
+    renamed = CategoricalPrediction(prediction.log_probs[:, :, names])
+    for metric in [*SCORES, *DESCRIPTIONS]:
+        value = metric(prediction, labels).value
+        assert metric(renamed, names.argsort()[labels]).value == pytest.approx(value, rel=1e-9)
+        if metric is not c.calibrated_nll:
+            assert metric(shuffled, labels[order]).value == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("metric", SCORES)
 def test_bad_input_is_refused(metric):
-    prediction, labels = draw(2, 5, 3)
+    prediction, labels = draw(2, 5, 6)
     with pytest.raises(ValueError, match=r"4 label\(s\) for 5 prediction"):
         metric(prediction, labels[:4])
     with pytest.raises(ValueError, match="must be integers"):
@@ -139,9 +285,38 @@ def test_bad_input_is_refused(metric):
         metric(MixturePrediction(torch.zeros(1, 5, 1), 1.0), labels)
 
 
-def test_number_of_bins_is_checked():
-    prediction, labels = draw(2, 5, 3)
-    with pytest.raises(
-        ValueError, match="`num_bins` of ece must be an integer of at least 1, got 0"
-    ):
-        c.ece(prediction, labels, num_bins=0)
+@pytest.mark.parametrize("metric", DESCRIPTIONS)
+def test_descriptions_refuse_what_has_no_classes(metric):
+    with pytest.raises(ValueError, match="scores class probabilities, got a MixturePrediction"):
+        metric(MixturePrediction(torch.zeros(2, 5, 1), 1.0))
+    with pytest.raises(ValueError, match="0 examples"):
+        metric(draw(2, 0, 3)[0])
+
+
+@pytest.mark.parametrize("metric", SCORES)
+def test_labels_of_one_class_and_ties_throughout_are_scored(metric):
+    prediction = of([[0.125] * 8] * 6)
+    score = metric(prediction, torch.zeros(6, dtype=torch.int64))
+    expected = {
+        c.accuracy: 1.0,
+        c.top_k: 5 / 8,
+        c.nll: math.log(8),
+        c.calibrated_nll: math.log(8),
+        c.brier: (7 / 8) ** 2 + 7 / 64,
+    }
+    assert score.value == pytest.approx(expected[metric], rel=1e-12)
+
+
+def test_gradients_are_not_kept_in_scores():
+    logits = torch.randn(2, 9, 7, requires_grad=True)
+    prediction = CategoricalPrediction(logits.log_softmax(-1))
+    for metric in (c.top_k, c.brier, c.calibrated_nll):
+        assert not metric(prediction, torch.zeros(9, dtype=torch.int64)).each.requires_grad
+
+
+def test_only_what_judges_has_a_direction():
+    for name in ("predictive_entropy", "expected_entropy", "mutual_information", "disagreement"):
+        assert CLASSIFICATION.get(name).metadata["direction"] == ""
+    for name in ("nll", "brier", "calibrated_nll"):
+        assert CLASSIFICATION.get(name).metadata["direction"] == "down"
+    assert CLASSIFICATION.get("top_5_accuracy").value is c.top_k

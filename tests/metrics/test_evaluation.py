@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.core.likelihoods import Gaussian
 from polymode.metrics import Results, classification, evaluate, regression
 from polymode.metrics.results import Cost, Row
 from polymode.metrics.score import CLASSIFICATION
@@ -237,3 +238,31 @@ def test_classes_on_two_inputs_keep_a_plane():
     torch.testing.assert_close(train.inputs, task.train.x)
     assert {row.dataset for row in results.rows}.isdisjoint({"plane", "train"})
     assert "plane" not in evaluate(post, task, keep=("*",)).kept
+
+
+def test_standardised_scores_are_named_apart_and_follow_the_training_targets():
+    """NLL falls by log(scale), RMSE by the factor, whatever the units of the targets."""
+    x = torch.linspace(-1, 1, 40)[:, None]
+    data = (x, 300 * x + 1000)
+    task = pm.Task(train=data, test=data, likelihood=Gaussian(noise=0.5), target_unit="kPa")
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
+    results = evaluate(post, task)
+    scale = data[1].std().item()
+    assert results.target_scale == pytest.approx((scale,))
+    rmse, nll = results["test", "rmse"], results["test", "nll"]
+    assert rmse.unit == "kPa"
+    assert results["test", "rmse_standardised"].unit == "standard deviations"
+    assert results["test", "rmse_standardised"].value == pytest.approx(rmse.value / scale)
+    expected = nll.value - math.log(scale)
+    assert results["test", "nll_standardised"].value == pytest.approx(expected, rel=1e-4)
+    again = Results.from_json(results.to_json()).replace(kept=results.kept)
+    same = again.score("test", "rmse_standardised").value
+    assert same == pytest.approx(results["test", "rmse_standardised"].value)
+
+
+def test_standardised_scores_need_a_scale():
+    x, y = torch.randn(8, 1), torch.zeros(8, 1)
+    task = pm.Task(train=(x, y), test=(x, y), likelihood=Gaussian(noise=0.5))
+    post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
+    row = evaluate(post, task)["test", "rmse_standardised"]
+    assert (row.value, row.note) == (None, "n/a (needs the scale of the training targets)")

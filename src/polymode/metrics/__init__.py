@@ -1,26 +1,48 @@
 """Metrics: what a prediction is worth, each a pure function.
 
-`classification`, `regression` and `ood` hold the functions, each with formula, reference and traps;
-`evaluate` computes them all, `compare` sets methods side by side.
+`classification`, `calibration` and `selective` score classes; `regression`, `standardised`,
+`crps`, `intervals` and `sparsification` score densities; `ood` tells inputs from elsewhere;
+`diversity` sets members side by side. Each has formula, reference and traps. `evaluate` computes
+all that is registered, `compare` sets methods side by side.
 """
 
 from __future__ import annotations
 
-from polymode.metrics import classification, ood, regression
+from polymode.metrics import (
+    calibration,
+    classification,
+    crps,
+    diversity,
+    intervals,
+    ood,
+    regression,
+    selective,
+    sparsification,
+    standardised,
+)
 from polymode.metrics.compare import compare
 from polymode.metrics.evaluation import evaluate
 from polymode.metrics.leaderboard import Leaderboard
 from polymode.metrics.results import Results, Row
-from polymode.metrics.score import Score
+from polymode.metrics.score import Interval, NotDefined, Score
 
 __all__ = [
+    "Interval",
     "Leaderboard",
+    "NotDefined",
     "Results",
     "Row",
     "Score",
+    "calibration",
     "classification",
     "compare",
+    "crps",
+    "diversity",
     "evaluate",
+    "intervals",
     "ood",
     "regression",
+    "selective",
+    "sparsification",
+    "standardised",
 ]

@@ -121,7 +121,7 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     Weather Review 78 (1950).
     """
     classes, labels = classes_and_labels(prediction, targets, "brier")
-    probs = classes.mean.double()
+    probs = classes.mean.detach().double()
     of_label = probs.gather(1, labels[:, None])[:, 0]
     return mean_score(probs.square().sum(1) - 2 * of_label + 1)
 
@@ -147,16 +147,16 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
 
     Traps: T is fitted on halves of the very set that is scored, so the number is for comparing
     methods and promises nothing about deployment, for which see `polymode.recalibration`. The
-    mixture is tempered, not its members. The paper averages five such splits, this is one. The
-    halves depend on the order of the examples and on `seed`, by far less than the standard error
-    unless there are few examples, where it may exceed the plain NLL: a half without an error sends
-    T to its lower bound. The standard error leaves out that T is estimated.
+    mixture is tempered, not its members. The authors' code averages five such cuts and adds 1e-12
+    to probabilities; this is one cut, and nothing is added. The halves depend on the order of the
+    examples and on `seed`. With few examples it may be far above the plain NLL: a half without an
+    error sends T to its lower bound. The standard error leaves out that T is estimated.
 
     Args:
         seed: of the cut.
 
     Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
-    estimation and ensembling in deep learning, ICLR 2020 (arXiv:2002.06470), section 4.
+    estimation and ensembling in deep learning, ICLR 2020 (arXiv:2002.06470).
     """
     classes, labels = classes_and_labels(prediction, targets, "calibrated_nll")
     if len(labels) < 2:

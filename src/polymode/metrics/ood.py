@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -31,8 +32,6 @@ from polymode.metrics.score import (
     register,
 )
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
-
-SATURATED = 0.99  # above, 1 - confidence in float32 has lost two digits or more
 
 
 class Ranked(NamedTuple):
@@ -66,6 +65,11 @@ class Ranked(NamedTuple):
         counts = torch.bincount(where, minlength=2 * (int(group[-1]) + 1)).view(-1, 2).double()
         return Ranked(*counts.unbind(1))
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many test and how many OOD inputs there are."""
+        return int(self.inside.sum()), int(self.outside.sum())
+
     def turned(self) -> Ranked:
         """Return the same with the sign of the scores turned and the two sets exchanged."""
         return Ranked(self.outside.flip(0), self.inside.flip(0))
@@ -94,8 +98,11 @@ def auroc(inside: Tensor, outside: Tensor) -> Score:
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
     0.75
     """
-    ranked = Ranked.of(inside, outside, "auroc")
-    m, n = len(inside), len(outside)
+    return _auroc(Ranked.of(inside, outside, "auroc"))
+
+
+def _auroc(ranked: Ranked) -> Score:
+    m, n = ranked.sizes
     below = 2 * (m - ranked.inside.cumsum(0)) + ranked.inside  # twice, so that all are integers
     above = 2 * ranked.outside.cumsum(0) - ranked.outside
     value = (ranked.outside @ below).item() / (2 * m * n)
@@ -126,7 +133,7 @@ def aupr_out(inside: Tensor, outside: Tensor) -> Score:
     >>> round(aupr_out(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
     0.75
     """
-    return _average_precision(Ranked.of(inside, outside, "aupr_out"))
+    return _aupr_out(Ranked.of(inside, outside, "aupr_out"))
 
 
 def aupr_in(inside: Tensor, outside: Tensor) -> Score:
@@ -147,16 +154,17 @@ def aupr_in(inside: Tensor, outside: Tensor) -> Score:
     >>> round(aupr_in(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
     0.8056
     """
-    return _average_precision(Ranked.of(inside, outside, "aupr_in").turned())
+    return _aupr_out(Ranked.of(inside, outside, "aupr_in").turned())
 
 
 def fpr95(inside: Tensor, outside: Tensor) -> Score:
     r"""Return the share of test inputs flagged at the threshold that finds 95 % of the OOD inputs.
 
     :math:`F(t)/m` at the highest t with :math:`T(t) \ge 0.95\,n`; OOD positive. The standard error
-    has the binomial part, and the part of the threshold by Woodruff's method: half of the change
-    of :math:`F/m` between the thresholds that find one standard deviation,
-    :math:`\sqrt{0.95 \cdot 0.05\, n}`, fewer and more OOD inputs.
+    has the binomial part, and the part of the threshold by Woodruff's method: the standard
+    deviation :math:`\sqrt{0.95 \cdot 0.05\, n}` of the OOD inputs found, times the slope of
+    :math:`F/m` between the thresholds that find so many fewer and more of them; with fewer
+    than some hundred OOD inputs it is rather too large.
 
     Traps: much of the literature has the test set positive: the share of OOD inputs accepted where
     95 % of the test inputs are. That is another number, `fpr95(-outside, -inside)`. Constant
@@ -175,31 +183,34 @@ def fpr95(inside: Tensor, outside: Tensor) -> Score:
     >>> fpr95(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
     0.6666666666666666
     """
-    ranked = Ranked.of(inside, outside, "fpr95")
-    m, n = len(inside), len(outside)
+    return _fpr95(Ranked.of(inside, outside, "fpr95"))
+
+
+def _fpr95(ranked: Ranked) -> Score:
+    m, n = ranked.sizes
     found, alarms = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
     needed = (19 * n + 19) // 20  # of the OOD inputs, 0.95 n rounded up
-    spread = math.sqrt(0.95 * 0.05 * n)
-    ranks = torch.tensor([needed, max(needed - spread, 1), min(needed + spread, n)])
-    at = torch.searchsorted(found, ranks.to(found))
+    deviation = math.sqrt(0.95 * 0.05 * n)
+    low, high = max(needed - math.ceil(deviation), 1), min(needed + math.ceil(deviation), n)
+    at = torch.searchsorted(found, torch.tensor([needed, low, high]).to(found))
     value, fewer, more = (alarms[at] / m).tolist()
     error = None
     if min(m, n) > 1:
-        error = math.sqrt(value * (1 - value) / (m - 1) + ((more - fewer) / 2) ** 2)
+        threshold = deviation * (more - fewer) / (high - low)
+        error = math.sqrt(value * (1 - value) / (m - 1) + threshold**2)
     return Score(value, m + n, error)
 
 
-def _average_precision(ranked: Ranked) -> Score:
+def _aupr_out(ranked: Ranked) -> Score:
     """Return the average precision with `outside` positive; its error by influence functions."""
-    n = ranked.outside.sum().item()
+    m, n = ranked.sizes
     true, false = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
     precision = true / (true + false)
     value = (ranked.outside @ precision).item() / n
     slope = ranked.outside / (true + false).square()  # of precision in the counts, over OOD inputs
     of_outside = precision + _from_here(slope * false)
-    of_inside = -_from_here(slope * true) * (ranked.inside.sum() / n)
-    examples = int(n + ranked.inside.sum().item())
-    return Score(value, examples, _two_sample_error(ranked, of_inside, of_outside))
+    of_inside = -_from_here(slope * true) * (m / n)
+    return Score(value, m + n, _two_sample_error(ranked, of_inside, of_outside))
 
 
 def _from_here(values: Tensor) -> Tensor:
@@ -230,15 +241,8 @@ def mutual_information(prediction: Prediction) -> Tensor:
 
 
 def one_minus_confidence(prediction: Prediction) -> Tensor:
-    """Return the mean probability of all but the most probable class, (B,) float64 in [0, 1).
-
-    Above a confidence of 0.99 it is added up from the other classes' own probabilities: 1 - 1e-9
-    and 1 - 1e-12 are the same number in float32, and here are still told apart.
-    """
-    classes = _classes(prediction, "one_minus_confidence")
-    confidence = classes.confidence.double()
-    others = classes.mean.scatter(1, classes.classes[:, None], 0.0).sum(1, dtype=torch.float64)
-    return torch.where(confidence > SATURATED, others, 1 - confidence)
+    """Return the mean probability of all but the most probable class, (B,) in [0, 1)."""
+    return _classes(prediction, "one_minus_confidence").one_minus_confidence
 
 
 def energy(prediction: Prediction) -> Tensor:
@@ -294,6 +298,12 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], Score]] = {
     "fpr95": fpr95,
 }
 """Functions from the scores of the test set and of the OOD set to how well they are apart."""
+_OF_RANKED: dict[str, Callable[[Ranked], Score]] = {
+    "auroc": _auroc,
+    "aupr_in": lambda ranked: _aupr_out(ranked.turned()),
+    "aupr_out": _aupr_out,
+    "fpr95": _fpr95,
+}
 
 
 def _classes(prediction: Prediction, score: str) -> CategoricalPrediction:
@@ -312,7 +322,10 @@ def _several(prediction: Prediction) -> Prediction:
 
 
 def _check_alike(inside: Prediction, outside: Prediction) -> None:
-    """Refuse two predictions that cannot be of one posterior."""
+    """Refuse two predictions that cannot be of one posterior, and empty ones."""
+    for what, each in (("test", inside), ("OOD", outside)):
+        if len(each) == 0:
+            raise ValueError(f"the {what} set is empty: 0 inputs; leave it out")
     sides = [
         f"a {type(each).__name__} of {each.num_samples} sample(s) and {each.mean.shape[-1]}"
         f" {'classes' if isinstance(each, CategoricalPrediction) else 'output(s)'}"
@@ -324,10 +337,25 @@ def _check_alike(inside: Prediction, outside: Prediction) -> None:
         )
 
 
+_RANKED: WeakKeyDictionary[Prediction, dict[str, Ranked]] = WeakKeyDictionary()
+_AGAINST: WeakKeyDictionary[Prediction, ReferenceType[Prediction]] = WeakKeyDictionary()
+
+
+def _ranked(score: str, inside: Prediction, outside: Prediction) -> Ranked:
+    """Return the ranked scores, sorted once for all measures; forgotten with the OOD prediction."""
+    before = _AGAINST.get(outside)
+    if before is None or before() is not inside:
+        _check_alike(inside, outside)
+        _AGAINST[outside], _RANKED[outside] = ref(inside), {}
+    found = _RANKED[outside]
+    if score not in found:
+        found[score] = Ranked.of(SCORES[score](inside), SCORES[score](outside), score)
+    return found[score]
+
+
 def _metric(measure: str, score: str) -> PairMetric:
     def metric(inside: Prediction, outside: Prediction) -> Score:
-        _check_alike(inside, outside)
-        return MEASURES[measure](SCORES[score](inside), SCORES[score](outside))
+        return _OF_RANKED[measure](_ranked(score, inside, outside))
 
     metric.__name__ = f"{measure}_{score}"
     metric.__doc__ = f"Return `{measure}` of `{score}`, of the test set and an OOD set."

@@ -1,6 +1,8 @@
 r"""Scores of predicted densities against real-valued targets, in the units of the targets.
 
-The prediction is the mixture :math:`\frac1S\sum_s p_s(y \mid x)` of the samples' densities.
+The prediction is the mixture :math:`\frac1S\sum_s p_s(y \mid x)` of the samples' densities, with
+mean :math:`\bar\mu` and variance :math:`v`. `standardise` puts prediction and targets in multiples
+of a scale, so that any metric may be reported in standard deviations of y instead of its units.
 `S` samples, `B` batch, `D` outputs.
 """
 
@@ -8,10 +10,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
+from polymode.core.densities import HALF_LOG_2PI
 from polymode.core.targets import check_values
-from polymode.metrics.score import REGRESSION, Score, mean_score, register
+from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
 from polymode.prediction import MixturePrediction, Prediction
 
 
@@ -26,21 +30,19 @@ from polymode.prediction import MixturePrediction, Prediction
     summary="root of the mean squared distance of the predictive mean from the target",
 )
 def rmse(prediction: Prediction, targets: Tensor) -> Score:
-    r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} (\bar\mu_{nd} - y_{nd})^2}`, in units of y.
+    r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} (\bar\mu_{nd} - y_{nd})^2}`.
 
-    `each` is the squared error, mean over outputs. The standard error is that of the mean squared
-    error, carried through the root to first order.
+    In units of y, from 0. `each` is the squared error, mean over outputs. The standard error is
+    that of the mean squared error, carried through the root to first order. Not defined for
+    Student-t densities with df <= 1, which have no mean.
 
-    Traps: the root of the mean, so scores of batches cannot be averaged; and with outputs of
-    different units the largest one rules.
+    Traps: the root of the mean, so scores of batches cannot be averaged; with outputs of different
+    units the largest one rules (see `standardise`).
     """
-    mixture, values = _pair(prediction, targets, "rmse")
-    squared = mean_score((mixture.mean.double() - values.double()).square().mean(1))
-    root = math.sqrt(squared.value)
-    error = squared.standard_error
-    if error is not None and root > 0:
-        error /= 2 * root
-    return squared._replace(value=root, standard_error=error)
+    mixture, values = check_pair(prediction, targets, "rmse")
+    if mixture.df is not None and mixture.df <= 1.0:
+        raise NotDefined(f"no mean: df = {mixture.df:g} <= 1")
+    return _root((mixture.mean.double() - values.double()).square().mean(1))
 
 
 @register(
@@ -56,16 +58,78 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
 def nll(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean of :math:`-\log \frac1S\sum_s \prod_d p_s(y_{nd} \mid x_n)`.
 
-    In nats per example; log-sum-exp over the samples of the density of all outputs together.
+    In nats per example, any real number; log-sum-exp over the samples of the density of all outputs
+    together. Proper: its expectation is smallest for the true density.
 
-    Traps: a density, so it depends on the units of y (standardising y by a scale s adds log s for
-    each output) and may be negative; and not the NLL of one Gaussian with the mixture's mean and
-    variance, which many papers report for ensembles and which is another number.
+    Traps: a density, so it depends on the units of y (y divided by a scale s has an NLL smaller by
+    log s for each output) and may be negative; and not `nll_moment_matched`, which many papers
+    report for ensembles and which is another number.
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
-    mixture, values = _pair(prediction, targets, "nll")
+    mixture, values = check_pair(prediction, targets, "nll")
     return mean_score(-mixture.log_prob(values))
+
+
+@register(
+    REGRESSION,
+    "nll_moment_matched",
+    title="NLL, moment-matched",
+    unit="nats/example",
+    direction="down",
+    family="quality",
+    summary="mean negative log-density of the target under one Gaussian with the mixture's mean and"
+    " variance",
+)
+def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
+    r"""Return the NLL of one Gaussian for each output with the mixture's mean and variance.
+
+    .. math:: \frac1B\sum_{nd} \tfrac12\log 2\pi v_{nd}
+              + \frac{(y_{nd} - \bar\mu_{nd})^2}{2 v_{nd}}
+
+    In nats per example, any real number. This is what the deep-ensembles paper and most tables of
+    UCI regressions report. Not defined where the variance is infinite (Student-t, df <= 2).
+
+    Traps: for one Gaussian sample it is `nll`, otherwise not, and either may be the smaller: it
+    pays for probability between distant members, and forgives targets there. Outputs are taken as
+    independent, though members that differ correlate them. It depends on the units of y.
+
+    Reference: B. Lakshminarayanan, A. Pritzel, C. Blundell, Simple and scalable predictive
+    uncertainty estimation using deep ensembles, NeurIPS 2017, section 2.4.
+    """
+    mixture, values = check_pair(prediction, targets, "nll_moment_matched")
+    variance = check_variance(mixture).double()
+    squares = (mixture.mean.double() - values.double()).square()
+    return mean_score((0.5 * (variance.log() + squares / variance) + HALF_LOG_2PI).sum(1))
+
+
+@register(
+    REGRESSION,
+    "sharpness",
+    title="sharpness",
+    unit="units of y",
+    direction="",
+    family="uncertainty",
+    targets=False,
+    summary="root of the mean predictive variance, to be read beside the RMSE; describes, does not"
+    " score",
+)
+def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
+    r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} v_{nd}}`, in units of y, above 0.
+
+    Needs no targets. `each` is the variance, mean over outputs; the standard error as in `rmse`.
+    The root of the mean and not the mean of the roots, because it is then what the RMSE should be:
+    if variances are right, :math:`E(y - \bar\mu)^2 = E\,v`. Not defined where the variance is
+    infinite (Student-t, df <= 2).
+
+    Traps: smaller is better only among calibrated predictions; a few wide ones rule it. "Sharpness"
+    is elsewhere the mean standard deviation, or a mean interval width, here `width_90`.
+
+    Reference: T. Gneiting, F. Balabdaoui, A. E. Raftery, Probabilistic forecasts, calibration and
+    sharpness, J. R. Stat. Soc. B 69 (2007); by the variance in V. Kuleshov, N. Fenner, S. Ermon,
+    Accurate uncertainties for deep learning using calibrated regression, ICML 2018.
+    """
+    return _root(check_variance(check_mixture(prediction, "sharpness")).double().mean(1))
 
 
 @register(
@@ -83,17 +147,53 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
 def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return the mean over examples and outputs of epistemic over total variance, in [0, 1].
 
-    Needs no targets. Near 0 everywhere, also off the data, the members are one function.
+    Needs no targets. Not defined where the variance is infinite (Student-t, df <= 2).
+
+    Traps: near 0 everywhere, also off the data, the members are one function; a mean of ratios, not
+    the ratio of means; the variance over S samples divides by S, so few samples say too little.
     """
-    mixture = _mixture(prediction, "epistemic_share")
+    mixture = check_mixture(prediction, "epistemic_share")
     if mixture.num_samples < 2:
         raise ValueError(f"`epistemic_share` needs at least 2 samples, got {mixture.num_samples}")
-    return mean_score((mixture.epistemic_variance / mixture.variance).mean(1))
+    return mean_score((mixture.epistemic_variance / check_variance(mixture)).mean(1))
 
 
-def _pair(prediction: Prediction, targets: Tensor, metric: str) -> tuple[MixturePrediction, Tensor]:
+def standardise(
+    prediction: Prediction, targets: Tensor, scale: Tensor | float
+) -> tuple[MixturePrediction, Tensor]:
+    r"""Return prediction and targets of y / scale: metrics of them are in multiples of `scale`.
+
+    With the standard deviations of the training targets this makes the "standardised" numbers of
+    the literature. The NLL falls by :math:`\sum_d \log scale_d`; of D outputs each is divided by
+    its own scale before they are averaged. No shift is needed: no metric here depends on one.
+
+    Args:
+        prediction, targets: in units of y.
+        scale: > 0, one number for all outputs or D of them, in units of y. From training data: the
+            scale of the test set would tell of the targets.
+
+    Returns:
+        the prediction, and the targets (B, D), in units of `scale`.
+
+    >>> prediction = MixturePrediction(torch.tensor([[[10.0]]]), 2.0)
+    >>> rmse(*standardise(prediction, torch.tensor([[16.0]]), 3.0)).value
+    2.0
+    """
+    mixture, values = check_pair(prediction, targets, "standardise")
+    by = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
+    if by.dim() > 1 or by.numel() not in (1, values.shape[1]):
+        need, got = values.shape[1], tuple(by.shape)
+        raise ValueError(f"`scale` must be one number or {need}, one an output, got shape {got}")
+    if not ((by > 0) & by.isfinite()).all():
+        raise ValueError(f"`scale` must be finite and > 0, got {by.tolist()}")
+    return mixture.rescale(0.0, 1.0 / by), (values / by).to(values.dtype)
+
+
+def check_pair(
+    prediction: Prediction, targets: Tensor, metric: str
+) -> tuple[MixturePrediction, Tensor]:
     """Return the prediction, which must be of densities, and values (B, D) that belong to it."""
-    mixture = _mixture(prediction, metric)
+    mixture = check_mixture(prediction, metric)
     values = check_values(targets, mixture.loc.shape[-1]).to(mixture.loc.device)
     if len(values) != len(mixture):
         raise ValueError(f"got {len(values)} target(s) for {len(mixture)} prediction(s)")
@@ -102,10 +202,29 @@ def _pair(prediction: Prediction, targets: Tensor, metric: str) -> tuple[Mixture
     return mixture, values
 
 
-def _mixture(prediction: Prediction, metric: str) -> MixturePrediction:
+def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
+    """Return the prediction, or say that `metric` needs one of densities."""
     if not isinstance(prediction, MixturePrediction):
         raise ValueError(
             f"`{metric}` scores predicted densities, got a {type(prediction).__name__};"
             " see polymode.metrics.classification"
         )
     return prediction
+
+
+def check_variance(mixture: MixturePrediction) -> Tensor:
+    """Return the predictive variance (B, D), or say that it does not exist."""
+    if mixture.df is not None and mixture.df <= 2.0:
+        raise NotDefined(f"infinite variance: df = {mixture.df:g} <= 2")
+    if not mixture.variance.isfinite().all():
+        raise NotDefined(f"the variance is beyond the range of {mixture.variance.dtype}")
+    return mixture.variance
+
+
+def _root(squares: Tensor) -> Score:
+    """Return the root of the mean of squares (B,), its standard error to first order."""
+    mean = mean_score(squares)
+    root, error = math.sqrt(mean.value), mean.standard_error
+    if error is not None and root > 0:
+        error /= 2 * root
+    return mean._replace(value=root, standard_error=error)

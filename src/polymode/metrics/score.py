@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.registry import Entry, Registry
-from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+from polymode.prediction import CategoricalPrediction, Prediction
 
 
 class Score(NamedTuple):
@@ -61,8 +61,11 @@ def mean_score(each: Tensor) -> Score:
     if n == 0:
         raise ValueError("there is nothing to score: 0 examples")
     values = each.detach().double()
-    error = values.std(correction=1).item() / math.sqrt(n) if n > 1 else None
-    return Score(values.mean().item(), n, error, each)
+    value = values.mean().item()
+    error = None
+    if n > 1 and math.isfinite(value):
+        error = values.std(correction=1).item() / math.sqrt(n)
+    return Score(value, n, error, each)
 
 
 Metric = Callable[[Prediction, Tensor], Score]
@@ -135,8 +138,13 @@ def register(
 
 
 def entries(table: Registry[Any]) -> list[Entry[Any]]:
-    """Return the metrics of a table in the order in which they were entered."""
-    return sorted(map(table.get, table.names()), key=lambda entry: entry.metadata["rank"])
+    """Return the metrics of a table by family, and within one in the order they were entered."""
+    order = list(FAMILIES)
+
+    def place(entry: Entry[Any]) -> tuple[int, int]:
+        return order.index(entry.metadata["family"]), entry.metadata["rank"]
+
+    return sorted(map(table.get, table.names()), key=place)
 
 
 def table_of(prediction: Prediction, metric: str) -> Registry[Any]:
@@ -168,8 +176,8 @@ def score_of(
     if facts["standardised"]:
         if scale is None:
             raise NotDefined("needs the scale of the training targets")
-        assert isinstance(prediction, MixturePrediction)
-        factor = 1.0 / torch.as_tensor(scale, dtype=prediction.loc.dtype)
-        prediction, other = prediction.rescale(0.0, factor), other * factor.to(other.device)
+        from polymode.metrics.regression import standardise
+
+        prediction, other = standardise(prediction, other, torch.tensor(scale))
     score: Score = entry.value(prediction, other)
     return score

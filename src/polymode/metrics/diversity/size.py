@@ -1,0 +1,183 @@
+r"""What more members are worth: a metric against their number.
+
+The curve of an ensemble of S members is the mean of a metric over subsets of k of them. Beside it
+another method's value can be read as a number of independently trained networks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.registry import Entry
+from polymode.core.rng import generator
+from polymode.metrics.score import CLASSIFICATION, REGRESSION, Metric
+from polymode.prediction import CategoricalPrediction, Prediction
+
+ALL_SIZES = 16  # up to so many members every size is taken, above as many in even ratios
+
+
+class SizeCurve(NamedTuple):
+    """A metric against the number of members.
+
+    Attributes:
+        metric: its name. direction: "up" or "down" is better, "" if it does not score.
+        sizes: numbers of members, increasing.
+        mean: of the metric over subsets, one for each size.
+        standard_error: of that mean as an estimate over all subsets of these S members; 0 where all
+            were taken, as always at size S.
+        num_subsets: how many were taken at each size.
+    """
+
+    metric: str
+    direction: str
+    sizes: tuple[int, ...]
+    mean: tuple[float, ...]
+    standard_error: tuple[float, ...]
+    num_subsets: tuple[int, ...]
+
+
+def ensemble_size_curve(
+    prediction: Prediction,
+    targets: Tensor | None,
+    metric: str = "nll",
+    sizes: Sequence[int] | None = None,
+    num_subsets: int = 20,
+    seed: int = 0,
+) -> SizeCurve:
+    r"""Return the mean of a metric over subsets of k of the S members, for several k.
+
+    .. math:: \bar m(k) = \frac1n \sum_{A: |A| = k} m(A), \quad
+              se(k) = \sqrt{\frac{s^2}{n} \Big(1 - \frac{n}{N}\Big)}, \quad N = \binom{S}{k}
+
+    over n different subsets A, whose members are drawn without replacement: all N of them where N
+    is not above `num_subsets`, else that many at random. s has ddof 1.
+
+    Args:
+        prediction: of S members. targets: labels or values, or None for a metric without.
+        metric: a name from the table of classification or of regression metrics.
+        sizes: from 1 to S; by default all up to 16 members, above 16 sizes in even ratios.
+        num_subsets: at least 2; the cost grows with it. seed: of the draws.
+
+    Traps: subsets share members, the more the nearer k is to S, so `standard_error` does not tell
+    how the curve would move with another S networks; for that, train more. Infinite where the
+    metric is infinite on one subset.
+    """
+    entry = _entry(prediction, metric)
+    samples = prediction.num_samples
+    if not isinstance(num_subsets, int) or num_subsets < 2:
+        raise ValueError(f"`num_subsets` must be an integer of at least 2, got {num_subsets!r}")
+    chosen = _sizes(sizes, samples, entry)
+    tensors, rest = prediction.to_arrays()
+    means, errors, counts = [], [], []
+    for size in chosen:
+        values = []
+        for subset in _subsets(samples, size, num_subsets, seed):
+            part = {key: tensor[list(subset)] for key, tensor in tensors.items()}
+            score = entry.value(Prediction.from_arrays(part, rest), targets)  # type: ignore[arg-type]
+            values.append(score.value)
+        mean, error = _mean(values, math.comb(samples, size))
+        means.append(mean)
+        errors.append(error)
+        counts.append(len(values))
+    direction = entry.metadata["direction"]
+    return SizeCurve(metric, direction, chosen, tuple(means), tuple(errors), tuple(counts))
+
+
+def deep_ensemble_equivalent(curve: SizeCurve, value: float) -> float:
+    r"""Return how many independently trained networks are as good as `value`.
+
+    .. math:: \min \{ l \ge l_1 : \bar m_{DE}(l) \text{ is as good as value} \}
+
+    with the curve of a deep ensemble, linear between its sizes. That is the least l, so noise that
+    makes the curve turn back once does no harm. From the first size l₁, which is returned for
+    anything no better than it (a method worse than one network also has 1), to the last one. What
+    is better than the whole curve has `inf`: more networks than the curve has, so that
+    `curve.sizes[-1]` is a lower bound and nothing else is known.
+
+    Args:
+        curve: of a deep ensemble, from `ensemble_size_curve`, of a metric that scores.
+        value: the method's own, of the same metric on the same data.
+
+    Traps: the authors use the calibrated log-likelihood, since an uncalibrated one compares
+    temperatures ("calibrated_nll" here). The curve is convex, so wide gaps between sizes make the
+    number too large; and it is flat for many networks, where small differences are many networks.
+
+    Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
+    estimation and ensembling in deep learning, ICLR 2020.
+
+    >>> curve = SizeCurve("nll", "down", (1, 2, 4), (0.5, 0.3, 0.2), (0.0,) * 3, (4, 6, 1))
+    >>> [deep_ensemble_equivalent(curve, value) for value in (0.6, 0.4, 0.3, 0.25, 0.1)]
+    [1.0, 1.5, 2.0, 3.0, inf]
+    """
+    if curve.direction not in ("up", "down"):
+        raise ValueError(f"`{curve.metric}` does not score, so no number of networks equals it")
+    if math.isnan(value):
+        raise ValueError("`value` must be a number, got nan")
+    sign = 1.0 if curve.direction == "up" else -1.0
+    goal, means = sign * value, [sign * mean for mean in curve.mean]
+    if means[0] >= goal:
+        return float(curve.sizes[0])
+    for k in range(1, len(means)):
+        if means[k] >= goal:
+            gain = means[k] - means[k - 1]
+            share = (goal - means[k - 1]) / gain if math.isfinite(gain) else 1.0
+            return curve.sizes[k - 1] + share * (curve.sizes[k] - curve.sizes[k - 1])
+    return math.inf
+
+
+def _entry(prediction: Prediction, metric: str) -> Entry[Metric]:
+    table = CLASSIFICATION if isinstance(prediction, CategoricalPrediction) else REGRESSION
+    entry = table.get(metric)
+    needed, samples = entry.metadata["min_samples"], prediction.num_samples
+    if samples < needed:
+        raise ValueError(f"`{metric}` needs at least {needed} samples, got {samples}")
+    return entry
+
+
+def _sizes(sizes: Sequence[int] | None, samples: int, entry: Entry[Metric]) -> tuple[int, ...]:
+    """Return the sizes, increasing, each once."""
+    least = entry.metadata["min_samples"]
+    if sizes is None:
+        if samples - least < ALL_SIZES:
+            return tuple(range(least, samples + 1))
+        steps = torch.logspace(math.log10(least), math.log10(samples), ALL_SIZES)
+        return tuple(sorted({round(step) for step in steps.tolist()}))
+    for size in sizes:
+        if not isinstance(size, int) or not least <= size <= samples:
+            raise ValueError(
+                f"`sizes` for `{entry.name}` of {samples} members must be integers from {least} to"
+                f" {samples}, got {size!r}"
+            )
+    if not sizes:
+        raise ValueError("`sizes` is empty: give at least one number of members")
+    return tuple(sorted(set(sizes)))
+
+
+def _subsets(samples: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield different subsets of 0..samples-1: all of them, or `most` at random."""
+    if math.comb(samples, size) <= most:
+        yield from combinations(range(samples), size)
+        return
+    stream = generator(seed, "subsets", size)
+    seen: set[tuple[int, ...]] = set()
+    while len(seen) < most:
+        drawn = torch.randperm(samples, generator=stream)[:size]
+        subset = tuple(sorted(drawn.tolist()))
+        if subset not in seen:
+            seen.add(subset)
+            yield subset
+
+
+def _mean(values: list[float], population: int) -> tuple[float, float]:
+    """Return the mean of values drawn from so many without replacement, and its error."""
+    numbers, n = torch.tensor(values, dtype=torch.float64), len(values)
+    if n == population:
+        return numbers.mean().item(), 0.0
+    error = math.sqrt((1.0 - n / population) / n) * numbers.std(correction=1).item()
+    return numbers.mean().item(), error if math.isfinite(error) else math.inf
