@@ -63,7 +63,9 @@ METHODS.register(
     "noisy_map",
     summary="MAP with Gaussian noise on the gradient",
     kind="one mode",
+    equation="θ ← θ − η (∇L(θ) + σ ε),  ε ~ N(0, I)",
     cost="1 × training, 1 × prediction",
+    limits="What it cannot do, and where it is known to fail.",
     paper="Author year",
     bibtex="@article{author2026title, title={Title}, author={Author, A.}, year={2026}}",
 )(Method(NoisyMAP, init, step))

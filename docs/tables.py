@@ -1,7 +1,7 @@
-"""Write the tables of the README from `results/`: `python -m docs.tables` (or `make docs`).
+"""Write the tables of the README and the docs: `python -m docs.tables` (or `make docs`).
 
-Numbers shown to people are never typed. A table stands between two comment lines in the README;
-this replaces what is between them. With `--check` nothing is written and a difference is an error.
+Numbers shown to people are never typed. A table stands between two comment lines of a page; this
+replaces what is between them, from `results/` or from a registry. With `--check` nothing is written and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`.
@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+METRICS = ROOT / "docs" / "metrics.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 
@@ -89,13 +90,37 @@ def _value(cell: dict[str, Any], dataset: str, metric: str) -> float:
     )
 
 
+def metrics_table() -> str:
+    """Return every registered metric, a table for each kind of prediction."""
+    import polymode.metrics  # noqa: F401  (enters them)
+    from polymode.metrics.score import ARROWS, FAMILIES, TABLES, entries
+
+    parts = []
+    for title, table in TABLES.items():
+        rows = [["metric", "", "unit", "family", "meaning"]]
+        for entry in entries(table):
+            facts = entry.metadata
+            said = [facts["unit"], FAMILIES[facts["family"]].lower(), facts["summary"]]
+            rows.append([f"`{entry.name}`", ARROWS[facts["direction"]], *said])
+        parts.append(f"### {title[0].upper()}{title[1:]}\n\n{markdown(rows)}")
+    return "\n" + "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages with tables, as they should be."""
+    readme = between(README.read_text(), "speed", speed_table(json.loads(BENCHMARKS.read_text())))
+    readme = between(readme, "demo", demo_table(json.loads(DEMO.read_text())))
+    metrics = between(METRICS.read_text(), "metrics", metrics_table())
+    return {README: readme, METRICS: metrics}
+
+
 def main() -> None:
-    text = README.read_text()
-    new = between(text, "speed", speed_table(json.loads(BENCHMARKS.read_text())))
-    new = between(new, "demo", demo_table(json.loads(DEMO.read_text())))
+    wanted = pages()
     if "--check" in sys.argv:
-        sys.exit(0 if new == text else "README.md differs from results/: run `make docs`")
-    README.write_text(new)
+        old = [page.name for page, text in wanted.items() if page.read_text() != text]
+        sys.exit(f"out of date: {', '.join(old)}; run `make docs`" if old else 0)
+    for page, text in wanted.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ def test_links_in_the_docs_lead_somewhere() -> None:
     assert not broken
 
 
+def test_the_code_of_the_metrics_page_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/metrics.md").read_text(), re.S)
+    exec(re.sub(r"epochs=\d+", "epochs=1", block), {})
+
+
 QUICKSTART = """
 import torch
 from torch import nn

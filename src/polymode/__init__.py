@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from polymode._version import __version__
 
 if TYPE_CHECKING:
-    from polymode import methods, nets
+    from polymode import conformal, methods, metrics, nets, plots, recalibration  # noqa: F401
     from polymode.methods import fit
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -51,9 +51,11 @@ _HOMES = {
     "task": "tasks",
 }
 
+_ROOMS = ("conformal", "methods", "metrics", "nets", "plots", "recalibration")
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("methods", "nets"):
+    if name in _ROOMS:
         return import_module(f"polymode.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'polymode' has no attribute '{name}'")

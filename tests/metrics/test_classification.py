@@ -95,9 +95,14 @@ def test_nll_is_of_the_mixture_and_finite_while_one_sample_gives_the_label_a_cha
     assert score.value == pytest.approx(-math.log(0.25), rel=1e-12)
 
 
-def test_nll_is_infinite_and_not_clipped_where_no_sample_does():
-    assert c.nll(of([[1.0, 0.0]]), torch.tensor([1])).value == math.inf
-    assert c.nll(of([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([1, 0])).value == math.inf
+def test_nll_is_finite_where_no_sample_does_and_nothing_else_is_clipped():
+    least = -math.log(5e-324)
+    assert c.nll(of([[1.0, 0.0]]), torch.tensor([1])).value == pytest.approx(least)
+    both = c.nll(of([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([1, 0]))
+    assert both.value == pytest.approx((least + math.log(2)) / 2)
+    assert both.standard_error == pytest.approx((least - math.log(2)) / 2)
+    far = CategoricalPrediction(torch.tensor([[[0.0, -2000.0]]]))
+    assert c.nll(far, torch.tensor([1])).value == 2000.0
 
 
 def test_nll_is_the_mean_of_logs_and_not_the_log_of_the_mean():
@@ -192,11 +197,11 @@ def test_calibrated_nll_is_reproducible_and_has_a_seed():
 
 
 def test_calibrated_nll_with_impossible_labels():
-    """A label of probability 0 in all samples: infinite; in one of two samples: finite."""
+    """A label of probability 0 in all samples counts 745 nats; in one of two, far less."""
     probs = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [0.2, 0.5, 0.3]] * 4)
     labels = torch.tensor([0, 1, 1] * 4)
     alone = CategoricalPrediction.from_probs(probs)
-    assert c.calibrated_nll(alone, labels).value == math.inf
+    assert 745 / len(labels) < c.calibrated_nll(alone, labels).value < math.inf
     mixed = CategoricalPrediction.from_probs(torch.stack([probs, torch.full_like(probs, 1 / 3)]))
     assert math.isfinite(c.calibrated_nll(mixed, labels).value)
 

@@ -12,9 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.core.likelihoods import Gaussian
+from polymode.core.registry import Entry
 from polymode.metrics import Results, classification, evaluate, regression
+from polymode.metrics.evaluation import _row
 from polymode.metrics.results import Cost, Row
-from polymode.metrics.score import CLASSIFICATION
+from polymode.metrics.score import CLASSIFICATION, Score
 from polymode.prediction import CategoricalPrediction
 
 
@@ -59,8 +61,8 @@ def test_what_does_not_apply_says_so_and_is_null_in_json(digits):
     assert "nan" not in alone.to_json().lower()
 
 
-def test_infinite_scores_are_null_with_a_note(monkeypatch):
-    """A label that every member calls impossible makes the NLL infinite, which JSON cannot hold."""
+def test_impossible_labels_have_a_finite_nll(monkeypatch):
+    """A label that every member gives probability 0 counts 745.1 nats."""
     task = pm.Task(
         train=(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1])),
         test=(torch.zeros(2, 1), torch.tensor([0, 1])),
@@ -69,9 +71,16 @@ def test_infinite_scores_are_null_with_a_note(monkeypatch):
     post = pm.fit("map", net=torch.nn.Linear(1, 2), task=task, epochs=0, progress="silent")
     monkeypatch.setattr(type(post), "stream", _certain)  # log-softmax never gives -inf itself
     results = evaluate(post, task)
-    assert results["test", "nll"].value is None
-    assert results["test", "nll"].note == "n/a (infinite)"
+    assert results["test", "nll"].value == pytest.approx(-math.log(5e-324) / 2)
     json.loads(results.to_json(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(("value", "word"), [(math.inf, "infinite"), (math.nan, "undefined")])
+def test_what_json_cannot_hold_is_null_with_a_note(value, word):
+    facts = CLASSIFICATION.get("nll").metadata
+    entry = Entry("mine", lambda prediction, targets: Score(value, 1, value), facts)
+    row = _row("test", entry, CategoricalPrediction.from_probs([[0.5, 0.5]]), torch.tensor([0]))
+    assert (row.value, row.standard_error, row.note) == (None, None, f"n/a ({word})")
 
 
 def _certain(self, x, batch_size=256):

@@ -7,6 +7,8 @@ class :math:`\hat y_n` and confidence :math:`c_n = \max_k \bar p_{nk}`, everythi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from polymode.core.targets import check_labels
 from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score, register
 from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature
+
+
+IMPOSSIBLE = -math.log(5e-324)  # nats of a label that every sample gives probability 0
 
 
 @register(
@@ -85,9 +90,10 @@ def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
 def nll(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean of :math:`-\log \frac1S\sum_s p_s(y_n \mid x_n)`, in nats per example.
 
-    Log-sum-exp over the samples, so it is finite as long as one sample gives the label a positive
-    probability; infinite otherwise, and not clipped. Proper: its expectation is smallest for the
-    true probabilities.
+    Log-sum-exp over the samples, so it is exact as long as one sample gives the label a positive
+    probability. A probability of exactly 0 in all samples counts as the smallest positive float64,
+    745.1 nats: it is usually a smaller one that was rounded. Nothing else is clipped. Proper: its
+    expectation is smallest for the true probabilities.
 
     Traps: a mean, not a sum (published values of both kinds are found); and the NLL of the mean
     prediction, which is never above the mean of the members' NLLs (Jensen).
@@ -95,7 +101,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
     classes, labels = classes_and_labels(prediction, targets, "nll")
-    return mean_score(-classes.log_prob(labels))
+    return mean_score(_surprise(-classes.log_prob(labels)))
 
 
 @register(
@@ -142,8 +148,7 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
     The set is cut into two random halves; the temperature T in [0.01, 100] that is best on one is
     applied to the other, and the other way round, so that every example is scored once, in nats,
     by a T that has not seen it. What remains tells methods apart by more than one number could
-    mend. Infinite, as `nll`, where a label has probability exactly 0 in all samples. Fewer than 2
-    examples: not defined.
+    mend. Probabilities of exactly 0 count as in `nll`. Fewer than 2 examples: not defined.
 
     Traps: T is fitted on halves of the very set that is scored, so the number is for comparing
     methods and promises nothing about deployment, for which see `polymode.recalibration`. The
@@ -169,7 +174,7 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
         scaled = logs[scored] / fit_temperature(logs[fitted], labels[fitted])
         own = scaled.gather(1, labels[scored, None])[:, 0]
         each[scored] = scaled.logsumexp(1) - own
-    return mean_score(each)
+    return mean_score(_surprise(each))
 
 
 @register(
@@ -258,6 +263,11 @@ def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score
     data it is small for good reason: members that are all right agree.
     """
     return mean_score(_samples(prediction, "disagreement").disagreement)
+
+
+def _surprise(nats: Tensor) -> Tensor:
+    """Return negative log-probabilities with that of 0 made finite."""
+    return nats.masked_fill(nats == math.inf, IMPOSSIBLE)
 
 
 def classes_and_labels(

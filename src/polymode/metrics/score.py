@@ -83,7 +83,7 @@ TABLES: dict[str, Registry[Any]] = {
     "OOD, regression": OOD_REGRESSION,
 }
 FAMILIES = {
-    "quality": "Right and proper",
+    "quality": "Accuracy and proper scores",
     "calibration": "Calibration",
     "selective": "Selective prediction",
     "intervals": "Intervals",

@@ -1,0 +1,85 @@
+"""How well sets and intervals do on labelled data: what they cover, and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.conformal.intervals import PredictionIntervals
+from polymode.conformal.sets import PredictionSets
+from polymode.core.targets import check_labels, check_values
+
+
+def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:
+    """Return whether each target is inside, bool: (B,) of sets, (B, D) of intervals."""
+    if isinstance(sets, PredictionSets):
+        labels = check_labels(targets, sets.members.shape[-1]).to(sets.members.device)
+        _check_length(len(labels), len(sets))
+        return sets.members.gather(1, labels[:, None])[:, 0]
+    values = check_values(targets, sets.lower.shape[-1]).to(sets.lower)
+    _check_length(len(values), len(sets))
+    return (sets.lower <= values) & (values <= sets.upper)
+
+
+def coverage(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:
+    """Return the share of targets inside, in [0, 1]: () of sets, (D,) of intervals."""
+    return covered(sets, targets).double().mean(0)
+
+
+def mean_size(sets: PredictionSets | PredictionIntervals) -> Tensor:
+    """Return the mean number of classes, (), or the mean width in units of y, (D,)."""
+    _check_length(len(sets), len(sets))
+    return (sets.sizes if isinstance(sets, PredictionSets) else sets.widths).double().mean(0)
+
+
+class SizeStrata(NamedTuple):
+    """Coverage of sets of like size; strata without sets are left out.
+
+    Args:
+        sizes: smallest and largest size of each stratum.
+        counts: sets in each, int64 (strata,).
+        coverage: share of labels inside, (strata,).
+    """
+
+    sizes: list[tuple[int, int]]
+    counts: Tensor
+    coverage: Tensor
+
+    @property
+    def worst(self) -> float:
+        """The lowest coverage of a stratum; noisy where `counts` are small."""
+        return self.coverage.min().item()
+
+
+def size_stratified_coverage(
+    sets: PredictionSets, targets: Tensor, smallest: Sequence[int] = (0, 2, 4, 11, 101)
+) -> SizeStrata:
+    """Return the coverage by size of set: far below the level where sets do not adapt.
+
+    Marginal coverage says nothing about hard inputs: large sets may cover less than small ones.
+    Empty sets, which cover nothing, are in the lowest stratum.
+
+    Args:
+        smallest: size at which each stratum begins, rising from 0; as in the reference.
+
+    Reference: A. Angelopoulos, S. Bates, J. Malik, M. I. Jordan, ICLR 2021, section 4.
+    """
+    starts = [int(start) for start in smallest]
+    if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
+        raise ValueError(f"`smallest` must rise from 0, got {list(smallest)}")
+    hits, classes = covered(sets, targets).double(), sets.members.shape[-1]
+    stratum = torch.bucketize(sets.sizes, torch.tensor(starts[1:]), right=True)
+    count = stratum.bincount(minlength=len(starts))
+    hit = stratum.bincount(hits, minlength=len(starts))
+    used = count > 0
+    ends = [*(start - 1 for start in starts[1:]), max(classes, starts[-1])]
+    sizes = [(a, min(b, classes)) for a, b, use in zip(starts, ends, used, strict=True) if use]
+    return SizeStrata(sizes, count[used], hit[used] / count[used])
+
+
+def _check_length(targets: int, sets: int) -> None:
+    if targets != sets or not sets:
+        raise ValueError(f"Got {targets} target(s) for {sets} set(s); need as many, >= 1.")

@@ -1,0 +1,145 @@
+r"""Conformal intervals of real outputs: at least the stated share of new values lies inside.
+
+With ends :math:`a(x) \le b(x)` and a unit :math:`w(x)` from the prediction, the score is
+:math:`s(x, y) = \max(a(x) - y,\ y - b(x)) / w(x)`, and with the quantile :math:`\hat q` of the
+scores of calibration examples (`quantile.py`) the interval is
+:math:`[a - \hat q w,\ b + \hat q w]`:
+
+======  ============================================================  ==================
+split   a = b the predictive mean, w = 1: residuals                   one width for all
+scaled  a = b the predictive mean, w the predictive std               wider where unsure
+cqr     a, b the mixture's own central interval of that level, w = 1  corrected by q
+======  ============================================================  ==================
+
+Each output has its own quantile: the statement holds for each output by itself, not for all D of
+them jointly. The quantile of cqr is negative where the prediction's own intervals are too wide; a
+large correction can make an interval empty, its lower end above its upper one.
+
+References: J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani, L. Wasserman, Distribution-free predictive
+inference for regression, JASA 113 (2018) (split, scaled); Y. Romano, E. Patterson, E. Candès,
+Conformalized quantile regression, NeurIPS 2019 (cqr). `n`, `B` examples, `D` outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymode.conformal.quantile import conformal_quantile
+from polymode.core.registry import suggest
+from polymode.core.targets import check_values
+from polymode.prediction import MixturePrediction, Prediction
+
+METHODS = ("split", "scaled", "cqr")
+
+
+@dataclass(frozen=True, repr=False)
+class PredictionIntervals:
+    """Intervals from `lower` to `upper`, ends included, float64 (B, D) each."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def widths(self) -> Tensor:
+        """Upper less lower end, (B, D), in units of y; 0 where empty."""
+        return (self.upper - self.lower).clamp(min=0.0)
+
+    @property
+    def empty(self) -> Tensor:
+        """True where no value fits, (B, D)."""
+        return self.lower > self.upper
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    def __repr__(self) -> str:
+        batch, outputs = self.lower.shape
+        width = f", mean width={self.widths.mean():.4g}" if batch else ""
+        return f"PredictionIntervals(B={batch}, D={outputs}{width})"
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """A calibrated rule: call it on a prediction to get its intervals.
+
+    Args:
+        method: "split", "scaled" or "cqr". level: the share of values to be covered.
+        quantile: of each output, D numbers: in units of y, of the predictive std for "scaled".
+        n: calibration examples.
+    """
+
+    method: str
+    level: float
+    quantile: tuple[float, ...]
+    n: int
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether every interval is (-inf, inf), because ceil((n + 1) level) > n."""
+        return torch.inf in self.quantile
+
+    def __call__(self, prediction: Prediction) -> PredictionIntervals:
+        """Return the intervals of B inputs."""
+        lower, upper, unit = _ends(prediction, self.method, self.level)
+        if lower.shape[-1] != len(self.quantile):
+            raise ValueError(
+                f"Calibrated on {len(self.quantile)} output(s), got a prediction of"
+                f" {lower.shape[-1]}; calibrate on predictions of the same kind."
+            )
+        margin = unit * lower.new_tensor(self.quantile)
+        return PredictionIntervals(lower - margin, upper + margin)
+
+
+def conformal_intervals(
+    prediction: Prediction, targets: Tensor, level: float = 0.9, method: str = "split"
+) -> ConformalIntervals:
+    """Return a rule whose intervals hold new values with probability >= `level`, per output.
+
+    On average over calibration and new examples that are exchangeable, whatever the model; not for
+    each input. Nothing but the quantile is fitted on these data: they must be apart from what
+    trained or recalibrated the model. Where n is too small for the level the intervals are infinite
+    (`.vacuous`); n >= level / (1 - level) is enough.
+
+    Args:
+        prediction: of n >= 1 examples that the user sets aside for this.
+        targets: their values (n, D), or (n,) if D = 1.
+        level: in (0, 1).
+        method: "split", "scaled" (needs a finite variance) or "cqr".
+    """
+    if method not in METHODS:
+        raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
+    lower, upper, unit = _ends(prediction, method, level)
+    values = check_values(targets, lower.shape[-1]).to(lower)
+    if len(values) != len(lower) or not len(values):
+        raise ValueError(
+            f"Got {len(values)} target(s) for {len(lower)} prediction(s); need as many, >= 1."
+        )
+    scores = torch.maximum(lower - values, values - upper) / unit
+    quantile = tuple(conformal_quantile(scores, level).tolist())
+    return ConformalIntervals(method, float(level), quantile, len(values))
+
+
+def _ends(prediction: Prediction, method: str, level: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ends and the unit in float64, (B, D) each."""
+    if not isinstance(prediction, MixturePrediction):
+        kind = type(prediction).__name__
+        raise ValueError(
+            f"Intervals need a prediction of real outputs, got {kind}; for classes use"
+            " `conformal_sets`."
+        )
+    exact = MixturePrediction(
+        prediction.loc.detach().double(), prediction.scale.detach().double(), prediction.df
+    )
+    if method == "cqr":
+        lower, upper = exact.interval(level)
+        return lower, upper, torch.ones_like(lower)
+    mean = exact.mean
+    unit = exact.std if method == "scaled" else torch.ones_like(mean)
+    if not (mean.isfinite() & unit.isfinite()).all():
+        raise ValueError(
+            f"A density with df = {exact.df} has no mean or no variance for '{method}'; use 'cqr'."
+        )
+    return mean, mean, unit
