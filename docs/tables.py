@@ -1,7 +1,8 @@
 """Write the tables of the README and the docs: `python -m docs.tables` (or `make docs`).
 
 Numbers shown to people are never typed. A table stands between two comment lines of a page; this
-replaces what is between them, from `results/` or from a registry. With `--check` nothing is written and a difference is an error.
+replaces what is between them, from `results/` or from a registry. With `--check` nothing is written
+and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`.
