@@ -1,19 +1,56 @@
-"""Plots: Display objects that compute once and draw many times; see `display.Display`."""
+"""Plots: Display objects that compute once and draw many times; see `display.Display`.
+
+Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selective prediction:
+`risk_coverage`. Uncertainty: `ood_histogram`, `entropy_scatter`, `uncertainty_maps`,
+`regression_band`. Shift: `severity`, `severity_spread`. Members: `diversity_heat_map`,
+`diversity_plane`, `pair_density`, `size_curve`. Symmetry: `orbit_curve`. Choices: `cost_pareto`,
+`sweep`. Papers: `forest`.
+"""
 
 from __future__ import annotations
 
+from polymode.plots.confidence_gap import confidence_gap
+from polymode.plots.cost_pareto import cost_pareto
 from polymode.plots.display import Display, Style, palette
+from polymode.plots.diversity_heat_map import diversity_heat_map
+from polymode.plots.diversity_plane import diversity_plane
+from polymode.plots.entropy_scatter import entropy_scatter
+from polymode.plots.forest import Comparison, forest
 from polymode.plots.ood import ood_histogram
+from polymode.plots.orbit_curve import orbit_curve
+from polymode.plots.pair_density import pair_density
 from polymode.plots.regression import regression_band
+from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
+from polymode.plots.risk_coverage import risk_coverage
 from polymode.plots.severity import severity
+from polymode.plots.severity_spread import severity_spread
+from polymode.plots.size_curve import size_curve
+from polymode.plots.sweep import sweep
+from polymode.plots.uncertainty_maps import map_limits, uncertainty_maps
 
 __all__ = [
+    "Comparison",
     "Display",
     "Style",
+    "confidence_gap",
+    "cost_pareto",
+    "diversity_heat_map",
+    "diversity_plane",
+    "entropy_scatter",
+    "forest",
+    "map_limits",
     "ood_histogram",
+    "orbit_curve",
+    "pair_density",
     "palette",
     "regression_band",
+    "regression_calibration",
     "reliability",
+    "risk_coverage",
     "severity",
+    "severity_spread",
+    "size_curve",
+    "sweep",
+    "uncertainty_maps",
 ]

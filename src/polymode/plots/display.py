@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,6 +29,11 @@ OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "
 white, and with grey for its black."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LETTER = 0.065  # inches that a letter of a legend is wide, more or less
+ROW = 0.17  # inches that a line of a legend is high
+DOTS_PER_INCH = 200  # of what is drawn as an image within the SVG
+PLACES = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # attributes of SVG that hold places, in points
+LINES = re.compile(r"(?:L [-.\d]+ [-.\d]+ ?\n?){2,}")  # of a path, one after the other
 
 
 class Style(NamedTuple):
@@ -51,15 +58,37 @@ class Display(ABC):
     Attributes:
         data: the numbers by name. label: whose numbers they are.
         caption: what is shown, of how many examples. alt: the same for those who cannot see it.
+        style: of one method. styles: of each, where several are drawn together.
+        size: of the figure in inches.
+        dense: whether the numbers are thousands, so that a page should not carry them as CSV.
     """
 
-    size: ClassVar[tuple[float, float]] = (3.6, 3.0)  # inches
+    size: tuple[float, float] = (3.6, 3.0)
+    dense: ClassVar[bool] = False
+    legend_more: ClassVar[tuple[int, int]] = (0, 0)  # letters, entries, beyond the labels
 
     def __init__(
-        self, data: dict[str, np.ndarray], *, label: str, caption: str, alt: str, style: Style
+        self,
+        data: dict[str, np.ndarray],
+        *,
+        label: str,
+        caption: str,
+        alt: str,
+        style: Style | None = None,
+        styles: Mapping[str, Style] | None = None,
     ) -> None:
         self.data, self.label, self.caption, self.alt = data, label, caption, alt
-        self.style = style
+        self.style, self.styles = style or Style(), dict(styles or {})
+        letters, entries = self.legend_more
+        labels = [label + letters * "x" for label in self.styles] + entries * [""]
+        width, height = self.size
+        lines = legend_lines(labels, width)  # two of them have room
+        self.size = (width, height + ROW * max(0, lines - 2))
+
+    @property
+    def title(self) -> str:
+        """The label in lines that fit the figure."""
+        return textwrap.fill(self.label, int(self.size[0] / LETTER) - 8)
 
     @abstractmethod
     def plot(self, ax: Axes) -> Axes:
@@ -86,7 +115,9 @@ class Display(ABC):
         file = io.StringIO()
         with matplotlib.rc_context(_settings()):
             quiet = {"Date": None, "Creator": None}
-            self.figure().savefig(file, format="svg", transparent=True, metadata=quiet)
+            self.figure().savefig(
+                file, format="svg", transparent=True, metadata=quiet, dpi=DOTS_PER_INCH
+            )
         rules = "".join(
             f'*[style*="{part}: {light}"]{{{part}:{dark}!important}}'
             for light, dark in DARK.items()
@@ -94,10 +125,13 @@ class Display(ABC):
         )
         style = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
         head, defs, rest = file.getvalue().partition("<defs>")
-        return head + defs + style + rest
+        return head + defs + style + PLACES.sub(_shortened, rest)
 
     def to_csv(self) -> str:
-        """Return the numbers as CSV, a column each; shorter columns end in empty fields."""
+        """Return the numbers as CSV, a column each; shorter columns end in empty fields.
+
+        Matrices are written row after row.
+        """
         columns = [[name, *map(_text, np.ravel(values))] for name, values in self.data.items()]
         longest = max(map(len, columns))
         padded = [column + [""] * (longest - len(column)) for column in columns]
@@ -110,6 +144,32 @@ class Display(ABC):
         return f"{type(self).__name__}({self.label}: {names})"
 
 
+def legend_columns(labels: Iterable[str], width: float) -> int:
+    """Return in how many columns the labels of a legend fit in `width` inches."""
+    lengths = [max(map(len, label.splitlines() or [""])) for label in labels]
+    widest = LETTER * (max(lengths, default=0) + 7)
+    return min(max(1, len(lengths)), max(1, int(width / widest)))
+
+
+def legend_lines(labels: Iterable[str], width: float) -> int:
+    """Return how many lines a legend of `width` inches takes."""
+    wrapped = [legend_text(label, width) for label in labels]
+    columns = legend_columns(wrapped, width)
+    lines = sum(1 + label.count("\n") for label in wrapped)
+    return -(-lines // columns)
+
+
+def legend_text(label: str, width: float) -> str:
+    """Return a label in lines that fit a legend of `width` inches."""
+    return textwrap.fill(label, int(width / LETTER) - 7)
+
+
+def _shortened(places: re.Match[str]) -> str:
+    """Return places to a hundredth of a point, and lines without repeated letters: half as long."""
+    rounded = re.sub(r"(\.\d\d)\d+", r"\1", places.group())
+    return LINES.sub(lambda run: "L" + run.group().replace("\nL", "")[1:], rounded)
+
+
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | np.str_) else f"{float(value):.6g}"
 
@@ -119,6 +179,7 @@ def _settings() -> Any:
     return {
         "svg.hashsalt": "polymode",
         "svg.fonttype": "path",
+        "path.simplify_threshold": 0.25,  # of a point
         "font.family": "DejaVu Sans",
         "font.size": 8.5,
         "axes.titlesize": 9,

@@ -1,15 +1,22 @@
-"""Histograms of an uncertainty score on the test set and on OOD sets, on shared bins."""
+"""Histograms of an uncertainty score on the test set and on OOD sets, on shared bins.
+
+Heights are shares of each set by itself, so sets of unlike size can be compared. Two mistakes are
+possible, and both are said: a test input flagged, and an OOD input accepted.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from polymode.core.registry import suggest
-from polymode.metrics.ood import SCORES, auroc
+from polymode.metrics.ood import SCORES, aupr_in, aupr_out, auroc, fpr95
 from polymode.metrics.results import Results
+from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, PALE, Display, Style
+from polymode.plots.sources import numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,21 +42,19 @@ class OODHistogram(Display):
                 color=self.style.color,
                 linestyle=LINES[number % len(LINES)],
                 linewidth=1.6,
-                label=f"{name.removeprefix('ood:')}: AUROC {area:.3f}",
+                label=f"{_bare(name)}: AUROC {area:.3f}",
             )
         unit = UNITS.get(score)
         ax.set_yscale("function", functions=(np.sqrt, np.square))
-        ax.set(xlabel=score.replace("_", " ") + (f" [{unit}]" if unit else ""))
+        ax.set_xlabel(score.replace("_", " ") + (f" [{unit}]" if unit else "") + ", OOD →")
         ax.set_ylabel("share of inputs, root scale")
         if score in LOG:
-            from matplotlib.ticker import NullFormatter
-
             ax.set_xscale("log")
-            ax.xaxis.set_major_formatter("{x:g}")
-            ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlim(edges[0], edges[-1])
+        if score in LOG:
+            plain_log(ax.xaxis)
         ax.set_yticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
-        ax.set_title(self.label, color=INK)
+        ax.set_title(self.title, color=INK)
         ax.legend(loc="upper right")
         highest = max(float(self.data[key].max()) for key in ["test", *names])
         ax.set_ylim(0, 1.9 * highest)  # room for the legend
@@ -65,7 +70,12 @@ def ood_histogram(
     num_bins: int = 25,
     style: Style | None = None,
 ) -> OODHistogram:
-    """Return the histograms of one result.
+    """Return the histograms of one result, with AUROC, FPR95 and AUPR against each OOD set.
+
+    Traps: the direction of the score: here high is rather OOD, and OOD is the positive class but
+    for AUPR-in. AUPR depends on the sizes of the sets. Papers differ in which way round FPR95 is,
+    so both are given: test inputs flagged where 95 % of OOD is found, and OOD inputs accepted where
+    95 % of the test set is.
 
     Args:
         results: with `kept` predictions of the test set and of OOD sets.
@@ -85,22 +95,47 @@ def ood_histogram(
     data: dict[str, np.ndarray] = {"edges": edges, "score": np.array([score])}
     for name, each in values.items():
         data[name] = np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] / len(each)
-    kept = results.kept
     for name in outside:
-        pair = (SCORES[score](kept[key].prediction) for key in ("test", name))
-        data[f"auroc {name}"] = np.array([auroc(*pair).value])
+        for measure, value in measures(values["test"], values[name]).items():
+            data[f"{measure} {name}"] = np.array([value])
     label = label or results.method
-    areas = ", ".join(f"{n.removeprefix('ood:')} {data[f'auroc {n}'][0]:.3f}" for n in outside)
-    counts = ", ".join(f"{n.removeprefix('ood:')} {len(values[n]):,}" for n in values)
+    words = score.replace("_", " ")
+    counts = ", ".join(f"{_bare(n)} {len(values[n]):,}" for n in values)
+    said = "; ".join(f"{_bare(name)} {_said(data, name)}" for name in outside)
     return OODHistogram(
         data,
         label=label,
-        style=style or Style(),
-        caption=f"{score.replace('_', ' ').capitalize()} of test and OOD inputs (n: {counts}; seed"
-        f" {results.seed}). AUROC has OOD as the positive class.",
-        alt=f"Histograms of {score.replace('_', ' ')} of {label}; AUROC against the test set:"
-        f" {areas}.",
+        style=style,
+        caption=f"{words.capitalize()} of test and OOD inputs (n: {counts}; seed {results.seed});"
+        f" high means rather OOD, and OOD is the positive class. {said}. FPR95: test inputs flagged"
+        " where 95 % of OOD is found (in brackets: OOD accepted where 95 % of test is); AUPR: OOD /"
+        " test positive.",
+        alt=f"Histograms of {words} of {label}, high for OOD. Against the test set: {said}.",
     )
+
+
+def measures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    """Return how well scores tell an OOD set from the test set, both mistakes counted."""
+    test, ood = torch.as_tensor(inside), torch.as_tensor(outside)
+    return {
+        "auroc": auroc(test, ood).value,
+        "fpr95": fpr95(test, ood).value,
+        "fpr95 reversed": fpr95(-ood, -test).value,
+        "aupr out": aupr_out(test, ood).value,
+        "aupr in": aupr_in(test, ood).value,
+    }
+
+
+def _said(data: dict[str, np.ndarray], name: str) -> str:
+    area, flagged, accepted, out, test = (
+        float(data[f"{measure} {name}"][0])
+        for measure in ("auroc", "fpr95", "fpr95 reversed", "aupr out", "aupr in")
+    )
+    return f"AUROC {area:.3f}, FPR95 {flagged:.3f} ({accepted:.3f}), AUPR {out:.3f} / {test:.3f}"
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("ood:")
 
 
 def _edges(low: float, high: float, num_bins: int, log: bool) -> np.ndarray:
@@ -117,7 +152,7 @@ def _edges(low: float, high: float, num_bins: int, log: bool) -> np.ndarray:
 def scores(results: Results, score: str) -> dict[str, np.ndarray]:
     """Return the scores of the test set and of each OOD set that is kept."""
     return {
-        name: SCORES[score](kept.prediction).double().cpu().numpy()
+        name: numbers(SCORES[score](kept.prediction))
         for name, kept in results.kept.items()
         if name == "test" or name.startswith("ood:")
     }

@@ -1,4 +1,8 @@
-"""A regression on one input: mean, what is noise, what is ignorance, and single functions."""
+"""A regression on one input: what the mean may be, and where y may fall.
+
+Two panels of ± 1, 2 and 3 standard deviations around the mean: on the left of the epistemic part
+alone, with single functions; on the right of all, epistemic and noise, with the training points.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +11,77 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polymode.metrics.results import Results
-from polymode.plots.display import INK, PALE, Display, Style
+from polymode.plots.axes import thinned
+from polymode.plots.display import INK, Display, Style
+from polymode.plots.sources import numbers
 from polymode.prediction import MixturePrediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
 
 FUNCTIONS = 20  # sample functions that are drawn at most
-WIDTH = 2.0  # standard deviations
+POINTS = 100  # of the training set, at most
+STEPS = 67  # along x of bands, at most; lines have all of the grid
+WIDTHS = (3, 2, 1)  # standard deviations, the widest first
+TITLES = {"epistemic": "epistemic: of the mean", "all": "all: epistemic and noise"}
 
 
 class RegressionBand(Display):
-    """Mean ± 2 standard deviations: dark for epistemic, light for epistemic and noise together."""
+    """Mean ± 1, 2 and 3 standard deviations, epistemic beside all."""
 
-    size = (4.6, 3.2)
+    size = (6.0, 3.0)
 
-    def plot(self, ax: Axes) -> Axes:
+    def plot(self, ax: Axes, part: str = "all") -> Axes:
+        """Draw one panel, "all" or "epistemic"."""
+        self._bands(ax, part)
+        ax.set_title(f"{self.title}\n{TITLES[part]}", color=INK)
+        ax.legend(ncols=2)
+        return ax
+
+    def draw(self, figure: FigureBase) -> None:
+        axes = figure.subplots(1, 2, sharex=True, sharey=True)
+        for ax, part in zip(axes, ("epistemic", "all"), strict=True):
+            self._bands(ax, part)
+            ax.set_title(TITLES[part], color=INK)
+        axes[1].set_ylabel("")
+        figure.suptitle(self.title, fontsize=9, color=INK)
+        found = [ax.get_legend_handles_labels() for ax in axes]
+        handles = {k: h for hs, ks in found for h, k in zip(hs, ks, strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
+
+    def _bands(self, ax: Axes, part: str) -> None:
         data, color = self.data, self.style.color
         x, mean = data["x"], data["mean"]
-        for name, alpha in (("std", 0.18), ("epistemic std", 0.38)):
-            reach = WIDTH * data[name]
-            label = {"std": "± 2 s.d., all", "epistemic std": "± 2 s.d., epistemic"}[name]
-            ax.fill_between(
-                x, mean - reach, mean + reach, color=color, alpha=alpha, lw=0, label=label
-            )
+        some = np.unique(np.linspace(0, len(x) - 1, min(len(x), STEPS)).round().astype(int))
         functions = [data[key] for key in data if key.startswith("function ")]
-        for values in functions if len(functions) > 1 else ():
-            ax.plot(x, values, color=color, linewidth=0.5, alpha=0.7)
+        reach = data["epistemic std" if part == "epistemic" else "std"]
+        if part == "epistemic" and len(functions) < 2:
+            words = "one sample: n/a"
+            ax.text(0.5, 0.95, words, ha="center", va="top", transform=ax.transAxes, color=INK)
+        else:
+            for width in WIDTHS:
+                ends = ((mean + sign * width * reach)[some] for sign in (-1, 1))
+                name = "± 1, 2, 3 s.d." if width == 1 else None
+                ax.fill_between(x[some], *ends, color=color, alpha=0.17, lw=0, label=name)
+        if part == "epistemic":
+            for number, values in enumerate(functions if len(functions) > 1 else ()):
+                name = "single functions" if number == 0 else None
+                ax.plot(x, values, color=color, linewidth=0.5, alpha=0.8, label=name)
+        else:
+            ax.plot(
+                data["train x"],
+                data["train y"],
+                ".",
+                color=INK,
+                markersize=2.2,
+                zorder=1,
+                label="training points",
+            )
         ax.plot(x, mean, color=color, label="mean")
         if "truth" in data:
             ax.plot(x, data["truth"], color=INK, linestyle="--", linewidth=1, label="truth")
-        ax.plot(
-            data["train x"],
-            data["train y"],
-            ".",
-            color=INK,
-            markersize=2.5,
-            zorder=1,
-            label="train",
-        )
-        low, high = data["view"]
-        ax.set(xlabel="x", ylabel="y", xlim=(x[0], x[-1]), ylim=(low, high))
-        ax.axhline(0, color=PALE, linewidth=0.5, zorder=0)
-        ax.set_title(self.label, color=INK)
-        ax.legend(ncols=2, loc="best")
-        return ax
+        ax.set(xlabel="x", ylabel="y", xlim=(x[0], x[-1]), ylim=tuple(data["view"]))
 
 
 def regression_band(
@@ -62,6 +92,13 @@ def regression_band(
     style: Style | None = None,
 ) -> RegressionBand:
     """Return the figure of one result on a task with one input and one output.
+
+    Up to 20 single functions, the members' means. How often the intervals hold y is said of the
+    test set, where results have it.
+
+    Traps: the grid is even and reaches beyond the data, so nothing about calibration follows from
+    how much of it a band covers; bands are standard deviations of a mixture, which need not be
+    normal.
 
     Args:
         results: with the "curve" and "train" that `evaluate` keeps of such tasks.
@@ -76,31 +113,33 @@ def regression_band(
     if not isinstance(prediction, MixturePrediction) or prediction.loc.shape[-1] != 1:
         raise ValueError("regression_band draws one output; the task has more")
     assert curve.inputs is not None
+    index = thinned(len(train.inputs), POINTS)
     data = {
-        "x": _flat(curve.inputs),
-        "mean": _flat(prediction.mean),
-        "std": _flat(prediction.std),
-        "epistemic std": _flat(prediction.epistemic_variance) ** 0.5,
-        "train x": _flat(train.inputs),
-        "train y": _flat(train.targets),
+        "x": numbers(curve.inputs).ravel(),
+        "mean": numbers(prediction.mean).ravel(),
+        "std": numbers(prediction.std).ravel(),
+        "epistemic std": numbers(prediction.epistemic_variance).ravel() ** 0.5,
+        "train x": numbers(train.inputs).ravel()[index],
+        "train y": numbers(train.targets).ravel()[index],
     }
     if curve.targets is not None:
-        data["truth"] = _flat(curve.targets)
+        data["truth"] = numbers(curve.targets).ravel()
     for number, function in enumerate(prediction.loc[:FUNCTIONS]):
-        data[f"function {number}"] = _flat(function)
+        data[f"function {number}"] = numbers(function).ravel()
     data["view"] = np.array(view or default_view(data))
     label = label or results.method
     drawn = min(prediction.num_samples, FUNCTIONS)
     functions = f", {drawn} single functions" if drawn > 1 else ""
-    share = float(np.mean(data["epistemic std"] ** 2 / data["std"] ** 2))
     return RegressionBand(
         data,
         label=label,
-        style=style or Style(),
-        caption=f"Predictive mean{functions} and ± 2 standard deviations, the epistemic part dark,"
-        f" with noise light (seed {results.seed}); dots: {len(data['train x']):,} training points.",
-        alt=f"Regression of {label} over x from {data['x'][0]:.3g} to {data['x'][-1]:.3g}; on"
-        f" average {100 * share:.0f} % of the predictive variance is epistemic.",
+        style=style,
+        caption=f"Predictive mean{functions} and ± 1, 2, 3 standard deviations: left of the"
+        f" epistemic part, right of all (seed {results.seed}); {len(index):,}"
+        f"{'' if len(index) == len(train.inputs) else f' of {len(train.inputs):,}'} training"
+        f" points.{_coverage(results)}",
+        alt=f"Regression of {label} over x from {data['x'][0]:.3g} to {data['x'][-1]:.3g};"
+        f" {_epistemic(data, drawn)}.{_coverage(results)}",
     )
 
 
@@ -112,5 +151,21 @@ def default_view(data: dict[str, np.ndarray]) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def _flat(tensor: object) -> np.ndarray:
-    return np.asarray(tensor.detach().double().cpu()).ravel()  # type: ignore[attr-defined]
+def _epistemic(data: dict[str, np.ndarray], num_functions: int) -> str:
+    """Say how much of the variance is epistemic and where it is largest."""
+    if num_functions < 2:
+        return "one sample, so there is no epistemic part"
+    share = float(np.mean(data["epistemic std"] ** 2 / data["std"] ** 2))
+    where = data["x"][np.argmax(data["epistemic std"])]
+    return (
+        f"on average over this grid {100 * share:.0f} % of the predictive variance is epistemic,"
+        f" most of it at x = {where:.3g}"
+    )
+
+
+def _coverage(results: Results) -> str:
+    """Say how often the 90 % interval holds y on the test set, where that was computed."""
+    row = results.get("test", "coverage_90")
+    if row is None or row.value is None:
+        return ""
+    return f" On the test set the 90 % interval holds {100 * row.value:.1f} % (n = {row.n:,})."

@@ -2,6 +2,11 @@
 
 Top label, 15 bins of equal mass: of equal width most would be empty, networks being mostly sure.
 Equal confidences stay in one bin, so there may be fewer bins than asked for.
+
+The band holds the accuracy of a bin in 90 % of all samples of this size if the confidences are
+right: labels are drawn from the confidences themselves (consistency resampling; J. Bröcker,
+L. A. Smith, Increasing the reliability of reliability diagrams, Weather and Forecasting 22, 2007).
+Unlike a bootstrap of the accuracies, it does not shrink to nothing where all of a bin are right.
 """
 
 from __future__ import annotations
@@ -10,43 +15,38 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from polymode.metrics.classification import ece
-from polymode.metrics.results import Kept, Results
+from polymode.metrics.calibration import adaptive_ece, debiased_ece, ece, reliability_bins
+from polymode.metrics.results import Results
+from polymode.metrics.score import NotDefined
 from polymode.plots.display import INK, PALE, Display, Style
-from polymode.prediction import CategoricalPrediction
+from polymode.plots.sources import classes_of, seeds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
-Z90 = 1.6448536269514722  # of a two-sided 90 % interval
+DRAWS = 1000  # samples of labels behind the band
+ERRORS = {"ece": ece, "adaptive ece": adaptive_ece, "debiased ece": debiased_ece}
 
 
 class Reliability(Display):
-    """Accuracy against confidence with 90 % intervals, and a strip of how often each is claimed."""
+    """Accuracy against confidence on a band of chance, and a strip of how often each is claimed."""
 
     size = (3.6, 3.7)
 
     def plot(self, ax: Axes) -> Axes:
         data, color = self.data, self.style.color
-        ax.plot([0, 1], [0, 1], color=PALE, linestyle="--", linewidth=1, zorder=1)
-        reach = np.abs(np.stack([data["low"], data["high"]]) - data["accuracy"])
-        ax.errorbar(
-            data["confidence"],
-            data["accuracy"],
-            yerr=reach,
-            fmt=self.style.marker,
-            color=color,
-            ecolor=color,
-            elinewidth=0.9,
-            linestyle="-",
-        )
         start = float(data["start"][0])
+        ax.plot([0, 1], [0, 1], color=PALE, linestyle="--", linewidth=1, zorder=1)
+        where = data["confidence"]
+        ax.fill_between(where, data["band low"], data["band high"], color=PALE, alpha=0.35, lw=0)
+        ax.plot(where, data["accuracy"], marker=self.style.marker, color=color, linewidth=1.3)
         margin = 0.02 * (1 - start)
         ax.set(xlim=(start, 1 + margin), ylim=(start, 1 + 2 * margin))
-        ax.set(xlabel="confidence", ylabel="accuracy")
-        ax.set_title(f"{self.label}\nECE {float(data['ece'][0]):.3f}", color=INK)
+        ax.set(xlabel="confidence in the top label", ylabel="accuracy")
+        ax.set_title(f"{self.title}\nECE {float(data['ece'][0]):.3f}", color=INK)
         return ax
 
     def draw(self, figure: FigureBase) -> None:
@@ -72,7 +72,10 @@ def reliability(
 ) -> Reliability:
     """Return the diagram of one method: of one result, or of several seeds pooled.
 
-    The intervals are Wilson's, 90 %, for the count of one seed: the seeds share the examples.
+    Seeds share the examples, so the band is that of one seed's count.
+
+    Traps: bins of equal width are empty where a network is never unsure; this is of the top label,
+    not class by class; the ECE is above 0 by chance, so read it beside the debiased one.
 
     Args:
         results: with `kept` predictions of classes.
@@ -82,71 +85,107 @@ def reliability(
         start: of both axes, which end at 1; see `default_start`.
         style: see `palette`.
     """
-    several = [results] if isinstance(results, Results) else list(results)
-    kept = [_kept(each, dataset) for each in several]
-    parts = [(k.prediction.confidence, k.prediction.classes == k.targets) for k in kept]  # type: ignore[attr-defined]
-    confidence, hit = (
-        np.concatenate([part[i].cpu().numpy().astype(np.float64) for part in parts]) for i in (0, 1)
-    )
-    data = bins_of_equal_mass(confidence, hit, num_bins)
-    data["low"], data["high"] = wilson(data["accuracy"], data["count"] / len(several))
+    several = seeds_of(results)
+    kept = [classes_of(each, dataset, "a reliability diagram") for each in several]
+    confidence, hit = pooled(several, dataset, "a reliability diagram")
+    data = bins_of_equal_mass(confidence, hit, num_bins, len(several))
     data["histogram"], data["histogram_edges"] = np.histogram(confidence, 25, (start, 1))
-    errors = [ece(k.prediction, k.targets).value for k in kept if k.targets is not None]
-    data["ece"], data["start"] = np.array([np.mean(errors)]), np.array([start])
+    for name, error in ERRORS.items():
+        try:
+            data[name] = np.array([np.mean([error(*pair).value for pair in kept])])
+        except NotDefined:  # debiased: no bin has two examples
+            data[name] = np.array([np.nan])
+    data["start"] = np.array([start])
     label = label or several[0].method
-    n = len(kept[0].prediction)
     over = f", {len(several)} seeds pooled" if len(several) > 1 else ""
+    errors = ", ".join(_said(name, float(data[name][0])) for name in ERRORS)
     return Reliability(
         data,
         label=label,
-        style=style or Style(),
-        caption=f"Top-label confidence against accuracy on {dataset} (n = {n:,}{over}) in"
-        f" {len(data['count'])} bins of equal mass; bars: 90 % Wilson intervals; above: how often"
-        " a confidence is given.",
-        alt=f"Reliability diagram of {label}: ECE {data['ece'][0]:.3f}; mean confidence"
-        f" {confidence.mean():.3f}, accuracy {hit.mean():.3f}.",
+        style=style,
+        caption=f"Top-label confidence against accuracy on {dataset} (n = {len(kept[0][0]):,}{over}"
+        f") in {len(data['count'])} bins of equal mass. Band: where a calibrated method's bins fall"
+        f" 90 % of the time; above: how often a confidence is given. {errors}.",
+        alt=f"Reliability diagram of {label}: {errors}; mean confidence {confidence.mean():.3f},"
+        f" accuracy {hit.mean():.3f}; {off_by_more_than_chance(data).sum()} of"
+        f" {len(data['count'])} bins are outside the 90 % band of a calibrated method.",
     )
 
 
 def default_start(displays: Sequence[Reliability]) -> float:
-    """Return a round number below all bins and intervals, for axes shared by several diagrams."""
-    least = min(min(d.data["confidence"].min(), d.data["low"].min()) for d in displays)
+    """Return a round number below all bins and bands, for axes shared by several diagrams."""
+    keys = ("confidence", "accuracy", "band low")
+    least = min(float(display.data[key].min()) for display in displays for key in keys)
     return float(np.floor(10 * max(least, 0.0)) / 10)
 
 
+def pooled(results: Sequence[Results], dataset: str, plot: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return top-label confidences and hits, 0 or 1, of all seeds one after the other."""
+    parts = []
+    for each in results:
+        prediction, labels = classes_of(each, dataset, plot)
+        hit = prediction.classes == labels.to(prediction.classes.device)
+        parts.append((prediction.confidence.double().clamp(max=1), hit.double()))
+    confidence, hits = (torch.cat([part[i] for part in parts]).cpu().numpy() for i in (0, 1))
+    return confidence, hits
+
+
 def bins_of_equal_mass(
-    confidence: np.ndarray, hit: np.ndarray, num_bins: int
+    confidence: np.ndarray, hit: np.ndarray, num_bins: int, num_seeds: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return mean confidence, accuracy and count of each bin; ties are never torn apart."""
+    """Return what is drawn of each bin that is not empty: means, count and band.
+
+    Args:
+        confidence, hit: (n,), the seeds one after the other, each of the same examples.
+    """
     if num_bins < 1:
-        raise ValueError(f"`num_bins` of reliability must be at least 1, got {num_bins}")
-    inner = np.quantile(confidence, np.linspace(0, 1, num_bins + 1)[1:-1], method="higher")
-    which = np.searchsorted(np.unique(inner), confidence, side="right")
-    count = np.bincount(which)
-    full = count > 0
+        raise ValueError(f"`num_bins` of a diagram must be at least 1, got {num_bins}")
+    bins = reliability_bins(torch.as_tensor(confidence), torch.as_tensor(hit), num_bins, "mass")
+    full = (bins.count > 0).numpy()
+    count, mean, accuracy, upper = (
+        part.numpy()[full] for part in (bins.count, bins.confidence, bins.accuracy, bins.upper)
+    )
+    where = np.searchsorted(upper[:-1], confidence)
+    band = consistency_band(confidence, where, len(count), num_seeds)
     return {
-        "confidence": np.bincount(which, confidence)[full] / count[full],
-        "accuracy": np.bincount(which, hit)[full] / count[full],
-        "count": count[full],
+        "confidence": mean,
+        "accuracy": accuracy,
+        "count": count,
+        "band low": band[0],
+        "band high": band[1],
     }
 
 
-def wilson(share: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return Wilson's 90 % interval of a share seen in `count` trials."""
-    shrink = 1 + Z90**2 / count
-    middle = (share + Z90**2 / (2 * count)) / shrink
-    reach = Z90 / shrink * np.sqrt(share * (1 - share) / count + Z90**2 / (4 * count**2))
-    low, high = middle - reach, middle + reach
-    return np.minimum(low, share), np.maximum(high, share)  # rounding at shares of 0 and 1
+def consistency_band(
+    confidence: np.ndarray, where: np.ndarray, num_bins: int, num_seeds: int = 1
+) -> np.ndarray:
+    """Return the 5 % and 95 % quantiles (2, num_bins) of the bins' accuracies if calibrated.
+
+    A top label is right where one uniform number, drawn anew for each example and shared by the
+    seeds, is below the confidence. The same at each call.
+
+    Args:
+        where: (n,) the bin of each confidence.
+    """
+    stream = np.random.default_rng(0)
+    order = np.argsort(where, kind="stable")
+    starts = np.searchsorted(where[order], np.arange(num_bins))
+    count = np.bincount(where, minlength=num_bins)
+    level = confidence.astype(np.float32)
+    parts, rows = [], max(1, min(DRAWS, 2_000_000 // len(level)))
+    for first in range(0, DRAWS, rows):
+        shape = min(rows, DRAWS - first), len(level) // num_seeds
+        drawn = np.tile(stream.random(shape, dtype=np.float32), num_seeds)
+        hits = (drawn < level)[:, order].astype(np.float32)
+        parts.append(np.add.reduceat(hits, starts, axis=1) / count)
+    return np.quantile(np.concatenate(parts), [0.05, 0.95], axis=0)
 
 
-def _kept(results: Results, dataset: str) -> Kept:
-    kept = results.kept.get(dataset)
-    if kept is None or kept.targets is None:
-        raise ValueError(
-            f"these results keep no prediction of '{dataset}' with targets; `kept` is not part of"
-            " the JSON: take what `evaluate` returned"
-        )
-    if not isinstance(kept.prediction, CategoricalPrediction):
-        raise ValueError("a reliability diagram is of classes; for regression see regression_band")
-    return kept
+def off_by_more_than_chance(bins: dict[str, np.ndarray]) -> np.ndarray:
+    """Return which bins have an accuracy outside their band; of calibrated ones, one in ten."""
+    return (bins["accuracy"] < bins["band low"]) | (bins["accuracy"] > bins["band high"])
+
+
+def _said(name: str, value: float) -> str:
+    title = name.replace("ece", "ECE")
+    return f"{title} n/a" if np.isnan(value) else f"{title} {value:.3f}"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.registry import suggest
 from polymode.metrics.leaderboard import Leaderboard
-from polymode.metrics.results import title_of
+from polymode.plots.axes import axis_title, legend_below, over_seeds, panel_title
 from polymode.plots.display import INK, Display, Style, palette
 
 if TYPE_CHECKING:
@@ -18,25 +19,25 @@ if TYPE_CHECKING:
 class Severity(Display):
     """One line a method, mean ± s.e. over seeds; one panel a metric."""
 
-    size = (3.6, 4.6)
-
-    def __init__(
-        self,
-        data: dict[str, np.ndarray],
-        *,
-        styles: dict[str, Style],
-        units: dict[str, str],
-        label: str,
-        caption: str,
-        alt: str,
-    ) -> None:
-        super().__init__(data, label=label, caption=caption, alt=alt, style=Style())
-        self.styles, self.units = styles, units
-        self.metrics = list(units)
+    size = (4.0, 5.2)
 
     def plot(self, ax: Axes, metric: str = "") -> Axes:
         """Draw one metric, by default the first."""
-        metric = metric or self.metrics[0]
+        self._lines(ax, metric or str(self.data["metric"][0]))
+        ax.set_xlabel(f"severity of {self.label} (0: test set)")
+        ax.legend()
+        return ax
+
+    def draw(self, figure: FigureBase) -> None:
+        metrics = [str(metric) for metric in self.data["metric"]]
+        panels = np.atleast_1d(figure.subplots(len(metrics), 1, sharex=True))
+        for ax, metric in zip(panels, metrics, strict=True):
+            self._lines(ax, metric)
+        figure.suptitle(self.title, fontsize=9, color=INK)
+        panels[-1].set_xlabel("severity (0: test set)")
+        legend_below(figure, panels[0], self.size[0])
+
+    def _lines(self, ax: Axes, metric: str) -> None:
         for label, style in self.styles.items():
             if f"{label} {metric}" not in self.data:
                 continue
@@ -47,20 +48,12 @@ class Severity(Display):
                 yerr=np.nan_to_num(error),
                 color=style.color,
                 marker=style.marker,
+                linewidth=1.3,
                 elinewidth=0.9,
                 label=label,
             )
-        ax.set_ylabel(f"{title_of(metric)} [{self.units[metric]}]")
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        panels = np.atleast_1d(figure.subplots(len(self.metrics), 1, sharex=True))
-        for ax, metric in zip(panels, self.metrics, strict=True):
-            self.plot(ax, metric)
-        panels[0].set_title(self.label, color=INK)
-        panels[0].legend()
-        panels[-1].set_xlabel("severity (0: test set)")
-        panels[-1].set_xticks(self.data["severity"])
+        panel_title(ax, axis_title(metric, str(self.data[f"unit {metric}"][0])))
+        ax.set_xticks(self.data["severity"])
 
 
 def severity(
@@ -72,21 +65,29 @@ def severity(
 ) -> Severity:
     """Return scores against the severity of one shift, all methods of a leaderboard.
 
+    Traps: one kind of shift says nothing of another; for all of them, with the worst, see
+    `severity_spread`.
+
     Args:
-        shift: its name in the task. metrics: by default accuracy (or RMSE) and NLL.
+        shift: its name in the task. metrics: by default accuracy (or RMSE), NLL and ECE.
         styles: one a label, see `palette`.
     """
-    levels = sorted(
-        {int(c.dataset.rsplit(":", 1)[1]) for c in board.columns if _of(c.dataset, shift)}
-    )
+    levels = levels_of(board, shift)
     if not levels:
         raise ValueError(
             f"the leaderboard has no shift '{shift}'; it has {shifts(board) or 'none'}"
         )
     datasets = ["test", *(f"shift:{shift}:{level}" for level in levels)]
-    known = {column.metric for column in board.columns if column.dataset == "test"}
-    metrics = metrics or [name for name in ("accuracy", "rmse", "nll") if name in known]
-    data: dict[str, np.ndarray] = {"severity": np.array([0, *levels])}
+    units = {c.metric: c.unit for c in board.columns if c.dataset == "test"}
+    metrics = metrics or default_metrics(board)
+    if unknown := [metric for metric in metrics if metric not in units]:
+        raise ValueError(
+            f"the leaderboard has no metric '{unknown[0]}'.{suggest(unknown[0], units)}"
+        )
+    data: dict[str, np.ndarray] = {
+        "severity": np.array([0, *levels]),
+        "metric": np.array(metrics),
+    } | {f"unit {metric}": np.array([units[metric]]) for metric in metrics}
     for label in board.labels:
         for metric in metrics:
             cells = [board[label, dataset, metric] for dataset in datasets]
@@ -95,19 +96,16 @@ def severity(
             data[f"{label} {metric}"] = np.array([cell.mean for cell in cells])
             errors = [np.nan if c.standard_error is None else c.standard_error for c in cells]
             data[f"{label} {metric} s.e."] = np.array(errors)
+    keys = [f"{label} {metric}" for label in board.labels for metric in metrics]
     ends = "; ".join(
-        f"{key} from {values[0]:.3f} to {values[-1]:.3f}"
-        for key, values in data.items()
-        if key != "severity" and not key.endswith("s.e.")
+        f"{key} from {data[key][0]:.3f} to {data[key][-1]:.3f}" for key in keys if key in data
     )
-    seeds = len(board.seeds)
-    spread = f"mean ± s.e. over {seeds} seeds" if seeds > 1 else "one seed"
+    spread = over_seeds(len(board.seeds))
     title = shift.replace("_", " ")
     return Severity(
         data,
         label=title,
         styles=styles or palette(board.labels),
-        units={c.metric: c.unit for m in metrics for c in board.columns if c[:2] == ("test", m)},
         caption=f"Scores as the shift '{title}' grows, severity 0 being the test set; {spread}.",
         alt=f"Scores against severity of {title}: {ends}.",
     )
@@ -115,9 +113,21 @@ def severity(
 
 def shifts(board: Leaderboard) -> list[str]:
     """Return the names of the shifts that a leaderboard has."""
-    names = [c.dataset.split(":")[1] for c in board.columns if c.dataset.count(":") == 2]
+    names = [
+        c.dataset.split(":")[1]
+        for c in board.columns
+        if c.dataset.startswith("shift:") and c.dataset.count(":") == 2
+    ]
     return list(dict.fromkeys(names))
 
 
-def _of(dataset: str, shift: str) -> bool:
-    return dataset.startswith(f"shift:{shift}:")
+def levels_of(board: Leaderboard, shift: str) -> list[int]:
+    """Return the severities of one shift, sorted."""
+    datasets = {c.dataset for c in board.columns if c.dataset.startswith(f"shift:{shift}:")}
+    return sorted(int(dataset.rsplit(":", 1)[1]) for dataset in datasets)
+
+
+def default_metrics(board: Leaderboard) -> list[str]:
+    """Return accuracy or RMSE, NLL and ECE, those of them that the leaderboard has."""
+    known = {column.metric for column in board.columns if column.dataset == "test"}
+    return [name for name in ("accuracy", "rmse", "nll", "ece") if name in known]

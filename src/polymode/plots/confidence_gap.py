@@ -1,0 +1,111 @@
+"""Confidence − accuracy: who is too sure, and where; several methods in one figure.
+
+The axis of confidence is logarithmic in what is left to certainty, 1 − p, since networks are mostly
+sure and the differences lie above 0.9 (as in W. Maddox et al., A simple baseline for Bayesian
+uncertainty in deep learning, NeurIPS 2019).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from polymode.plots.axes import legend_below, zero_line
+from polymode.plots.display import Display, Style, palette
+from polymode.plots.reliability import bins_of_equal_mass, off_by_more_than_chance, pooled
+from polymode.plots.sources import Source, by_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+SUREST = 1e-4  # of 1 − confidence: below, a bin is drawn here
+TICKS = (0.0, 0.5, 0.9, 0.99, 0.999)
+MORE_TICKS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.95, 0.98, 0.995, 0.998)
+
+
+class ConfidenceGap(Display):
+    """One line a method around zero: above it too sure, below it not sure enough."""
+
+    size = (4.2, 3.3)
+
+    def plot(self, ax: Axes) -> Axes:
+        self._lines(ax)
+        ax.legend()
+        return ax
+
+    def draw(self, figure: FigureBase) -> None:
+        ax = figure.add_subplot()
+        self._lines(ax)
+        legend_below(figure, ax, self.size[0])
+
+    def _lines(self, ax: Axes) -> None:
+        zero_line(ax)
+        for label, style in self.styles.items():
+            rest = np.maximum(1 - self.data[f"{label} confidence"], SUREST)
+            gap, clear = self.data[f"{label} gap"], self.data[f"{label} clear"] > 0
+            ax.plot(rest, gap, color=style.color, linewidth=1.2, marker=style.marker, label=label)
+            ax.plot(
+                rest[~clear],
+                gap[~clear],
+                linestyle="",
+                marker=style.marker,
+                color=style.color,
+                markerfacecolor="white",
+            )
+        ax.set_xscale("log")
+        ax.invert_xaxis()
+        low, high = sorted(ax.get_xlim())
+        shown = [tick for tick in TICKS if low <= 1 - tick <= high]
+        if len(shown) < 3:
+            shown = [tick for tick in sorted(TICKS + MORE_TICKS) if low <= 1 - tick <= high]
+        ax.set_xticks([1 - tick for tick in shown], [f"{tick:g}" for tick in shown])
+        ax.xaxis.minorticks_off()
+        ax.set_xlabel("confidence in the top label")
+        ax.set_ylabel("confidence − accuracy\n← not sure enough    too sure →")
+        ax.margins(y=0.08)
+
+
+def confidence_gap(
+    source: Source,
+    *,
+    dataset: str = "test",
+    num_bins: int = 15,
+    styles: dict[str, Style] | None = None,
+) -> ConfidenceGap:
+    """Return confidence − accuracy in bins of equal mass, all methods in one, seeds pooled.
+
+    Filled points are off by more than chance: outside the 90 % band of `reliability`.
+
+    Traps: of the top label, not class by class; each method has its own bins, so points of two
+    methods do not stand one above the other; a bin surer than 0.9999 is drawn there.
+
+    Args:
+        source: a leaderboard, results by label, or results; with `kept` predictions of classes.
+        dataset: "test" or "shift:NAME:SEVERITY".
+        num_bins: at least 1. styles: one a label, see `palette`.
+    """
+    groups = by_label(source)
+    data: dict[str, np.ndarray] = {}
+    means = {}
+    for label, several in groups.items():
+        confidence, hit = pooled(several, dataset, "confidence_gap")
+        bins = bins_of_equal_mass(confidence, hit, num_bins, len(several))
+        data[f"{label} confidence"] = bins["confidence"]
+        data[f"{label} gap"] = bins["confidence"] - bins["accuracy"]
+        data[f"{label} clear"] = off_by_more_than_chance(bins).astype(float)
+        means[label] = confidence.mean() - hit.mean()
+    n = len(pooled(next(iter(groups.values()))[:1], dataset, "confidence_gap")[0])
+    overall = ", ".join(f"{label} {mean:+.3f}" for label, mean in means.items())
+    seeds = max(map(len, groups.values()))
+    over = f", {seeds} seeds pooled" if seeds > 1 else ""
+    return ConfidenceGap(
+        data,
+        label=f"confidence − accuracy, {dataset}",
+        styles=styles or palette(groups),
+        caption=f"Confidence in the top label less accuracy on {dataset} (n = {n:,}{over}), bins of"
+        " equal mass. Above the line a method is too sure; filled points are outside what chance"
+        f" does in 90 % of calibrated bins, white ones are not. Over all examples: {overall}.",
+        alt=f"Confidence less accuracy against confidence; over all examples: {overall}.",
+    )

@@ -1,0 +1,173 @@
+"""Mutual information against expected entropy of each input: what is ignorance, what is noise.
+
+The two add up to the predictive entropy, so lines of equal total run from upper left to lower
+right. An input that is merely ambiguous lies to the right, one that the members know nothing of
+lies high.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from polymode.metrics.ood import auroc
+from polymode.metrics.results import Results
+from polymode.plots.axes import joint, legend_below, thinned
+from polymode.plots.display import INK, PALE, Display, Style
+from polymode.plots.sources import kept_of, numbers
+from polymode.prediction import CategoricalPrediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+POINTS = 1500  # of each set, at most
+BINS = 30
+TEST_COLOR = "#6e7781"
+PARTS = {"ee": "expected entropy [nats]", "mi": "mutual information [nats]"}
+
+
+class EntropyScatter(Display):
+    """One dot an input, test set grey and OOD coloured; margins are shares of each set."""
+
+    size = (4.2, 3.9)
+    dense = True
+
+    def plot(self, ax: Axes) -> Axes:
+        """Draw the main panel alone."""
+        self._dots(ax)
+        ax.legend(handletextpad=0.2)
+        return ax
+
+    def _dots(self, ax: Axes) -> None:
+        data = self.data
+        for name, color, marker in self._sets():
+            ax.scatter(
+                data[f"{name} ee"],
+                data[f"{name} mi"],
+                s=7,
+                color=color,
+                marker=marker,
+                alpha=0.45,
+                linewidths=0,
+                rasterized=True,
+            )
+            said = "test" if name == "test" else str(data["ood name"][0])
+            ax.scatter([], [], s=16, color=color, marker=marker, label=said)
+        highest = float(data["most"][0])  # log C: no input has more in all
+        ax.plot([0, highest], [highest, 0], color=PALE, linestyle="--", linewidth=1, zorder=0)
+        (left, right), (low, high) = data["ee limits"], data["mi limits"]
+        ax.set(xlim=(left, right), ylim=(low, high), xlabel=PARTS["ee"], ylabel=PARTS["mi"])
+
+    def draw(self, figure: FigureBase) -> None:
+        axes = joint(figure)
+        self._dots(axes.main)
+        legend_below(figure, axes.main, self.size[0])
+        for part, ax, turned in (("ee", axes.above, False), ("mi", axes.beside, True)):
+            for name, color, _ in self._sets():
+                ax.stairs(
+                    self.data[f"{name} {part} share"],
+                    self.data[f"{part} edges"],
+                    orientation="horizontal" if turned else "vertical",
+                    fill=name == "test",
+                    color=color,
+                    alpha=0.5 if name == "test" else 1.0,
+                )
+            scale = ax.set_xscale if turned else ax.set_yscale
+            scale("function", functions=(np.sqrt, np.square))
+            (ax.set_xlim if turned else ax.set_ylim)(0)
+        axes.above.set_title(self.title, color=INK)
+
+    def _sets(self) -> list[tuple[str, str, str]]:
+        return [("test", TEST_COLOR, "o"), ("ood", self.style.color, "^")]
+
+
+def entropy_scatter(
+    results: Results,
+    *,
+    ood: str = "",
+    label: str = "",
+    limits: tuple[float, float] | None = None,
+    style: Style | None = None,
+) -> EntropyScatter:
+    """Return the two parts of the predictive entropy of test inputs and of one OOD set.
+
+    As many dots of one set as of the other, at most 1,500, drawn at random; the margins are of all
+    inputs, as shares of their own set on a root scale.
+
+    Traps: with more dots, the larger set hides the smaller one; the mutual information of S
+    members is at most log S, so few members say little.
+
+    Args:
+        results: with `kept` predictions of classes, of at least 2 samples.
+        ood: name of an OOD set; by default the first that is kept.
+        label: the method's name in the figure; by default its registered one.
+        limits: largest expected entropy and mutual information shown; by default the largest
+            there are. Give the same to compare methods.
+        style: see `palette`.
+    """
+    names = [name for name in results.kept if name.startswith("ood:")]
+    if not (ood or names):
+        raise ValueError("these results keep no prediction of an OOD set")
+    other = ood or names[0].removeprefix("ood:")
+    sets = {"test": _parts(results, "test"), "ood": _parts(results, f"ood:{other}")}
+    shown = min(POINTS, *(len(each["ee"]) for each in sets.values()))
+    data = {
+        "ood name": np.array([other]),
+        "most": np.array([math.log(results.kept["test"].prediction.mean.shape[-1])]),
+    } | _drawn(sets, shown, limits)
+    label = label or results.method
+    said = {"test": "test", "ood": other}
+    means = "; ".join(
+        f"{said[key]} {each['ee'].mean():.3f} and {each['mi'].mean():.3f}"
+        for key, each in sets.items()
+    )
+    area = auroc(*(torch.as_tensor(each["mi"]) for each in sets.values())).value
+    sizes = ", ".join(f"{said[key]} {len(each['ee']):,}" for key, each in sets.items())
+    return EntropyScatter(
+        data,
+        label=label,
+        style=style,
+        caption=f"Expected entropy (noise) and mutual information (ignorance) of {shown:,} inputs"
+        f" of each set; margins: shares of all inputs, root scale (n: {sizes}; seed"
+        f" {results.seed}). Dashed: the most that both can be in all. Means: {means} nats.",
+        alt=f"Scatter of mutual information against expected entropy of {label}; mean expected"
+        f" entropy and mutual information in nats: {means}; AUROC of the mutual information"
+        f" {area:.3f}.",
+    )
+
+
+def _drawn(
+    sets: dict[str, dict[str, np.ndarray]], shown: int, limits: tuple[float, float] | None
+) -> dict[str, np.ndarray]:
+    """Return equally many dots of both sets, and the margins of all their inputs."""
+    data: dict[str, np.ndarray] = {}
+    tops = limits or [max(float(e[part].max()) for e in sets.values()) for part in PARTS]
+    for part, limit in zip(PARTS, tops, strict=True):
+        top = 1.04 * limit or 1.0
+        data[f"{part} limits"] = np.array([-0.03 * top, top])
+        data[f"{part} edges"] = np.linspace(0, top, BINS + 1)
+    for key, each in sets.items():
+        index = thinned(len(each["ee"]), shown)
+        for part, values in each.items():
+            edges = data[f"{part} edges"]
+            data[f"{key} {part}"] = values[index]
+            counts = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
+            data[f"{key} {part} share"] = counts / len(values)
+    return data
+
+
+def _parts(results: Results, dataset: str) -> dict[str, np.ndarray]:
+    """Return expected entropy and mutual information of each input."""
+    prediction = kept_of(results, dataset).prediction
+    if not isinstance(prediction, CategoricalPrediction):
+        raise ValueError("entropy_scatter is of classes; for regression see ood_histogram")
+    if prediction.num_samples < 2:
+        raise ValueError("entropy_scatter needs at least 2 samples, got 1; see ood_histogram")
+    return {
+        "ee": numbers(prediction.expected_entropy),
+        "mi": numbers(prediction.mutual_information),
+    }

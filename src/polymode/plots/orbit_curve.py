@@ -1,0 +1,166 @@
+"""Along an orbit: prediction and uncertainty as the input is transformed by g(θ).
+
+An invariant predictor is flat. Beside the members and their mean stands the group average, the mean
+of the mean over θ, and a control: the prediction of the input that was resampled as for g(θ) but
+put back, so that what interpolation alone does is not taken for a lack of symmetry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from polymode.plots.axes import legend_below, panel_title
+from polymode.plots.display import INK, Display, Style
+from polymode.plots.sources import numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+MEMBERS = 15  # thin lines, at most
+
+
+class OrbitCurve(Display):
+    """Above the prediction, below the uncertainty, both over θ."""
+
+    size = (4.4, 4.2)
+
+    def plot(self, ax: Axes) -> Axes:
+        """Draw the prediction alone."""
+        self._prediction(ax)
+        ax.set_xlabel(str(self.data["axis"][0]))
+        ax.legend()
+        return ax
+
+    def draw(self, figure: FigureBase) -> None:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        self._prediction(above)
+        data, theta = self.data, self.data["theta"]
+        below.plot(theta, data["uncertainty"], color=self.style.color, linewidth=1.4)
+        if "control uncertainty" in data:
+            below.plot(theta, data["control uncertainty"], color=INK, linestyle=":", linewidth=1.2)
+        below.set_xlabel(str(data["axis"][0]))
+        panel_title(below, str(data["uncertainty name"][0]))
+        below.set_ylim(bottom=0)
+        figure.suptitle(self.title, fontsize=9, color=INK)
+        legend_below(figure, above, self.size[0])
+
+    def _prediction(self, ax: Axes) -> None:
+        data, color = self.data, self.style.color
+        theta, mean, spread = data["theta"], data["mean"], data["spread"]
+        if len(data["members"]) > 1:
+            ax.fill_between(
+                theta, mean - spread, mean + spread, color=color, alpha=0.22, lw=0, label="± s.d."
+            )
+            for number, values in enumerate(data["members"][:MEMBERS]):
+                name = "members" if number == 0 else None
+                ax.plot(theta, values, color=color, linewidth=0.5, alpha=0.7, label=name)
+        ax.plot(theta, mean, color=color, linewidth=1.7, label="mean")
+        average = float(data["group average"][0])
+        ax.axhline(average, color=INK, linestyle="--", linewidth=1, label="group average")
+        if "control" in data:
+            name = "control, not moved"
+            ax.plot(theta, data["control"], color=INK, linestyle=":", linewidth=1.2, label=name)
+        ax.set_xlim(theta[0], theta[-1])
+        panel_title(ax, str(data["value name"][0]))
+        turn = theta[-1] - theta[0]
+        if str(data["unit"][0]) == "°" and turn >= 180:
+            ax.set_xticks(np.arange(theta[0], theta[-1] + 1e-9, 45 if turn < 300 else 90))
+
+
+def orbit_curve(
+    theta: Any,
+    members: Any,
+    *,
+    uncertainty: Any = None,
+    control: Any = None,
+    control_uncertainty: Any = None,
+    label: str = "",
+    parameter: str = "θ",
+    unit: str = "°",
+    value: str = "probability of the true class",
+    uncertainty_name: str = "",
+    style: Style | None = None,
+) -> OrbitCurve:
+    """Return prediction and uncertainty of one input along the orbit of a transformation.
+
+    The group average is the mean of the members' mean over the T values of θ; an orbit's standard
+    deviation is taken over θ too. Give θ evenly, and a full turn without its end, or 0° counts
+    twice.
+
+    Traps: rotating an image interpolates, and that alone changes predictions: give the control.
+    The mean over members may be flat where no member is, so both deviations are said.
+
+    Args:
+        theta: (T,) increasing parameters, T >= 2.
+        members: (S, T) what each member predicts, one number; (T,) of one member.
+        uncertainty: (T,) >= 0; by default the members' standard deviation.
+        control, control_uncertainty: (T,) the same of the input resampled but not moved.
+        label: the title. parameter, unit: of θ. value, uncertainty_name: what is on the axes.
+        style: see `palette`.
+    """
+    data = _curves(theta, members, uncertainty)
+    places, values, count = data["theta"], data["members"], len(data["theta"])
+    given = {"control": control, "control uncertainty": control_uncertainty}
+    for key, each in given.items():
+        if each is not None:
+            data[key] = _along(each, count, key.replace(" ", "_"))
+    name = uncertainty_name or ("uncertainty" if uncertainty is not None else "s.d. of members")
+    words = {"axis": f"{parameter} [{unit}]" if unit else parameter, "unit": unit}
+    words |= {"value name": value, "uncertainty name": name}
+    data |= {key: np.array([text]) for key, text in words.items()}
+    one, all_of = data["orbit s.d."]
+    largest = places[np.argmax(data["uncertainty"])]
+    noise = f" The control varies by {data['control'].std():.3g}." if "control" in data else ""
+    return OrbitCurve(
+        data,
+        label=label or "orbit",
+        style=style,
+        caption=f"{value.capitalize()} along {parameter} from {places[0]:g} to {places[-1]:g}"
+        f" {unit} ({count} steps, {len(values)} members, ± their s.d.; dashed: group average)."
+        f" Standard deviation along the orbit: a member {one:.3g}, their mean"
+        f" {all_of:.3g}.{noise}",
+        alt=f"{value.capitalize()} along an orbit of {count} steps of {label or 'one input'}:"
+        f" group average {values.mean():.3g}; standard deviation along the orbit {one:.3g} of a"
+        f" member, {all_of:.3g} of the mean; most uncertain at {parameter} = {largest:g}"
+        f" {unit}.{noise}",
+    )
+
+
+def _curves(theta: Any, members: Any, uncertainty: Any) -> dict[str, np.ndarray]:
+    """Return the members' curves, their mean and spread, and how much they vary along θ."""
+    places, values = _numbers(theta), np.atleast_2d(_numbers(members))
+    count = places.size
+    if places.ndim != 1 or count < 2 or (np.diff(places) <= 0).any():
+        raise ValueError(f"`theta` of orbit_curve must increase, (T,), T >= 2, got {places.shape}")
+    if values.ndim != 2 or values.shape[1] != count:
+        raise ValueError(
+            f"`members` of orbit_curve must be (S, {count}), one value for each theta, got"
+            f" {values.shape}"
+        )
+    mean, spread = values.mean(0), values.std(0)
+    return {
+        "theta": places,
+        "mean": mean,
+        "spread": spread,
+        "group average": np.array([values.mean()]),
+        "uncertainty": spread if uncertainty is None else _along(uncertainty, count, "uncertainty"),
+        "orbit s.d.": np.array([values.std(1).mean(), mean.std()]),
+        "members": values,
+    }
+
+
+def _along(values: Any, count: int, name: str) -> np.ndarray:
+    array = _numbers(values)
+    if array.shape != (count,):
+        raise ValueError(f"`{name}` of orbit_curve must be ({count},), got {array.shape}")
+    return array
+
+
+def _numbers(values: Any) -> np.ndarray:
+    array = numbers(values)
+    if not np.isfinite(array).all():
+        raise ValueError(f"orbit_curve needs finite numbers, got {(~np.isfinite(array)).sum()} not")
+    return array

@@ -1,0 +1,80 @@
+"""Whose numbers a figure shows: labels and results of a leaderboard, or of a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polymode.metrics.compare import compare
+from polymode.metrics.leaderboard import Leaderboard
+from polymode.metrics.results import Kept, Results
+from polymode.prediction import CategoricalPrediction, MixturePrediction
+
+Source = Leaderboard | Mapping[str, Results | Sequence[Results]] | Results | Sequence[Results]
+"""A leaderboard; results by label, one or several seeds; or results, labelled as by `compare`."""
+
+
+def by_label(source: Source) -> dict[str, list[Results]]:
+    """Return the results of each label, in order, at least one each."""
+    if isinstance(source, Results):
+        return {source.method: [source]}
+    if isinstance(source, Mapping):
+        groups = {
+            str(label): [each] if isinstance(each, Results) else list(each)
+            for label, each in source.items()
+        }
+    else:
+        board = source if isinstance(source, Leaderboard) else compare(source)
+        groups = {entry.label: list(entry.results) for entry in board.entries}
+    if not groups or not all(groups.values()):
+        raise ValueError("there is nothing to draw: give at least one result a label")
+    return groups
+
+
+def seeds_of(results: Results | Sequence[Results]) -> list[Results]:
+    """Return one method's results as a list, at least one."""
+    several = [results] if isinstance(results, Results) else list(results)
+    if not several:
+        raise ValueError("there is nothing to draw: 0 results")
+    return several
+
+
+def kept_of(results: Results, dataset: str) -> Kept:
+    """Return a prediction that results keep, or say that they do not keep it."""
+    kept = results.kept.get(dataset)
+    if kept is None:
+        raise ValueError(
+            f"these results of {results.method} keep no prediction of '{dataset}'; `kept` is not"
+            " part of the JSON: take what `evaluate` returned, with `keep=True`"
+        )
+    return kept
+
+
+def classes_of(results: Results, dataset: str, plot: str) -> tuple[CategoricalPrediction, Tensor]:
+    """Return a kept prediction of classes and its labels."""
+    kept = kept_of(results, dataset)
+    if not isinstance(kept.prediction, CategoricalPrediction):
+        raise ValueError(f"{plot} is of classes; for regression see regression_band")
+    if kept.targets is None:
+        raise ValueError(f"{plot} needs labels, and '{dataset}' has none")
+    return kept.prediction, kept.targets
+
+
+def values_of(results: Results, dataset: str, plot: str) -> tuple[MixturePrediction, Tensor]:
+    """Return a kept prediction of a regression and its targets."""
+    kept = kept_of(results, dataset)
+    if not isinstance(kept.prediction, MixturePrediction):
+        raise ValueError(f"{plot} is of regressions; for classes see reliability")
+    if kept.targets is None:
+        raise ValueError(f"{plot} needs targets, and '{dataset}' has none")
+    return kept.prediction, kept.targets
+
+
+def numbers(values: Any) -> np.ndarray:
+    """Return a tensor, an array or a list as a new float64 array."""
+    if isinstance(values, Tensor):
+        return values.detach().double().cpu().numpy().copy()
+    return np.array(values, dtype=np.float64)
