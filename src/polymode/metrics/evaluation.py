@@ -159,15 +159,22 @@ def _is_drawn(task: Task) -> bool:
 
 
 def _grid(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]:
-    """Return what a figure over the inputs needs: training set, even grid over all sets."""
+    """Return what a figure over the inputs needs: training set, and an even grid.
+
+    The line spans all data sets; the plane the test set, and as much again on every side.
+    """
     train = _predict(post, task, task.train)
-    seen = torch.cat([each.inputs for each in [train, *kept.values()] if each.inputs is not None])
-    low, high = seen.amin(0), seen.amax(0)
     if task.likelihood.classification:
+        seen = kept["test"].inputs
+        assert seen is not None
+        low, high = seen.amin(0), seen.amax(0)
+        low, high = 2 * low - high, 2 * high - low
         steps = torch.linspace(0, 1, PLANE_POINTS, dtype=seen.dtype)
         up, across = torch.meshgrid(steps, steps, indexing="ij")
         grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
         return {"train": train, "plane": Kept(post.predict(grid), None, grid)}
+    seen = torch.cat([each.inputs for each in [train, *kept.values()] if each.inputs is not None])
+    low, high = seen.amin(0), seen.amax(0)
     grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
     return {"train": train, "curve": Kept(post.predict(grid), truth, grid)}
