@@ -1,36 +1,50 @@
-"""The folder of a run: append, repair, round trip of predictions."""
+"""The folder of a run: append, repair, order, round trip of predictions."""
 
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from polymode.cli.arguments import UsageProblem
-from polymode.cli.folder import RunFolder, _pack, _unpack
+from polymode.cli.folder import RunFolder, WriteProblem, without_times
+from polymode.cli.kept import pack, unpack
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 
 
-def result(seed: int, nll: float = 0.1) -> Results:
+def result(seed: int, nll: float = 0.1, method: str = "map") -> Results:
     rows = (Row("test", "nll", nll, "nats/example", "down", 4, None),)
     prediction = CategoricalPrediction(torch.randn(2, 4, 3).log_softmax(-1))
-    kept = {"test": Kept(prediction, torch.tensor([0, 1, 2, 0]))}
-    return Results("t", "map", "mlp", seed, {"lr": 0.1}, rows, Cost(1, 3, 0.1, 4), kept)
+    return Results(
+        task="t",
+        method=method,
+        net="mlp",
+        seed=seed,
+        config={"lr": 0.1},
+        rows=rows,
+        cost=Cost(1, 3, 0.1, 4),
+        kept={"test": Kept(prediction, torch.tensor([0, 1, 2, 0]))},
+    )
+
+
+def add(folder: RunFolder, key: str, results: Results) -> None:
+    folder.add(key, results, pack(results.kept))
 
 
 @pytest.fixture
 def folder(tmp_path):
     opened = RunFolder(tmp_path / "run")
-    opened.open({"task": "t"})
-    return opened
+    with opened.writing({"task": "t"}):
+        yield opened
 
 
 def test_results_and_predictions_come_back(folder):
     first = result(0)
-    folder.add("k0", first)
+    add(folder, "k0", first)
     (read,) = folder.results(predictions=True)
     assert read == first
     kept = read.kept["test"]
@@ -43,7 +57,7 @@ def test_results_and_predictions_come_back(folder):
 def test_regression_predictions_come_back():
     prediction = MixturePrediction(torch.randn(2, 5, 1), torch.rand(2, 5, 1) + 0.1, 3.0)
     kept = {"odd/name:1": Kept(prediction, torch.randn(5, 1), torch.randn(5, 1))}
-    read = _unpack(_pack(kept))["odd/name:1"]
+    read = unpack(pack(kept))["odd/name:1"]
     assert torch.equal(read.prediction.loc, prediction.loc)
     assert read.prediction.df == 3.0
     assert torch.equal(read.inputs, kept["odd/name:1"].inputs)
@@ -53,60 +67,147 @@ def test_predictions_are_never_unpickled():
     file = io.BytesIO()
     np.savez(file, about=np.array([object()], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
-        _unpack(file.getvalue())
+        unpack(file.getvalue())
 
 
-def test_a_line_cut_short_is_dropped_and_repaired(folder):
-    folder.add("k0", result(0))
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_a_line_cut_short_is_dropped_and_repaired(folder, share):
+    add(folder, "k0", result(0))
     path = folder.path / "results.jsonl"
     whole = path.read_bytes()
-    path.write_bytes(whole + whole[: len(whole) // 2])
+    path.write_bytes(whole + whole[: int(share * len(whole))])
     assert folder.done() == {"k0"}
-    folder.add("k1", result(1))
+    add(folder, "k1", result(1))
     assert folder.done() == {"k0", "k1"}
     assert path.read_bytes().startswith(whole)
     assert [each.seed for each in folder.results()] == [0, 1]
 
 
-def test_a_broken_line_in_the_middle_is_named(folder):
-    folder.add("k0", result(0))
+def test_a_long_line_without_an_end_is_repaired_too(folder):
+    (folder.path / "failures.jsonl").write_bytes(b'{"key": "a"}\n' + b"x" * 200_000)
+    folder.append("failures.jsonl", {"key": "b"})
+    assert [line["key"] for line in folder.lines("failures.jsonl")] == ["a", "b"]
+    (folder.path / "failures.jsonl").write_bytes(b"x" * 200_000)
+    folder.append("failures.jsonl", {"key": "b"})
+    assert [line["key"] for line in folder.lines("failures.jsonl")] == ["b"]
+
+
+@pytest.mark.parametrize("line", [b"{broken\n", b"3\n", b"{}\n"])
+def test_a_broken_line_in_the_middle_is_named(folder, line):
+    add(folder, "k0", result(0))
     path = folder.path / "results.jsonl"
-    path.write_bytes(b"{broken\n" + path.read_bytes())
+    path.write_bytes(line + path.read_bytes())
     with pytest.raises(UsageProblem, match=r"results.jsonl, line 1 cannot be read"):
         folder.results()
 
 
+def test_broken_events_cost_an_estimate_and_no_more(folder):
+    folder.log("done", key="k", seconds=1)
+    with open(folder.path / "events.jsonl", "ab") as file:
+        file.write(b"{broken\n3\n")
+    folder.log("done", key="l", seconds=2)
+    assert [event["key"] for event in folder.events()] == ["k", "l"]
+
+
+def test_a_write_that_fails_leaves_the_lines_before_it(folder, monkeypatch):
+    add(folder, "k0", result(0))
+    before = (folder.path / "results.jsonl").read_bytes()
+    import os
+
+    real = os.write
+
+    def half(file, content):
+        real(file, content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("polymode.cli.folder.os.write", half)
+    with pytest.raises(WriteProblem, match="No space left on device; finished cells are kept"):
+        add(folder, "k1", result(1))
+    monkeypatch.undo()
+    assert (folder.path / "results.jsonl").read_bytes() == before
+
+
 def test_the_last_of_two_runs_of_one_cell_counts(folder):
-    folder.add("old", result(0, nll=0.5))
-    folder.add("new", result(0, nll=0.1))
+    add(folder, "old", result(0, nll=0.5))
+    add(folder, "new", result(0, nll=0.1))
     (read,) = folder.results()
     assert read["test", "nll"].value == 0.1
+
+
+def test_results_come_in_the_order_of_the_plan(folder):
+    """Workers finish in any order, and methods may be added later; tables do not change places."""
+    cells = [{"key": "b"}, {"key": "a"}]
+    folder.configure({"data": {"task": "t"}}, cells)
+    folder.configure({"data": {"task": "t"}}, [{"key": "c"}, {"key": "a"}])
+    for key, method in (("c", "third"), ("a", "second"), ("x", "unknown"), ("b", "first")):
+        add(folder, key, result(0, method=method))
+    methods = [each.method for each in folder.results()]
+    assert methods == ["first", "second", "third", "unknown"]
+
+
+def test_cells_to_redo_are_not_done_until_they_have_a_new_line(folder):
+    for key in ("a", "b"):
+        add(folder, key, result(0, method=key))
+    folder.configure({}, [], redo=["a", "b"])
+    assert folder.done() == set() and len(folder.results()) == 2
+    add(folder, "a", result(0, nll=0.3, method="a"))
+    assert folder.done() == {"a"}
+    folder.configure({}, [])  # a run that resumes keeps what is to be redone in mind
+    assert folder.done() == {"a"}
+    assert folder.results()[0]["test", "nll"].value == 0.3
+
+
+def test_what_a_killed_run_left_is_swept(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.writing({}):
+        add(folder, "done", result(0))
+    for key in ("done", "training"):
+        folder.checkpoint(key).mkdir(parents=True)
+    halves = [tmp_path / ".config.json.7.tmp", tmp_path / "predictions" / ".k.npz.7.tmp"]
+    for half in halves:
+        half.write_text("half")
+    with folder.writing({}):
+        pass
+    assert not any(half.exists() for half in halves)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["training"]
+    assert folder.done() == {"done"}
 
 
 def test_failures_that_were_made_good_do_not_count(folder):
     folder.append("failures.jsonl", {"key": "k0"})
     folder.append("failures.jsonl", {"key": "k1"})
-    assert folder.failures() == 2
-    folder.add("k0", result(0))
-    assert folder.failures() == 1
+    assert len(folder.failures()) == 2
+    add(folder, "k0", result(0))
+    assert len(folder.failures()) == 1
 
 
 def test_other_data_are_refused(folder):
     folder.write("config.json", {"data": {"task": "t"}})
-    folder.open({"task": "other"})  # no results yet, nothing to mix up
-    folder.add("k0", result(0))
-    folder.open({"task": "t"})
+    folder.check({"task": "other"})  # no results yet, nothing to mix up
+    add(folder, "k0", result(0))
+    folder.check({"task": "t"})
     with pytest.raises(UsageProblem, match="holds results on task 't'.*choose another --out"):
-        folder.open({"task": "other"})
+        folder.check({"task": "other"})
 
 
 def test_unwritable_folder_and_foreign_files(tmp_path, folder):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageProblem, match="cannot write to"):
-        RunFolder(tmp_path / "file").open({})
+        with RunFolder(tmp_path / "file").writing({}):
+            pass
     (folder.path / "config.json").write_text("[]")
     with pytest.raises(UsageProblem, match="config.json cannot be read"):
         folder.read("config.json")
+    (folder.path / "config.json").unlink()
     folder.append("results.jsonl", {"key": "k", "schema": 99})
     with pytest.raises(UsageProblem, match="schema version 99"):
         folder.results()
+
+
+def test_without_times_is_all_but_times(folder):
+    slow = result(0)
+    add(folder, "k0", slow)
+    add(folder, "k0", slow.replace(cost=slow.cost._replace(train_seconds=9.0, predict_seconds=8.0)))
+    first, second = without_times(folder.path / "results.jsonl")
+    assert first == second
+    assert json.loads(first)["rows"][0]["value"] == 0.1

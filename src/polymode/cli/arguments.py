@@ -5,11 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class UsageProblem(Exception):
     """Something typed that cannot be run; the message is one line with the remedy."""
+
+
+class Setting(NamedTuple):
+    """One option: its owner (a method, "task", "net", or "" for every method), key and value."""
+
+    owner: str
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        """As `--set` takes it.
+
+        >>> print(Setting("net", "hidden", [32]), Setting("", "optimizer", "sgd"))
+        net.hidden=[32] optimizer=sgd
+        """
+        value = self.value
+        text = value if isinstance(value, str) and _value(value) == value else json.dumps(value)
+        return f"{self.owner}.{self.key}={text}" if self.owner else f"{self.key}={text}"
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -29,17 +47,35 @@ def parse_seeds(text: str) -> list[int]:
         last = int(match[2]) if match[2] else first
         if last < first:
             raise UsageProblem(f"--seeds {part.strip()} runs backwards; write {last}-{first}")
+        if last - first >= 10_000 or last >= 2**63:
+            raise UsageProblem(f"--seeds {part.strip()}: at most 10,000 seeds, each below 2^63")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
 
-def parse_settings(settings: Sequence[str]) -> list[tuple[str, str, Any]]:
-    """Return (owner, key, value) of each "owner.key=value"; the owner is "" for "key=value".
+def span(seeds: Sequence[int]) -> str:
+    """Return seeds as `parse_seeds` takes them, runs of three or more shortened.
+
+    >>> span([0, 1, 2, 7]), span([4, 5])
+    ('0-2,7', '4,5')
+    """
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    parts = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ",".join(map(str, r)) for r in runs]
+    return ",".join(parts)
+
+
+def parse_settings(settings: Sequence[str]) -> list[Setting]:
+    """Return each "owner.key=value"; the owner is "" for "key=value".
 
     Values are read as JSON, with true, false and null; what is not JSON is text.
 
-    >>> parse_settings(["deep_ensemble.num_modes=10", "optimizer=sgd", "net.hidden=[32]"])
-    [('deep_ensemble', 'num_modes', 10), ('', 'optimizer', 'sgd'), ('net', 'hidden', [32])]
+    >>> parse_settings(["deep_ensemble.num_modes=10"])
+    [Setting(owner='deep_ensemble', key='num_modes', value=10)]
     """
     parsed = []
     for setting in settings:
@@ -50,9 +86,12 @@ def parse_settings(settings: Sequence[str]) -> list[tuple[str, str, Any]]:
                 f"--set takes key=value or method.key=value, got '{setting}'; for example"
                 " --set deep_ensemble.num_modes=10"
             )
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        parsed.append((owner, key, value))
+        parsed.append(Setting(owner, key, _value(text)))
     return parsed
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from polymode import nets
+from polymode.core.registry import Registry
 from polymode.methods import fit
-from polymode.metrics import classification, compare, evaluate
+from polymode.metrics import compare, evaluate
+from polymode.metrics.score import CLASSIFICATION, OOD_CLASSIFICATION, REGRESSION
 from polymode.posterior import Posterior, load
-from polymode.prediction import CategoricalPrediction
+from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.report import report
 from polymode.tasks import Task, task
 
@@ -36,7 +38,10 @@ def checks() -> Iterator[Outcome]:
     for name, check in (
         ("map finds the exact posterior mean", _map_is_exact),
         ("deep ensemble of 2 agrees on a convex task", _ensemble),
-        ("scores match hand-worked values", _scores),
+        ("class scores match hand-worked values", _class_scores),
+        ("regression scores match hand-worked values", _regression_scores),
+        ("OOD scores match hand-worked values", _ood_scores),
+        ("members that disagree make a wide prediction", _mixture),
         ("save, load, predict again", _files),
         ("a report can be written", _report),
     ):
@@ -85,11 +90,69 @@ def _ensemble() -> tuple[bool, str]:
     return passed, f"largest distance {far:.1e}, allowed {TOLERANCE:g}"
 
 
-def _scores() -> tuple[bool, str]:
-    probs = torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]], dtype=torch.float64)
-    got = classification.nll(CategoricalPrediction(probs.log()), torch.tensor([1])).value
-    right = math.isclose(got, math.log(4), rel_tol=1e-12)
-    return right, f"NLL {got:.6f}, log 4 = {math.log(4):.6f}"
+def _class_scores() -> tuple[bool, str]:
+    """Two members that give the label 0 and 1/2; four examples in two bins of confidence."""
+    sure = CategoricalPrediction.from_probs(_rows([[1.0, 0.0]], [[0.5, 0.5]]))
+    label = torch.tensor([1])
+    four = CategoricalPrediction.from_probs(_rows([[0.75, 0.25]] * 2 + [[0.55, 0.45]] * 2))
+    labels = torch.tensor([0, 1, 0, 0])
+    return _compare(
+        {
+            "nll": (_score(CLASSIFICATION, "nll", sure, label), math.log(4)),
+            "brier": (_score(CLASSIFICATION, "brier", sure, label), 2 * 0.75**2),
+            "accuracy": (_score(CLASSIFICATION, "accuracy", four, labels), 0.75),
+            "ece": (_score(CLASSIFICATION, "ece", four, labels), (0.25 + 0.45) / 2),
+        }
+    )
+
+
+def _regression_scores() -> tuple[bool, str]:
+    """One standard normal at its own mean."""
+    zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+    normal, target = MixturePrediction(zero, zero + 1), zero[0]
+    scores = {
+        "nll": 0.5 * math.log(2 * math.pi),
+        "rmse": 0.0,
+        "crps": (math.sqrt(2) - 1) / math.sqrt(math.pi),
+    }
+    return _compare(
+        {
+            name: (_score(REGRESSION, name, normal, target), exact)
+            for name, exact in scores.items()
+            if name in REGRESSION
+        }
+    )
+
+
+def _ood_scores() -> tuple[bool, str]:
+    """Of four pairs, three have the OOD example as the more uncertain one."""
+    test = CategoricalPrediction.from_probs(_rows([[0.9, 0.1], [0.6, 0.4]]))
+    outside = CategoricalPrediction.from_probs(_rows([[0.5, 0.5], [0.8, 0.2]]))
+    name = "auroc_predictive_entropy"
+    return _compare({name: (_score(OOD_CLASSIFICATION, name, test, outside), 0.75)})
+
+
+def _mixture() -> tuple[bool, str]:
+    """N(-5, 0.1²) and N(5, 0.1²) in equal parts have the variance 25 + 0.01."""
+    loc = torch.tensor([-5.0, 5.0], dtype=torch.float64).reshape(2, 1, 1)
+    both = MixturePrediction(loc, torch.full_like(loc, 0.1))
+    exact = {"variance": 25.01, "epistemic_variance": 25.0, "aleatoric_variance": 0.01}
+    return _compare({name: (getattr(both, name).item(), value) for name, value in exact.items()})
+
+
+def _rows(*members: list[list[float]]) -> torch.Tensor:
+    return torch.tensor(members, dtype=torch.float64)
+
+
+def _score(table: Registry[Any], name: str, prediction: Prediction, other: Any) -> float:
+    return float(table.get(name).value(prediction, other).value)
+
+
+def _compare(pairs: dict[str, tuple[float, float]]) -> tuple[bool, str]:
+    """Return whether each first number is the second, with those that are not, or all."""
+    wrong = {k: p for k, p in pairs.items() if not math.isclose(*p, rel_tol=1e-9, abs_tol=1e-12)}
+    shown = [f"{k} {got:.6g}, exactly {right:.6g}" for k, (got, right) in (wrong or pairs).items()]
+    return not wrong, "; ".join(shown)
 
 
 def _files() -> tuple[bool, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from polymode.cli.arguments import UsageProblem
+from polymode.cli.talk import Json, left_table, put, say
 
 if TYPE_CHECKING:
     from polymode.tasks.files import Dataset, Step
@@ -32,24 +33,34 @@ app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 @app.command("list")
 def list_(
     pattern: Annotated[str, typer.Argument(help='a glob such as "*mnist"')] = "*",
+    json_: Json = False,
 ) -> None:
     """Show the data sets: what they are, size, licence, and whether they are here."""
     from polymode.core.memory import human
     from polymode.tasks.files import DATASETS, data_folder, find
 
     header = ["data set", "download", "checked by", "here", "licence", "what it is"]
-    rows = []
+    rows, facts = [], []
     for name in DATASETS.names(pattern):
         dataset, path = DATASETS.get(name).value, find(name)
         size = human(dataset.download_size) if dataset.originals else "only --from"
         check = dataset.checksums if dataset.originals else "shapes, counts"
         here = path.name if path else "no"
         rows.append([name, size, check, here, dataset.licence, dataset.description])
-    widths = [max(len(line[k]) for line in [header, *rows]) for k in range(len(header))]
-    typer.echo(f"Data folder: {data_folder()}\n")
-    for line in [header, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        typer.echo("  ".join(cells).rstrip())
+        facts.append(
+            {
+                "name": name,
+                "download_bytes": dataset.download_size if dataset.originals else None,
+                "checked_by": check,
+                "here": str(path) if path else None,
+                "licence": dataset.licence,
+                "description": dataset.description,
+            }
+        )
+    if json_:
+        put({"folder": str(data_folder()), "datasets": facts})
+        return
+    typer.echo(f"Data folder: {data_folder()}\n\n{left_table(header, rows)}")
 
 
 @app.command("get")
@@ -84,7 +95,7 @@ def get_(
             if step.kind == "start":
                 _announce(step.name, dataset, folder)
             elif step.kind == "here":
-                _say(f"{step.name}: here already, nothing to do")
+                say(f"{step.name}: here already, nothing to do")
             else:
                 watch(step)
 
@@ -94,11 +105,11 @@ def get_(
             watch.close()
             again = ["polymode", "data", "get", *failed, *list(sets)[number:]]
             again += ["--from", str(folder)] if folder else []
-            _say(f"Interrupted. Resume: {shlex.join(again)}")
+            say(f"Interrupted. Resume: {shlex.join(again)}")
             raise typer.Exit(130) from None
         except (FileProblem, DownloadProblem) as problem:
             watch.close()
-            _say(f"polymode: {name}: {' '.join(str(problem).split())}")
+            say(f"polymode: {name}: {' '.join(str(problem).split())}")
             failed.append(name)
         else:
             watch.close()
@@ -110,18 +121,14 @@ def _announce(name: str, dataset: Dataset, folder: Path | None) -> None:
     """State the terms, before anything is taken."""
     from polymode.core.memory import human
 
-    _say(f"{name}: {dataset.description}\n  licence: {dataset.licence}")
+    say(f"{name}: {dataset.description}\n  licence: {dataset.licence}")
     if folder is not None or not dataset.originals:
         return
     count = len(dataset.originals)
     check = "no checksum published" if dataset.checksums == "none" else dataset.checksums
     base = dataset.originals[0].addresses[0].removesuffix(dataset.originals[0].name)
     files = "1 file" if count == 1 else f"{count} files"
-    _say(f"  from:    {base}\n  size:    {human(dataset.download_size)} in {files}, {check}")
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    say(f"  from:    {base}\n  size:    {human(dataset.download_size)} in {files}, {check}")
 
 
 class _Watch(Protocol):
@@ -148,9 +155,9 @@ class _Lines:
             tenth = 10 * step.done // max(step.total, 1)
             if tenth > self._tenth:
                 self._tenth = tenth
-                _say(f"  {human(step.done)} of {human(step.total)}")
+                say(f"  {human(step.done)} of {human(step.total)}")
         elif step.kind != self._kind:
-            _say(f"  {_TELLS[step.kind]} {step.file}")
+            say(f"  {_TELLS[step.kind]} {step.file}")
         self._kind = step.kind
 
     def close(self) -> None:

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
+
+import torch
 
 from polymode import nets
 from polymode._version import __version__
-from polymode.cli.arguments import UsageProblem, parse_seeds, parse_settings
+from polymode.cli.arguments import Setting, UsageProblem, span
 from polymode.cli.defaults import defaults_for
+from polymode.cli.request import Request
 from polymode.core.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
 from polymode.methods import METHODS
+from polymode.metrics.table import align
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 
 
 class Cell(NamedTuple):
-    """One fit: a method with its options, and a seed. `key` is the hash of all it depends on."""
+    """One fit: a method with its options, and a seed.
+
+    `key` is the hash of all it depends on, `setup` that of all but the seed.
+    """
 
     method: str
     options: dict[str, Any]
     seed: int
     key: str
+    setup: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a run will do."""
+class Recipe(NamedTuple):
+    """What all cells share, by name, so that another process can build it."""
 
-    task: Task
     task_name: str
     task_options: dict[str, Any]
     net_name: str
     net_options: dict[str, Any]
-    methods: dict[str, dict[str, Any]]
-    seeds: list[int]
-    settings: list[str]
+    device: str = "cpu"
+
+    def task(self) -> Task:
+        """Build the task."""
+        return build_task(self.task_name, **self.task_options)
 
     @property
     def net(self) -> Any:
@@ -56,106 +70,148 @@ class Plan:
         options = ", ".join(f"{key}={value}" for key, value in self.net_options.items())
         return f"{self.net_name}({options})" if options else self.net_name
 
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do."""
+
+    recipe: Recipe
+    task: Task
+    methods: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    settings: tuple[Setting, ...]
+    preset: str
+
+    @cached_property
     def data(self) -> dict[str, Any]:
-        """Return what tells the data of this run from other data."""
+        """What tells the data of this run from other data."""
         sets = {"train": self.task.train, "test": self.task.test}
         prints = {k: d.fingerprint() for k, d in sets.items() if isinstance(d, Arrays)}
-        return {"task": self.task_name, "options": self.task_options, "fingerprint": prints}
+        name, options = self.recipe[:2]
+        return {"task": name, "options": options, "fingerprint": prints}
 
     def cells(self) -> list[Cell]:
         """Return the cells, seed by seed, so that a run cut short still compares all methods."""
-        common = {"version": __version__, "data": self.data(), "net": self.net_label}
+        common = {"version": __version__, "data": self.data, "net": self.recipe.net_label}
         cells = []
         for seed in self.seeds:
             for method, options in self.methods.items():
                 config = METHODS.get(method).value.config(**options)
-                facts = {
-                    **common,
-                    "method": method,
-                    "config": json_safe(asdict(config)),
-                    "seed": seed,
-                }
-                text = json.dumps(facts, sort_keys=True)
-                key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-                cells.append(Cell(method, options, seed, key))
+                facts = {**common, "method": method, "config": json_safe(asdict(config))}
+                key = _hash({**facts, "seed": seed})
+                cells.append(Cell(method, options, seed, key, _hash(facts)))
         return cells
 
-    def command(self, out: str) -> str:
-        """Return the line that runs this plan."""
-        words = ["polymode", "run", "--task", self.task_name, "--net", self.net_name]
+    def command(self, out: str, *extra: str) -> str:
+        """Return the line that runs this plan, with nothing but itself needed."""
+        words = ["polymode", "run", "--task", self.recipe.task_name, "--net", self.recipe.net_name]
         for method in self.methods:
             words += ["--method", method]
-        words += ["--seeds", ",".join(map(str, self.seeds))]
+        words += ["--seeds", span(self.seeds)]
+        words += ["--preset", self.preset] if self.preset != "cpu" else []
         for setting in self.settings:
-            words += ["--set", setting]
-        return shlex.join([*words, "--out", out])
+            words += ["--set", str(setting)]
+        words += ["--device", self.recipe.device] if self.recipe.device != "cpu" else []
+        return shlex.join([*words, *extra, "--out", out])
 
     def to_dict(self, out: str) -> dict[str, Any]:
         """Return the merged configuration, JSON-safe."""
         return {
-            "schema": 1,
             "command": self.command(out),
             "version": __version__,
-            "data": self.data(),
-            "net": {"name": self.net_name, "options": self.net_options},
+            "data": self.data,
+            "net": {"name": self.recipe.net_name, "options": self.recipe.net_options},
             "methods": self.methods,
-            "seeds": self.seeds,
+            "seeds": list(self.seeds),
+            "preset": self.preset,
+            "device": self.recipe.device,
         }
 
+    def describe(self, cell: Cell) -> dict[str, Any]:
+        """Return the configuration of one cell, JSON-safe."""
+        return {
+            "key": cell.key,
+            "task": {"name": self.recipe.task_name, **self.recipe.task_options},
+            "net": self.recipe.net_label,
+            "method": cell.method,
+            "options": cell.options,
+            "seed": cell.seed,
+        }
 
-def make_plan(
-    task: str, methods: Sequence[str], seeds: str, settings: Sequence[str], net: str | None
-) -> Plan:
+    def text(self) -> str:
+        """Return the plan for people: what is learnt, and each method with its options."""
+        shared = {"preset": self.preset, "device": self.recipe.device}
+        told = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
+        rows = [
+            [f"  {method}", ", ".join(f"{k}={json_safe(v)}" for k, v in options.items())]
+            for method, options in self.methods.items()
+        ]
+        width = max(len(options) for _, options in rows)
+        options = [[method, listed.ljust(width)] for method, listed in rows]
+        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {span(self.seeds)}"
+        head = f"{self.recipe.task_name} with {self.recipe.net_label}, {seeds}{told}"
+        return "\n".join([head, align(options[0], options[1:])])
+
+
+def _hash(facts: dict[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def make_plan(request: Request, device: str = "cpu") -> Plan:
     """Return the plan, or raise `UsageProblem` before anything has run."""
     try:
-        return _make_plan(task, methods, seeds, settings, net)
+        return _make_plan(request, device)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
 
 
-def _make_plan(
-    task: str, methods: Sequence[str], seeds: str, settings: Sequence[str], net: str | None
-) -> Plan:
+def _make_plan(request: Request, device: str) -> Plan:
+    task, methods = request.task, request.methods
     TASKS.get(task)
     for method in methods:
         METHODS.get(method)
-    defaults = defaults_for(task)
-    net_name = net or defaults.net
-    if net_name not in nets.__all__:
+    device = check_device(device)
+    defaults = defaults_for(task, request.preset)
+    net = request.net or defaults.net
+    if net not in nets.__all__:
         known = ", ".join(nets.__all__)
-        raise UsageProblem(
-            f"Unknown net '{net_name}'.{suggest(net_name, nets.__all__)} Known: {known}."
-        )
+        raise UsageProblem(f"Unknown net '{net}'.{suggest(net, nets.__all__)} Known: {known}.")
     options: dict[str, dict[str, Any]] = {
-        "task": {},
-        "net": dict(defaults.net_options) if net_name == defaults.net else {},
-        **{name: _having(name, defaults.options) for name in dict.fromkeys(methods)},
+        "task": dict(defaults.task_options),
+        "net": dict(defaults.net_options) if net == defaults.net else {},
+        **{name: _having(name, defaults.options) for name in methods},
     }
-    for owner, key, value in parse_settings(settings):
+    _apply(request.settings, options, methods)
+    recipe = Recipe(task, options.pop("task"), net, options.pop("net"), device)
+    built = _build(recipe)
+    if isinstance(built.augment, Augmentation):  # the task's own, where the user says nothing
+        for name in methods:
+            options[name] = _having(name, {"augment": built.augment.to_config()}) | options[name]
+    plan = Plan(recipe, built, options, request.seeds, request.settings, request.preset)
+    _check(plan)
+    return plan
+
+
+def _apply(
+    settings: Sequence[Setting], options: dict[str, dict[str, Any]], methods: Sequence[str]
+) -> None:
+    """Enter the settings into the options of their owners."""
+    for owner, key, value in settings:
         if owner not in ("", *options):
             raise UsageProblem(
                 f"--set {owner}.{key}: '{owner}' is not part of this run."
                 f"{suggest(owner, options)} Parts: {', '.join(options)}."
             )
-        for name in [owner] if owner else dict.fromkeys(methods):
+        for name in [owner] if owner else methods:
             options[name][key] = value
-    task_options, net_options = options.pop("task"), options.pop("net")
-    built = build_task(task, **task_options)
-    if isinstance(built.augment, Augmentation):  # the task's own, where the user says nothing
-        for name in methods:
-            options[name] = _having(name, {"augment": built.augment.to_config()}) | options[name]
-    plan = Plan(
-        task=built,
-        task_name=task,
-        task_options=task_options,
-        net_name=net_name,
-        net_options=net_options,
-        methods=options,
-        seeds=parse_seeds(seeds),
-        settings=list(settings),
-    )
-    _check(plan)
-    return plan
+
+
+def _build(recipe: Recipe) -> Task:
+    try:
+        return recipe.task()
+    except TypeError as error:  # an option of a type that its builder did not think of
+        raise UsageProblem(f"options of task {recipe.task_name}: {error}") from error
 
 
 def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +235,43 @@ def _check(plan: Plan) -> None:
             config(**options)
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
+    _check_net(plan)
+
+
+def _check_net(plan: Plan) -> None:
+    name, options = plan.recipe.net_name, plan.recipe.net_options
+    parameters = inspect.signature(getattr(nets, name)).parameters
+    known = [key for key in parameters if key not in ("input_shape", "num_outputs")]
+    passed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in options:
+        if key not in known and not passed_on:
+            raise UsageProblem(
+                f"Unknown option '{key}' for net '{name}'.{suggest(key, known)}"
+                f" Options: {', '.join(known)}"
+            )
     try:
-        plan.net(plan.task.input_shape, plan.task.num_outputs)
+        plan.recipe.net(plan.task.input_shape, plan.task.num_outputs)
     except TypeError as error:
-        raise UsageProblem(f"options of net {plan.net_name}: {error}") from error
+        raise UsageProblem(f"options of net {name}: {error}") from error
+
+
+def check_device(text: str) -> str:
+    """Return the device as torch takes it, or say why it cannot be had here."""
+    match = re.fullmatch(r"(cpu|cuda|mps)(?::(\d+))?", text.strip().lower())
+    if match is None:
+        near = suggest(text, ("cpu", "cuda", "cuda:0", "mps"))
+        raise UsageProblem(f"--device takes cpu, cuda, cuda:0 or mps, got '{text}'.{near}")
+    kind, number = match[1], match[2]
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageProblem(
+                f"--device {text}: torch sees no CUDA GPU here; use --device cpu, or install a"
+                " CUDA build of torch"
+            )
+        count = torch.cuda.device_count()
+        if number is not None and int(number) >= count:
+            raise UsageProblem(f"--device {text}: there is cuda:0 to cuda:{count - 1} here")
+        return kind if number is None else f"{kind}:{int(number)}"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UsageProblem(f"--device {text}: torch has no MPS device here; use --device cpu")
+    return kind

@@ -1,107 +1,268 @@
-"""`polymode run`: the missing cells, one after the other; a failing one does not stop the rest."""
+"""`polymode run`: the missing cells; a failing one does not stop the rest.
+
+What cells tell, from this process or from others, arrives in `_Book`, which alone writes the folder
+and moves the progress display.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import sys
+import os
+import platform
 import time
-import traceback
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from polymode.cli.folder import RunFolder
+from polymode.cli.cell import Failed, Finished, failure, run_cell
+from polymode.cli.estimate import Pace, probe, recorded_pace
+from polymode.cli.folder import RunFolder, WriteProblem
 from polymode.cli.plan import Cell, Plan
-from polymode.methods import fit
-from polymode.metrics import Leaderboard, compare, evaluate
-from polymode.metrics.results import Results
+from polymode.cli.pool import run_cells
+from polymode.cli.progress import Watch
+from polymode.cli.talk import say
+from polymode.core.events import Event
+from polymode.core.execution import limit_threads
+from polymode.metrics import Leaderboard, compare
+from polymode.metrics.results import Results, is_headline
 from polymode.report import report
 from polymode.report.environment import environment
 
-Say = Callable[[str], None]
+Show = Callable[[Pace, int], Watch]
 
 
-def run_plan(plan: Plan, folder: RunFolder, say: Say) -> int:
-    """Run what is missing and write the folder; return how many cells failed now.
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a run; the message says how many cells are done."""
 
-    Raises `KeyboardInterrupt` with the number of finished cells in its message.
-    """
-    folder.open(plan.data())
-    folder.write("config.json", plan.to_dict(str(folder.path)))
-    folder.write("environment.json", environment())
-    cells, done = plan.cells(), folder.done()
+
+class Outcome(NamedTuple):
+    """How a run ended: cells in all, done before, failed now."""
+
+    cells: int
+    before: int
+    failed: int
+
+
+class Outlook(NamedTuple):
+    """What a run is about to do."""
+
+    cells: list[Cell]
+    todo: list[Cell]
+    pace: Pace
+    jobs: int
+    threads: int
+
+    @property
+    def text(self) -> str:
+        done = len(self.cells) - len(self.todo)
+        count = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        several = f" in {self.jobs} processes of {threads}" if self.jobs > 1 else ""
+        estimate = self.pace.text(self.todo, self.jobs)
+        return f"{count}, {done} done already, {len(self.todo)} to run{several}: {estimate}"
+
+
+def look_ahead(
+    plan: Plan, folder: RunFolder, *, jobs: int = 1, fresh: bool = False, timed: bool = True
+) -> Outlook:
+    """Return what is to be done and how long it may take; writes nothing."""
+    import torch
+
+    cells = plan.cells()
+    done = set() if fresh else folder.done()
     todo = [cell for cell in cells if cell.key not in done]
-    say(
-        f"{plan.task_name} with {plan.net_label}: {len(plan.methods)} method(s) × {len(plan.seeds)}"
-        f" seed(s), {len(cells) - len(todo)} of {len(cells)} cells done already"
-    )
-    failed = 0
-    for number, cell in enumerate(todo, len(cells) - len(todo) + 1):
-        name = f"[{number}/{len(cells)}] {cell.method}, seed {cell.seed}"
+    jobs = max(1, min(jobs, len(todo)))
+    threads = max(1, torch.get_num_threads() // jobs)
+    pace = recorded_pace(folder.events())
+    if timed:
+        with limit_threads(threads):
+            probe(pace, plan.recipe, plan.task, todo)
+    return Outlook(cells, todo, pace, jobs, threads)
+
+
+def run_plan(
+    plan: Plan,
+    folder: RunFolder,
+    show: Show,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Run what is missing and write the folder; nobody else may write it meanwhile.
+
+    Raises `Interrupted` on Ctrl-C, when all that is done is written.
+    """
+    with folder.writing(plan.data):
+        if not quiet:
+            say(plan.text())
+        ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=not quiet)
+        _prepare(plan, folder, ahead, fresh)
+        cells, todo = ahead.cells, ahead.todo
+        watch = show(ahead.pace, ahead.jobs)
+        watch.say(ahead.text)
+        book = _Book(plan, folder, watch, ahead)
         try:
-            results = _run_cell(plan, cell, folder)
+            watch.open(todo, len(cells) - len(todo))
+            _run(plan, folder, book, ahead)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{number - 1 - failed} of {len(cells)} cells") from None
-        except OSError:
-            raise  # the folder cannot be written: no other cell would fare better
-        except Exception as error:
-            failed += 1
-            folder.append("failures.jsonl", _failure(cell, error))
-            say(f"{name}: FAILED, {type(error).__name__}: {error}")
-        else:
-            say(f"{name}: {_summary(results)}")
-    return failed
+            book.stopped()
+            done = len(cells) - len(todo) + book.done
+            raise Interrupted(f"{done} of {len(cells)} cells") from None
+        finally:
+            watch.close()
+        folder.log("finished", done=book.done, failed=book.failed)
+        return Outcome(len(cells), len(cells) - len(todo), book.failed)
 
 
-def _run_cell(plan: Plan, cell: Cell, folder: RunFolder) -> Results:
-    """Fit and evaluate one cell; its training resumes where an interrupt left it."""
-    checkpoint = folder.checkpoint(cell.key)
-    started = time.perf_counter()
-    post = fit(
-        cell.method,
-        net=plan.net,
-        task=plan.task,
-        seed=cell.seed,
-        progress="bar" if sys.stderr.isatty() else "silent",
-        checkpoint=checkpoint,
-        **cell.options,
+def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool) -> None:
+    """Write down what the run is, and what it runs on."""
+    command, keys = plan.command(str(folder.path)), [cell.key for cell in ahead.cells]
+    shared = {"net": plan.recipe.net_label}
+    folder.configure(
+        plan.to_dict(str(folder.path)),
+        [{**shared, **_names(cell), "options": cell.options} for cell in ahead.cells],
+        redo=keys if fresh else (),
     )
-    seconds = time.perf_counter() - started
-    results = evaluate(post, plan.task, train_seconds=seconds).replace(net=plan.net_label)
-    folder.add(cell.key, results)
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        checkpoint.parent.rmdir()
-    return results
+    for key in keys if fresh else ():
+        folder.forget(key)
+    means = {"device": plan.recipe.device, "jobs": ahead.jobs, "threads": ahead.threads}
+    folder.write("environment.json", {**environment(), **means})
+    counts = {"cells": len(ahead.cells), "todo": len(ahead.todo)}
+    folder.log("run", pid=os.getpid(), host=platform.node(), command=command, **means, **counts)
 
 
-def _failure(cell: Cell, error: Exception) -> dict[str, object]:
-    return {
-        "key": cell.key,
-        "method": cell.method,
-        "options": cell.options,
-        "seed": cell.seed,
-        "error": f"{type(error).__name__}: {error}",
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
+    if ahead.jobs > 1:
+        run_cells(
+            plan.recipe,
+            ahead.todo,
+            folder.checkpoint,
+            book.tell,
+            jobs=ahead.jobs,
+            threads=ahead.threads,
+        )
+        return
+    for cell in ahead.todo:
+        book.tell(cell, None)
+
+        def tell(event: Event, cell: Cell = cell) -> None:
+            book.tell(cell, event)
+
+        try:
+            outcome: Finished | Failed = run_cell(
+                plan.recipe, plan.task, cell, folder.checkpoint(cell.key), tell
+            )
+        except WriteProblem:
+            raise
+        except Exception as error:
+            outcome = failure(error)
+        book.tell(cell, outcome)
+
+
+class _Book:
+    """Writes down what cells tell."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, watch: Watch, ahead: Outlook) -> None:
+        self.plan, self.folder, self.watch, self.ahead = plan, folder, watch, ahead
+        self.done = self.failed = 0
+        self._earlier: dict[str, float] = {}  # seconds of training before this process
+        self._last: dict[str, tuple[Event, float]] = {}  # last event, and when it was written
+        self._known = [
+            event for event in folder.events() if {"key", "step", "seconds"} <= set(event)
+        ]
+
+    def tell(self, cell: Cell, news: Event | Finished | Failed | None) -> None:
+        """Take one piece of news; None is the start of a cell."""
+        if news is None:
+            self.watch.begin(cell)
+            self.folder.log("begin", **_names(cell))
+        elif isinstance(news, Event):
+            self._event(cell, news)
+        elif isinstance(news, Finished):
+            self._finished(cell, news)
+        else:
+            self._failed(cell, news)
+
+    def _event(self, cell: Cell, event: Event) -> None:
+        self.watch.event(cell, event)
+        if event.kind == "resume":
+            self._earlier[cell.key] = self._seconds_at(cell.key, event.step)
+        _, written = self._last.get(cell.key, (event, time.monotonic()))
+        now = time.monotonic()
+        if event.kind != "progress" or now - written > 60:
+            self._log_event(cell.key, event, event.kind)
+            written = now
+        self._last[cell.key] = event, written
+
+    def _log_event(self, key: str, event: Event, kind: str) -> None:
+        seconds = self._earlier.get(key, 0.0) + event.elapsed
+        facts = {"key": key, "step": event.step, "total": event.total, "seconds": round(seconds, 3)}
+        if event.loss == event.loss:
+            facts["loss"] = event.loss
+        self.folder.log(kind, **facts)
+
+    def _seconds_at(self, key: str, step: int) -> float:
+        """Return the training time that earlier processes spent to reach a step."""
+        seconds = [e["seconds"] for e in self._known if e["key"] == key and e["step"] <= step]
+        return float(seconds[-1]) if seconds else 0.0
+
+    def _finished(self, cell: Cell, news: Finished) -> None:
+        cost = news.results.cost
+        trained = (cost.train_seconds or 0.0) + self._earlier.get(cell.key, 0.0)
+        results = news.results.replace(cost=cost._replace(train_seconds=trained))
+        self.folder.add(cell.key, results, news.predictions)
+        seconds = self.watch.elapsed(cell) + self._earlier.get(cell.key, 0.0)
+        self.folder.log("done", **_names(cell), setup=cell.setup, seconds=round(seconds, 3))
+        self.done += 1
+        self.ahead.pace.note(cell.setup, seconds)
+        self._last.pop(cell.key, None)
+        self.folder.forget(cell.key)
+        self.watch.end(cell, f"{cell.name}: {_summary(results)}")
+
+    def _failed(self, cell: Cell, news: Failed) -> None:
+        if news.disk is not None:
+            number, file = news.disk
+            problem = OSError(number or 0, os.strerror(number or 0), file)
+            if self.folder.is_full(problem):
+                raise self.folder.problem(problem)
+        self.failed += 1
+        self._last.pop(cell.key, None)
+        more = {"error": news.error, "traceback": news.trace}
+        self.folder.append("failures.jsonl", {**self.plan.describe(cell), **more})
+        self.folder.log("failed", **_names(cell), error=news.error)
+        self.watch.end(cell, f"{cell.name}: FAILED, {news.error}")
+
+    def stopped(self) -> None:
+        """Note how far the cells got that Ctrl-C ended."""
+        for key, (event, _) in self._last.items():
+            self._log_event(key, event, "stopped")
+
+
+def _names(cell: Cell) -> dict[str, Any]:
+    return {"key": cell.key, "method": cell.method, "seed": cell.seed}
 
 
 def _summary(results: Results) -> str:
-    shown = [row for row in results.rows if row.dataset == "test" and row.direction]
-    numbers = ", ".join(f"{r.metric} {r.value:.4g}" for r in shown if r.value is not None)
+    shown = [r for r in results.rows if r.dataset == "test" and r.direction]
+    numbers = ", ".join(
+        f"{row.metric} {row.value:.4g}"
+        for row in shown
+        if row.value is not None and is_headline(row.metric)
+    )
     return f"{results.cost.train_seconds:.1f} s, test {numbers}"
 
 
-def write_report(folder: RunFolder) -> Leaderboard | None:
-    """Write the report of what is in the folder; None if there are no results."""
-    results = folder.results(predictions=True)
-    if not results:
-        return None
-    board = compare(results)
+def write_report(folder: RunFolder, board: Leaderboard, path: Any = None) -> None:
+    """Write the report of what is in the folder."""
     report(
         board,
-        folder.report,
-        command=folder.read("config.json").get("command", ""),
+        path or folder.report,
+        command=folder.config().get("command", ""),
         environment=folder.read("environment.json"),
         failures=folder.failures(),
     )
-    return board
+
+
+def leaderboard(folder: RunFolder, *, predictions: bool = False) -> Leaderboard | None:
+    """Return the leaderboard of what is in the folder; None if there are no results."""
+    results = folder.results(predictions=predictions)
+    return compare(results) if results else None

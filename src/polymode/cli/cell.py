@@ -1,0 +1,61 @@
+"""One cell: fit, evaluate, pack; and what is told of it while it runs, in whichever process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from polymode.cli.kept import pack
+from polymode.cli.plan import Cell, Recipe
+from polymode.core.events import Observer
+from polymode.methods import fit
+from polymode.metrics import evaluate
+from polymode.metrics.results import Results
+from polymode.tasks import Task
+
+
+class Finished(NamedTuple):
+    """What a cell gave: results without predictions, and these as the bytes of an `.npz` file."""
+
+    results: Results
+    predictions: bytes
+
+
+class Failed(NamedTuple):
+    """Why a cell gave nothing; `disk` is (number, file) of an error of the operating system."""
+
+    error: str
+    trace: str
+    disk: tuple[int | None, str] | None = None
+
+
+def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Observer) -> Finished:
+    """Fit and evaluate one cell; its training resumes where an interrupt left it."""
+    with contextlib.suppress(ImportError):  # torch does so at the first step; takes a second
+        importlib.import_module("torch._dynamo")
+    started = time.perf_counter()
+    post = fit(
+        cell.method,
+        net=recipe.net,
+        task=task,
+        seed=cell.seed,
+        device=recipe.device,
+        progress="silent",
+        on_event=tell,
+        checkpoint=checkpoint,
+        **cell.options,
+    )
+    seconds = time.perf_counter() - started
+    results = evaluate(post, task, train_seconds=seconds).replace(net=recipe.net_label)
+    return Finished(results.replace(kept={}), pack(results.kept))
+
+
+def failure(error: Exception) -> Failed:
+    """Return an error as it is sent to another process and written down."""
+    text = "".join(traceback.format_exception(error))
+    disk = (error.errno, str(error.filename or "")) if isinstance(error, OSError) else None
+    return Failed(f"{type(error).__name__}: {error}", text, disk)

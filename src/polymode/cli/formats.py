@@ -1,0 +1,143 @@
+"""A leaderboard as Markdown, LaTeX, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from polymode.metrics import Leaderboard
+from polymode.metrics.leaderboard import Column, group_title
+from polymode.metrics.score import ARROWS
+from polymode.metrics.table import decimals_for, number
+
+
+class _Cell(NamedTuple):
+    text: str
+    best: bool
+
+
+class _Table(NamedTuple):
+    """One data set: its heading, the columns, and a line for each entry."""
+
+    title: str
+    columns: list[Column]
+    lines: list[tuple[str, list[_Cell]]]
+
+
+def _tables(board: Leaderboard, full: bool) -> Iterator[_Table]:
+    for group, columns in board.groups(full=full).items():
+        digits = [_digits(board, column) for column in columns]
+        lines = []
+        for label in board.labels:
+            cells = []
+            for column, places in zip(columns, digits, strict=True):
+                cell = board[label, column.dataset, column.metric]
+                text = number(cell.mean, cell.standard_error, places, "n/a")
+                cells.append(_Cell(text, cell.best))
+            lines.append((label, cells))
+        yield _Table(group_title(group, board), columns, lines)
+
+
+def _digits(board: Leaderboard, column: Column) -> int:
+    cells = [board[label, column.dataset, column.metric] for label in board.labels]
+    return decimals_for([cell.mean for cell in cells], [cell.standard_error for cell in cells])
+
+
+def _caption(board: Leaderboard) -> str:
+    counts = sorted({len(entry.results) for entry in board.entries})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    many = "seed" if counts == [1] else "seeds"
+    return f"{board.task}, {seeds} {many}: mean ± standard error over seeds; best in bold"
+
+
+def markdown(board: Leaderboard, full: bool = False) -> str:
+    """Return a table in GitHub's Markdown for each data set, the best in bold."""
+    parts = [_md(_caption(board)) + ".\n"]
+    for table in _tables(board, full):
+        heads = [_md(f"{c.title} {ARROWS[c.direction]}".rstrip()) for c in table.columns]
+        rows = [
+            [_md(label), *(f"**{cell.text}**" if cell.best else cell.text for cell in cells)]
+            for label, cells in table.lines
+        ]
+        lines = [[_md(table.title), *heads], ["---", *["---:"] * len(heads)], *rows]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
+    return "\n".join(parts)
+
+
+def latex(board: Leaderboard, full: bool = False) -> str:
+    """Return a `tabular` with the rules of booktabs for each data set, the best in bold."""
+    parts = [f"% {' '.join(_caption(board).split())}; needs \\usepackage{{booktabs}}\n"]
+    arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
+    for table in _tables(board, full):
+        heads = [_tex(c.title) + arrows[c.direction] for c in table.columns]
+        rows = []
+        for label, cells in table.lines:
+            numbers = [cell.text.replace(" ± ", r" \pm ").replace(",", "{,}") for cell in cells]
+            texts = [n if n == "n/a" else f"${n}$" for n in numbers]
+            bold = [
+                rf"$\mathbf{{{n}}}$" if cell.best else text
+                for n, text, cell in zip(numbers, texts, cells, strict=True)
+            ]
+            rows.append(" & ".join([_tex(label), *bold]) + r" \\")
+        lines = [
+            rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
+            r"\toprule",
+            " & ".join([_tex(table.title), *heads]) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def as_csv(board: Leaderboard, full: bool = False) -> str:
+    """Return every number as a line: entry, data set, metric, mean, spread, unit, direction."""
+    file = io.StringIO()
+    cells = board.to_dict()["cells"]
+    writer = csv.DictWriter(file, list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return file.getvalue()
+
+
+def as_json(board: Leaderboard, full: bool = False) -> str:
+    """Return every number, the costs and the Pareto front."""
+    return board.to_json() + "\n"
+
+
+def _md(text: str) -> str:
+    """Return text that Markdown takes as it is, also inside a table.
+
+    >>> print(_md("a|b_c <i>"))
+    a\\|b\\_c \\<i\\>
+    """
+    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$",
+    "#": r"\#", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "²": r"$^2$", "√": r"$\surd$", "≥": r"$\geq$", "−": "--",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(_tex("map (num_modes=5), 90 %"))
+    map (num\_modes=5), 90 \%
+    """
+    return "".join(_TEX.get(letter, letter) for letter in " ".join(text.split()))
+
+
+FORMATS: dict[str, Callable[[Leaderboard, bool], str]] = {
+    "md": markdown,
+    "latex": latex,
+    "csv": as_csv,
+    "json": as_json,
+}

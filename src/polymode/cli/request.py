@@ -1,0 +1,172 @@
+"""What is asked for: the command line over the file of `--config`.
+
+    task = "digits"                      # or a table [task] with name = "digits" and options
+    method = ["map", "deep_ensemble"]
+    seeds = "0-4"                        # or a number, or a list of numbers
+    net = "lenet"                        # or a table [net] with name = "lenet" and options
+    preset = "cpu"
+    out = "runs/digits"
+
+    [all]                                # options of every method, as --set key=value
+    epochs = 20
+
+    [deep_ensemble]                      # options of one method
+    num_modes = 10
+
+The preset gives way to the file, the file to `--set` and the other options of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polymode.cli.arguments import Setting, UsageProblem, parse_seeds, parse_settings
+from polymode.core.registry import suggest
+from polymode.methods import METHODS
+
+KEYS = ("task", "method", "seeds", "net", "preset", "out")
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run, before anything of it is looked up.
+
+    `settings` are in rising precedence; `left_out` has lines for the user about what the file says
+    of methods that do not take part.
+    """
+
+    task: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    settings: tuple[Setting, ...] = ()
+    net: str | None = None
+    preset: str = "cpu"
+    out: str | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def request(
+    *,
+    task: str | None,
+    methods: Sequence[str],
+    seeds: str | None,
+    settings: Sequence[str],
+    net: str | None,
+    preset: str | None,
+    out: str | None,
+    config: Path | None,
+) -> Request:
+    """Return what the file and the command line ask for together."""
+    given = {} if config is None else read_config(config)
+    task = task or given.get("task")
+    methods = tuple(dict.fromkeys(methods or given.get("method", ())))
+    if not task:
+        raise UsageProblem("Missing option '--task'; see `polymode list tasks`")
+    if not methods:
+        raise UsageProblem("Missing option '--method'; see `polymode list methods`")
+    wanted = Request(task, methods)
+    if seeds is not None or "seeds" in given:
+        wanted = replace(
+            wanted, seeds=tuple(given["seeds"] if seeds is None else parse_seeds(seeds))
+        )
+    kept, left_out = [], []
+    for setting in given.get("settings", ()):
+        if setting.owner in ("", "task", "net", *methods):
+            kept.append(setting)
+        else:
+            left_out.append(f"{config}: [{setting.owner}] is left out: not a method of this run")
+    return replace(
+        wanted,
+        settings=(*kept, *parse_settings(settings)),
+        net=net or given.get("net"),
+        preset=preset or given.get("preset", "cpu"),
+        out=out or given.get("out"),
+        left_out=tuple(dict.fromkeys(left_out)),
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the file's task, method, seeds, net, preset, out and settings, those that it has."""
+    try:
+        content = _toml(path.read_text())
+    except OSError as error:
+        raise UsageProblem(f"--config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageProblem(f"{path}: {error}") from error
+    found: dict[str, Any] = {"settings": []}
+    for key, value in content.items():
+        try:
+            if isinstance(value, dict) and key not in ("method", "seeds", "preset", "out"):
+                _table(found, key, value)
+            elif key in KEYS:
+                found[key] = _checked(key, value)
+            else:
+                known = (*KEYS, EVERY, *METHODS.names())
+                raise UsageProblem(
+                    f"unknown key '{key}'.{suggest(key, known)} Keys: {', '.join(KEYS)}; tables:"
+                    f" task, net, {EVERY}, and the methods"
+                )
+        except UsageProblem as problem:
+            raise UsageProblem(f"{path}: {problem}") from None
+    found["settings"].sort(key=lambda setting: setting.owner != "")  # [all] gives way
+    return found
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise UsageProblem(
+                "--config needs Python 3.11 or newer, or `pip install tomli`"
+            ) from None
+    return tomllib.loads(text)
+
+
+def _table(found: dict[str, Any], owner: str, table: dict[str, Any]) -> None:
+    """Enter the options of a task, a network, one method or all of them."""
+    known = ("task", "net", EVERY, *METHODS.names())
+    if owner not in known:
+        raise UsageProblem(
+            f"unknown table [{owner}].{suggest(owner, known)} Tables: {', '.join(known)}"
+        )
+    for key, value in table.items():
+        if owner in ("task", "net") and key == "name":
+            found[owner] = _checked(owner, value)
+            continue
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            kind = type(value).__name__
+            raise UsageProblem(f"[{owner}] {key} cannot be a {kind}, got {value}") from None
+        found["settings"].append(Setting("" if owner == EVERY else owner, key, value))
+
+
+def _checked(key: str, value: Any) -> Any:
+    """Return the value of a key as it is used, or say of what type it must be."""
+    if key == "method":
+        names = [value] if isinstance(value, str) else value
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            return names
+        raise UsageProblem(f"`method` must be a name or a list of names, got {value!r}")
+    if key == "seeds":
+        numbers = value if isinstance(value, list) else [value]
+        if numbers and all(type(number) is int and number >= 0 for number in numbers):
+            return list(dict.fromkeys(numbers))
+        if isinstance(value, str):
+            return parse_seeds(value)
+        raise UsageProblem(
+            f'`seeds` must be a number of at least 0, a list of such or text like "0-2",'
+            f" got {value!r}"
+        )
+    if isinstance(value, str) and value:
+        return value
+    raise UsageProblem(f"`{key}` must be text, got {value!r}")

@@ -1,0 +1,183 @@
+"""The verb `run`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from polymode.cli.arguments import UsageProblem
+from polymode.cli.talk import Json, put, say
+
+if TYPE_CHECKING:
+    from polymode.cli.folder import RunFolder
+    from polymode.cli.plan import Plan
+    from polymode.cli.request import Request
+    from polymode.cli.running import Outcome
+    from polymode.metrics import Leaderboard
+
+
+def run(
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="see `polymode list methods`; repeat it for several"),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="SEEDS", help="such as 0-2 or 0,3,7; by default 0")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="PRESET", help="smoke (seconds), cpu (the default) or paper"),
+    ] = None,
+    net: Annotated[
+        str | None,
+        typer.Option(metavar="NET", help="see `polymode list nets`; by default the task's own"),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", help="cells at a time, each in its own process")
+    ] = 1,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")] = "cpu",
+    fresh: Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")] = False,
+    json_: Json = False,
+) -> None:
+    """Fit, evaluate and compare methods on a task; ends with a report.
+
+    Cells (method × seed) that the folder has are not run again, so the same command resumes.
+
+    \b
+    Examples:
+      polymode run --task digits --method map --method deep_ensemble --seeds 0-2
+      polymode run --task digits --method map --set epochs=20 --out runs/short --dry-run
+      polymode run --config study.toml --jobs 4
+    """
+    from polymode.cli.folder import RunFolder
+    from polymode.cli.plan import make_plan
+    from polymode.cli.request import request
+
+    if jobs < 1:
+        raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+    wanted = request(
+        task=task,
+        methods=method or [],
+        seeds=seeds,
+        settings=set_ or [],
+        net=net,
+        preset=preset,
+        out=out,
+        config=config,
+    )
+    for line in wanted.left_out:
+        say(line)
+    plan = make_plan(wanted, device)
+    folder = RunFolder(_folder(wanted))
+    if dry_run:
+        _dry_run(plan, folder, jobs, fresh, json_)
+    else:
+        _run(plan, folder, jobs, fresh, quiet, json_)
+
+
+def _folder(wanted: Request) -> Path:
+    usual = wanted.task if wanted.preset == "cpu" else f"{wanted.task}-{wanted.preset}"
+    return Path(wanted.out) if wanted.out else Path("runs") / usual
+
+
+def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool) -> None:
+    from polymode.cli.running import look_ahead
+
+    folder.check(plan.data)
+    ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh)
+    if json_:
+        todo = {cell.key for cell in ahead.todo}
+        cells = [{**plan.describe(cell), "todo": cell.key in todo} for cell in ahead.cells]
+        seconds = ahead.pace.total(ahead.todo, ahead.jobs)
+        facts = {"out": str(folder.path), "cells": cells, "seconds": seconds}
+        put({**facts, "estimate": ahead.pace.text(ahead.todo, ahead.jobs)})
+    else:
+        typer.echo(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
+        typer.echo(str(folder.path))
+
+
+def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
+    from polymode.cli.progress import watcher
+    from polymode.cli.running import Interrupted, leaderboard, run_plan
+
+    try:
+        outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
+    except KeyboardInterrupt as stop:
+        again = [] if jobs == 1 else ["--jobs", str(jobs)]
+        far = f"after {stop}" if isinstance(stop, Interrupted) else "before the first cell"
+        _interrupted(far, plan.command(str(folder.path), *again), json_)
+    board = leaderboard(folder, predictions=True)
+    if board is not None and not quiet and not json_:
+        typer.echo(f"\n{board.table()}\n")
+    written = board is not None and _report(folder, board, json_)
+    if outcome.failed:
+        say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")
+    if json_:
+        put(_summary(plan, folder, outcome, board, written))
+    elif written:
+        typer.echo(f"Report: {folder.report}")
+    raise typer.Exit(0 if written and not outcome.failed else 1)
+
+
+def _report(folder: RunFolder, board: Leaderboard, json_: bool) -> bool:
+    """Write the report; what goes wrong with it does not hide the results."""
+    from polymode.cli.running import write_report
+
+    again = shlex.join(["polymode", "report", str(folder.path)])
+    try:
+        write_report(folder, board)
+    except KeyboardInterrupt:
+        _interrupted("after the last cell, before the report", again, json_)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        say(f"polymode: all results are kept, but there is no report: {what}; see `{again}`")
+        return False
+    return True
+
+
+def _interrupted(far: str, resume: str, json_: bool) -> NoReturn:
+    say(f"Interrupted {far}. Resume: {resume}")
+    if json_:
+        put({"error": f"interrupted {far}", "exit": 130, "resume": resume})
+    raise typer.Exit(130) from None
+
+
+def _summary(
+    plan: Plan, folder: RunFolder, outcome: Outcome, board: Leaderboard | None, written: bool
+) -> dict[str, Any]:
+    path = folder.path
+    return {
+        "out": str(path),
+        "report": str(folder.report) if written else None,
+        "results": str(path / "results.jsonl"),
+        "predictions": str(path / "predictions"),
+        "failures": str(path / "failures.jsonl") if outcome.failed else None,
+        "cells": {**outcome._asdict()},
+        "command": plan.command(str(path)),
+        "leaderboard": None if board is None else board.to_dict(),
+    }

@@ -1,0 +1,208 @@
+"""The verbs that show what there is: list, cite, check; and of runs: report, compare, table."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polymode.cli.arguments import UsageProblem
+from polymode.cli.talk import Json, left_table, put, say
+
+if TYPE_CHECKING:
+    from polymode.cli.folder import RunFolder
+    from polymode.metrics import Leaderboard
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
+Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, tasks, metrics or nets")],
+    pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
+    json_: Json = False,
+) -> None:
+    """Show what there is: methods, tasks, metrics or nets."""
+    from polymode.core.registry import suggest
+    from polymode.core.store import json_safe
+
+    kinds = {"methods": _methods, "tasks": _tasks, "metrics": _metrics, "nets": _nets}
+    if what not in kinds:
+        near = suggest(what, kinds)
+        raise UsageProblem(f"list shows methods, tasks, metrics or nets, not '{what}'.{near}")
+    columns, entries = kinds[what](pattern)
+    if json_:
+        put([json_safe(entry) for entry in entries])
+        return
+    if not entries:
+        say(f"polymode: none of the {what} matches '{pattern}'; a glob needs quotes in a shell")
+        return
+    rows = [[str(entry.get(key, "")) for key in columns.values()] for entry in entries]
+    typer.echo(left_table(list(columns), rows))
+
+
+Listing = tuple[dict[str, str], list[dict[str, Any]]]
+"""Headings with the facts below them, and the entries with all their facts."""
+
+
+def _methods(pattern: str) -> Listing:
+    from polymode.methods import METHODS
+
+    entries = [{"name": name, **METHODS.get(name).metadata} for name in METHODS.names(pattern)]
+    return {"method": "name", **{k: k for k in ("kind", "cost", "paper", "summary")}}, entries
+
+
+def _tasks(pattern: str) -> Listing:
+    from polymode.tasks import TASKS
+
+    entries = [{"name": name, **TASKS.get(name).metadata} for name in TASKS.names(pattern)]
+    columns = {"kind": "kind", "train / val / test": "size", "description": "description"}
+    return {"task": "name", **columns}, entries
+
+
+def _metrics(pattern: str) -> Listing:
+    import polymode.metrics  # noqa: F401  (enters the metrics)
+    from polymode.metrics.score import ARROWS, TABLES, entries
+
+    found = [
+        {"name": e.name, "for": kind, **e.metadata, "better": ARROWS[e.metadata["direction"]]}
+        for kind, table in TABLES.items()
+        for e in entries(table)
+        if fnmatch.fnmatch(e.name, pattern)
+    ]
+    columns = {k: k for k in ("for", "better", "unit")}
+    return {"metric": "name", **columns, "meaning": "summary"}, found
+
+
+def _nets(pattern: str) -> Listing:
+    from polymode import nets
+
+    entries = []
+    for name in fnmatch.filter(nets.__all__, pattern):
+        build = getattr(nets, name)
+        options = inspect.signature(build).parameters.values()
+        listed = [str(option).split(":")[0] for option in options][2:]  # without the task's sizes
+        summary = (inspect.getdoc(build) or "").split("\n\n")[0].replace("\n", " ")
+        summary = summary.removeprefix("Return ")
+        entries.append({"name": name, "options": ", ".join(listed), "summary": summary})
+    return {"net": "name", "options": "options", "meaning": "summary"}, entries
+
+
+def open_folder(path: Path) -> RunFolder:
+    """Return the folder of a run, or say that it is none."""
+    from polymode.cli.folder import RunFolder
+
+    if not (path / "results.jsonl").is_file():
+        raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
+    return RunFolder(path)
+
+
+def _board(folder: RunFolder, *, predictions: bool = False) -> Leaderboard:
+    from polymode.cli.running import leaderboard
+
+    board = leaderboard(folder, predictions=predictions)
+    if board is None:
+        raise UsageProblem(f"{folder.path} has no finished cell yet; run it first")
+    return board
+
+
+def report(
+    folder: Folder,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="file; by default DIR/report.html")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
+) -> None:
+    """Write the report of a run again, from its files alone."""
+    import webbrowser
+
+    from polymode.cli.running import write_report
+
+    opened = open_folder(folder)
+    path = opened.report if out is None else out
+    write_report(opened, _board(opened, predictions=True), path)
+    typer.echo(f"Report: {path}")
+    if open_ and not webbrowser.open(path.resolve().as_uri()):
+        say("polymode: no browser could be started here; open the file yourself")
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs")],
+    full: Full = False,
+    json_: Json = False,
+) -> None:
+    """Set the runs of several folders side by side, with paired differences.
+
+    The folders must hold results on the same task and data. Where two of them have the same method
+    with the same options and seeds, the folder's name tells them apart.
+    """
+    from polymode.cli.comparing import compare_folders, difference_table, differences
+
+    board = compare_folders([open_folder(path) for path in dict.fromkeys(folders)])
+    gaps = differences(board, full=full)
+    if json_:
+        put({**board.to_dict(), "differences": gaps})
+        return
+    typer.echo(board.table(full=full))
+    if gaps:
+        typer.echo(f"\n{difference_table(board, gaps)}")
+
+
+def table(
+    folder: Folder,
+    format_: Annotated[str, typer.Option("--format", help="md, latex, csv or json")] = "md",
+    full: Full = False,
+    json_: Annotated[bool, typer.Option("--json", help="the same as --format json")] = False,
+) -> None:
+    """Print the leaderboard of a run for a paper, a page or a program.
+
+    Markdown and LaTeX show the headlines, a table for each data set; csv and json have all numbers.
+    """
+    from polymode.cli.formats import FORMATS
+    from polymode.core.registry import suggest
+
+    name = "json" if json_ else format_
+    if name not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise UsageProblem(f"--format takes {known}, got '{name}'.{suggest(name, FORMATS)}")
+    typer.echo(FORMATS[name](_board(open_folder(folder)), full), nl=False)
+
+
+def cite(
+    what: Annotated[str, typer.Argument(help="a method, or the folder of a run")],
+) -> None:
+    """Print the BibTeX of a method, or of all methods of a run."""
+    from polymode.report.cards import cite as bibtex
+
+    names = [what]
+    if (Path(what) / "results.jsonl").is_file():
+        names = list(dict.fromkeys(each.method for each in open_folder(Path(what)).results()))
+    try:
+        typer.echo("\n\n".join(map(bibtex, names)))
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
+
+
+def check(json_: Json = False) -> None:
+    """Test this installation on tasks with exact answers; takes seconds."""
+    from polymode.cli.check import checks
+    from polymode.report.environment import environment
+
+    versions = environment()["versions"]
+    if not json_:
+        typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+    outcomes = []
+    for outcome in checks():
+        outcomes.append(outcome)
+        line = f"{'ok  ' if outcome.passed else 'FAIL'} {outcome.name}: {outcome.detail}"
+        typer.echo(line, err=json_)
+    failed = sum(not outcome.passed for outcome in outcomes)
+    if json_:
+        results = [outcome._asdict() for outcome in outcomes]
+        put({"versions": versions, "passed": not failed, "checks": results})
+    else:
+        typer.echo("All is well." if not failed else f"{failed} check(s) failed.")
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,103 @@
+"""`--jobs`: the same results from several processes, which may die or be interrupted.
+
+Processes take seconds to import torch, so each test makes as much as it can of one pair of them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from polymode.cli import pool
+from polymode.cli.folder import without_times
+
+pytestmark = pytest.mark.usefixtures("no_report")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """As many threads for one process as for each of two, so that sums are rounded alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def no_workers() -> bool:
+    return not multiprocessing.active_children()
+
+
+def test_two_processes_give_what_one_gives_although_one_is_killed(tmp_path, command):
+    """A cell that fails and one whose process is killed (the first that trains) fail alone; what
+    is left, and what the next run adds, is to the byte what a single process gives."""
+    one, two, killed = tmp_path / "one", tmp_path / "two", []
+
+    def kill() -> None:
+        while not list((two / "checkpoints").glob("*")):
+            time.sleep(0.01)
+        (worker, *_) = multiprocessing.active_children()
+        assert worker.pid is not None
+        killed.append(worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+
+    words = ["--seeds", "0-2", "--set", "map.epochs=300"]
+    broken = ["--set", "deep_ensemble.lr=1e30", "--set", "deep_ensemble.optimizer=sgd"]
+    assert command.run(one, *words, *broken, "-q") == 1
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert command.run(two, *words, *broken, "--jobs", "2") == 1
+    thread.join()
+    assert "6 to run in 2 processes of 1 thread: " in command.err
+    assert no_workers()
+    errors = [failure["error"] for failure in lines(two / "failures.jsonl")]
+    (death,) = [error for error in errors if error.startswith("WorkerDied")]
+    assert f"the process {killed[0]} of this cell was killed by signal 9" in death
+    diverged = [f for f in lines(two / "failures.jsonl") if "Divergence" in f["error"]]
+    assert diverged and all("Traceback" in failure["traceback"] for failure in diverged)
+    assert command.run(two, *words, *broken, "-q") == 1
+    found = [sorted(without_times(path / "results.jsonl")) for path in (one, two)]
+    assert found[0] == found[1] and len(found[0]) == 3
+    for kept in (one / "predictions").iterdir():
+        assert kept.read_bytes() == (two / "predictions" / kept.name).read_bytes()
+
+
+def test_ctrl_c_stops_all_processes_at_checkpoints(tmp_path, command):
+    """Ctrl-C reaches this process alone, which passes it on; all that trained can go on."""
+    real = threading.Event()
+
+    def interrupt() -> None:
+        while len(list((tmp_path / "checkpoints").glob("*"))) < 2:
+            time.sleep(0.01)
+        real.wait(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    words = ["--set", "epochs=1000000", "--jobs", "2", "-q"]
+    assert command.run(tmp_path, *words) == 130
+    thread.join()
+    assert "Interrupted after 0 of 4 cells. Resume: polymode run" in command.err
+    assert "--jobs 2 --out" in command.err
+    assert len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2
+    assert no_workers()
+
+
+def test_a_process_that_dies_says_how():
+    class Dead:
+        pid = 7
+
+    for code, words in ((-9, "signal 9 (SIGKILL); a lack of memory"), (3, "exit code 3")):
+        dead = Dead()
+        dead.exitcode = code  # type: ignore[attr-defined]
+        assert words in pool._death(dead).error  # type: ignore[arg-type]
