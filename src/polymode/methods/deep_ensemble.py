@@ -35,7 +35,10 @@ METHODS.register(
     "deep_ensemble",
     summary="networks from independent initialisations, predictions averaged",
     kind="many modes",
+    equation="p(y | x) ≈ (1/M) Σₘ p(y | f(x; θₘ)),  θₘ = MAP from initialisation m",
     cost="M × training, M × prediction",
+    limits="M times the cost of one network; regions between the modes have no weight, and members"
+    " may all extrapolate alike.",
     paper="Lakshminarayanan et al. 2017",
     bibtex="""@inproceedings{lakshminarayanan2017simple,
   title={Simple and scalable predictive uncertainty estimation using deep ensembles},

@@ -100,7 +100,10 @@ METHODS.register(
     "map",
     summary="one network at the maximum of its posterior",
     kind="one mode",
+    equation="θ* = argmax Σₙ log p(yₙ | f(xₙ; θ)) − (λ/2) ‖θ‖²",
     cost="1 × training, 1 × prediction",
+    limits="A point: it knows the noise, but nothing of what it does not know, so its epistemic"
+    " uncertainty is zero everywhere.",
     paper="MacKay 1992",
     bibtex="""@article{mackay1992practical,
   title={A practical {Bayesian} framework for backpropagation networks},

@@ -1,79 +1,136 @@
-"""The figures of a report, made of the predictions that results keep."""
+"""The figures of a report, made of the predictions that results keep.
+
+Figures that hold all methods come first. Of figures with one method each there are at most `MOST`
+to a question, of the methods with the lowest test NLL; tables have them all.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import Results
-from polymode.plots import Display, ood_histogram, palette, regression_band, reliability, severity
+from polymode.plots import (
+    Display,
+    confidence_gap,
+    cost_pareto,
+    entropy_scatter,
+    map_limits,
+    ood_histogram,
+    palette,
+    regression_band,
+    regression_calibration,
+    reliability,
+    risk_coverage,
+    severity,
+    severity_spread,
+    uncertainty_maps,
+)
 from polymode.plots.ood import scores
 from polymode.plots.regression import default_view
-from polymode.plots.reliability import default_start
+from polymode.plots.reliability import default_start, pooled
 from polymode.plots.severity import shifts
 from polymode.prediction import CategoricalPrediction
+from polymode.report.diversity import curves, maps, planes, styles_of
+from polymode.report.tables import ood_sets, ranked
+
+MOST = 4  # methods with a figure of their own
+POOLED = 20_000  # confidences that a diagram pools: of a large test set, those of fewer seeds
+SCATTERS = 2  # of them with a scatter of their entropies, which take many bytes
+SHIFTS = 3  # with more kinds of shift than this, none has a figure of its own
+
+Maker = Callable[[Leaderboard], Sequence[Display]]
 
 
-class Section(NamedTuple):
-    """Figures that answer one question."""
+def figures(board: Leaderboard) -> tuple[dict[str, list[Display]], dict[str, list[str]]]:
+    """Return the displays by section, and why something was not drawn where that is so."""
+    made: dict[str, list[Display]] = {}
+    reasons: dict[str, list[str]] = {}
+    for anchor, makers in MAKERS.items():
+        for maker in makers:
+            try:
+                made.setdefault(anchor, []).extend(maker(board))
+            except ValueError as reason:  # these data cannot be drawn so; the page is worth more
+                reasons.setdefault(anchor, []).append(str(reason))
+    return made, reasons
 
-    anchor: str
-    title: str
-    text: str
-    displays: list[Display]
 
-
-def sections(board: Leaderboard) -> list[Section]:
-    """Return the sections for which the results keep what is needed."""
-    made = [
-        Section(
-            "calibration",
-            "Calibration",
-            "On the dashed line, a class named with 80 % is right 80 % of the time. Points below it"
-            " are overconfident.",
-            _reliability(board),
-        ),
-        Section(
-            "regression",
-            "Regression",
-            "Where there are no data the dark band should open: that is what the method does not"
-            " know.",
-            _bands(board),
-        ),
-        Section(
-            "ood",
-            "Out of distribution",
-            "Inputs from elsewhere should be more uncertain than the test set. AUROC 1 is perfect,"
-            " 0.5 is chance; OOD is the positive class.",
-            _histograms(board),
-        ),
-        Section(
-            "shift",
-            "Shift",
-            "The test set under growing shifts: a good method loses accuracy late, and says so"
-            " (its NLL stays low).",
-            _severities(board),
-        ),
-    ]
-    return [section for section in made if section.displays]
+def _gaps(board: Leaderboard) -> list[Display]:
+    able = _pooled(_with_classes(board))
+    return [confidence_gap(able, styles=styles_of(board, able))] if len(able) > 1 else []
 
 
 def _reliability(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
-    able = {e.label: kept for e in board.entries if (kept := _keeping(e, "test"))}
-    able = {label: kept for label, kept in able.items() if _classes(kept[0])}
+    able = _pooled(_first(_with_classes(board)))
     if not able:
         return []
-    start = default_start([reliability(kept) for kept in able.values()])
+    made = {k: reliability(kept, label=k, style=styles[k]) for k, kept in able.items()}
+    start = default_start(list(made.values()))
+    for label, display in made.items():  # not drawn yet: the axes of all begin at the same place
+        confidence, _ = pooled(able[label], "test", "reliability")
+        counts, edges = np.histogram(confidence, len(display.data["histogram"]), (start, 1))
+        display.data |= {"histogram": counts, "histogram_edges": edges, "start": np.array([start])}
+    return list(made.values())
+
+
+def _quantiles(board: Leaderboard) -> list[Display]:
+    styles = palette(board.labels)
+    able = {k: r for k, r in _keeping(board, "test").items() if not _classes(r[0])}
     return [
-        reliability(kept, label=label, start=start, style=styles[label])
-        for label, kept in able.items()
+        regression_calibration(kept, label=label, style=styles[label])
+        for label, kept in _first(able).items()
+    ]
+
+
+def _risks(board: Leaderboard) -> list[Display]:
+    able = _with_classes(board)
+    return [risk_coverage(able, styles=styles_of(board, able))] if able else []
+
+
+def _maps(board: Leaderboard) -> list[Display]:
+    styles = palette(board.labels)
+    able = {k: r[0] for k, r in _first(_keeping(board, "plane", "train")).items()}
+    if not able:
+        return []
+    limits = map_limits(able.values())
+    return [
+        uncertainty_maps(results, label=label, limits=limits, style=styles[label])
+        for label, results in able.items()
+    ]
+
+
+def _scatters(board: Leaderboard) -> list[Display]:
+    """Return the two parts of the entropy of the test set and of the first OOD set, near if any."""
+    styles = palette(board.labels)
+    outside = [name for name in ood_sets(board)][:1]
+    able = {k: r[0] for k, r in _with_classes(board, *outside).items() if outside}
+    able = {k: r for k, r in able.items() if r.kept["test"].prediction.num_samples > 1}
+    if not able:
+        return []
+    parts = [r.kept[name].prediction for r in able.values() for name in ("test", *outside)]
+    limits = tuple(
+        max(float(getattr(part, name).max()) for part in parts)
+        for name in ("expected_entropy", "mutual_information")
+    )
+    return [
+        entropy_scatter(
+            results,
+            ood=outside[0].removeprefix("ood:"),
+            label=label,
+            limits=(limits[0], limits[1]),
+            style=styles[label],
+        )
+        for label, results in list(_first(able).items())[:SCATTERS]
     ]
 
 
 def _bands(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
-    first = {e.label: kept[0] for e in board.entries if (kept := _keeping(e, "curve", "train"))}
+    first = {k: kept[0] for k, kept in _first(_keeping(board, "curve", "train")).items()}
     single = [r for r in first.values() if r.kept["curve"].prediction.mean.shape[-1] == 1]
     if not single or len(single) < len(first):
         return []
@@ -88,7 +145,7 @@ def _bands(board: Leaderboard) -> list[Display]:
 def _histograms(board: Leaderboard) -> list[Display]:
     """Return, by score, one histogram a method, on bins shared by the methods."""
     styles = palette(board.labels)
-    first = {e.label: kept[0] for e in board.entries if (kept := _keeping(e, "test"))}
+    first = {label: kept[0] for label, kept in _first(_keeping(board, "test")).items()}
     with_ood = {k: r for k, r in first.items() if any(name.startswith("ood:") for name in r.kept)}
     if not with_ood:
         return []
@@ -110,13 +167,79 @@ def _histograms(board: Leaderboard) -> list[Display]:
 
 
 def _severities(board: Leaderboard) -> list[Display]:
-    styles = palette(board.labels)
-    return [severity(board, name, styles=styles) for name in shifts(board)]
+    """Return all kinds of shift in one figure if there are several, and each of them if few."""
+    styles, kinds = palette(board.labels), shifts(board)
+    together = [severity_spread(board, styles=styles)] if len(kinds) > 2 else []
+    single = [severity(board, name, styles=styles) for name in kinds if len(kinds) <= SHIFTS]
+    return [*together, *single]
 
 
-def _keeping(entry: Entry, *datasets: str) -> list[Results]:
-    """Return the results of an entry that keep predictions of all these data sets."""
+def _costs(board: Leaderboard) -> list[Display]:
+    timed = any(r.cost.train_seconds is not None for e in board.entries for r in e.results)
+    scored = any(column[:2] == ("test", "nll") for column in board.columns)
+    if len(board.entries) < 2 or not timed or not scored:
+        return []
+    return [cost_pareto(board, styles=palette(board.labels))]
+
+
+def _planes(board: Leaderboard) -> list[Display]:
+    return planes(board, _with_members(board))
+
+
+def _curves(board: Leaderboard) -> list[Display]:
+    return curves(board, _with_members(board))
+
+
+def _pairs(board: Leaderboard) -> list[Display]:
+    return maps(board, _first(_with_members(board)))
+
+
+MAKERS: dict[str, list[Maker]] = {
+    "leaderboard": [_costs],
+    "calibration": [_gaps, _reliability, _quantiles],
+    "selective": [_risks],
+    "ood": [_histograms],
+    "shift": [_severities],
+    "uncertainty": [_maps, _bands, _scatters],
+    "diversity": [_planes, _curves, _pairs],
+}
+"""What is drawn, by section."""
+
+
+def _with_classes(board: Leaderboard, *datasets: str) -> dict[str, list[Results]]:
+    """Return the results that keep predictions of classes, by label, the best method first."""
+    return {k: r for k, r in _keeping(board, "test", *datasets).items() if _classes(r[0])}
+
+
+def _pooled(by_label: dict[str, list[Results]]) -> dict[str, list[Results]]:
+    """Return as many seeds of each as a diagram pools."""
+    sizes = {label: len(several[0].kept["test"].prediction) for label, several in by_label.items()}
+    return {k: several[: max(1, POOLED // sizes[k])] for k, several in by_label.items()}
+
+
+def _with_members(board: Leaderboard) -> dict[str, Results]:
+    """Return the first seed's results of methods with at least two members, by label."""
+    kept = _keeping(board, "test")
+    return {k: r[0] for k, r in kept.items() if r[0].kept["test"].prediction.num_samples > 1}
+
+
+def _keeping(board: Leaderboard, *datasets: str) -> dict[str, list[Results]]:
+    """Return the results that keep predictions of these data sets, by label, the best first."""
+    entries = {entry.label: entry for entry in board.entries}
+    found = {label: _kept(entries[label], datasets) for label in ranked(board)}
+    return {label: results for label, results in found.items() if results}
+
+
+def _kept(entry: Entry, datasets: Sequence[str]) -> list[Results]:
     return [r for r in entry.results if all(name in r.kept for name in datasets)]
+
+
+T = TypeVar("T")
+
+
+def _first(by_label: dict[str, T]) -> dict[str, T]:
+    """Return the methods that get a figure of their own."""
+    return dict(list(by_label.items())[:MOST])
 
 
 def _classes(results: Results) -> bool:

@@ -1,26 +1,39 @@
-"""`report`: a leaderboard as one HTML file that needs nothing else, not even JavaScript."""
+"""`report`: a leaderboard as one HTML file that needs nothing else.
+
+The page works without JavaScript; a few lines of it, the only ones that the page's own policy lets
+run, sort tables, filter methods and copy the command. Nothing is asked of any network.
+"""
 
 from __future__ import annotations
 
-import base64
+import csv
+import hashlib
+import io
 import json
+import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from polymode._version import __version__
 from polymode.core.store import replace_file
 from polymode.metrics.compare import compare
-from polymode.metrics.leaderboard import Column, Leaderboard, costs, group_title
+from polymode.metrics.leaderboard import Leaderboard, costs
 from polymode.metrics.results import Results
-from polymode.metrics.score import ARROWS, TABLES, entries
+from polymode.metrics.score import ARROWS
 from polymode.metrics.table import decimals_for, number
-from polymode.plots import Display, palette
+from polymode.plots import Comparison, forest, palette
+from polymode.plots.forest import VERDICTS
+from polymode.report.alerts import Failures, alerts, how_many
 from polymode.report.cards import card
+from polymode.report.embed import csv_uri, figure, text_uri
 from polymode.report.environment import environment as present
-from polymode.report.figures import sections
-from polymode.report.verdict import alerts, verdict
+from polymode.report.glossary import glossary
+from polymode.report.sections import sections
+from polymode.report.tables import SHAPES, sizes
+from polymode.report.verdict import verdict
+from polymode.tasks import TASKS
 
 HERE = Path(__file__).parent
 
@@ -31,7 +44,8 @@ def report(
     *,
     command: str = "",
     environment: Mapping[str, Any] | None = None,
-    failures: int = 0,
+    failures: Failures = 0,
+    comparisons: Sequence[Comparison] = (),
 ) -> Path:
     """Write a report and return its path; it is complete or not there at all.
 
@@ -41,7 +55,8 @@ def report(
         path: the HTML file to write; its folder is made if need be.
         command: what reproduces the run, shown at the end.
         environment: versions and machine of the run; by default the present ones.
-        failures: how many cells of the run failed.
+        failures: how many cells of the run failed, or what is known of each.
+        comparisons: numbers of a paper beside ours, see `Comparison`.
     """
     if isinstance(board, Results):
         board = [board]
@@ -49,7 +64,13 @@ def report(
         board = compare(board)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    html = render(board, command=command, environment=environment, failures=failures)
+    html = render(
+        board,
+        command=command,
+        environment=environment,
+        failures=failures,
+        comparisons=comparisons,
+    )
     replace_file(path, html.encode())
     return path
 
@@ -59,7 +80,8 @@ def render(
     *,
     command: str = "",
     environment: Mapping[str, Any] | None = None,
-    failures: int = 0,
+    failures: Failures = 0,
+    comparisons: Sequence[Comparison] = (),
 ) -> str:
     """Return the report as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -71,141 +93,163 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    engine.filters["soft"] = _soft
+    script = (HERE / "page.js").read_text()
+    facts = environment if environment is not None else present()
     methods = list(dict.fromkeys(entry.method for entry in board.entries))
-    configs = {entry.label: _configuration(entry.results[0]) for entry in board.entries}
+    cards = [card(name) for name in methods]
+    bibtex = "\n\n".join(each["bibtex"] for each in cards if "bibtex" in each)
+    all_numbers, ending = csv_uri(_csv(board))
+    meanings = glossary(board)
     return engine.get_template("page.html").render(
         css=(HERE / "page.css").read_text(),
+        script=script,
+        script_hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
         task=board.task,
+        about=TASKS.get(board.task).metadata if board.task in TASKS else {},
         verdict=verdict(board),
-        badges=_badges(board, failures),
+        stats=_stats(board, failures, comparisons, facts),
         alerts=alerts(board, failures),
-        groups=[_group(board, name, columns) for name, columns in board.groups().items()],
-        describing=_describing(board),
-        costs=_costs(board),
-        sections=[
-            (section, [_figure(display) for display in section.displays])
-            for section in sections(board)
-        ],
-        cards=[card(name) for name in methods],
-        glossary=_glossary(board),
+        sizes=sizes(board),
+        numbers=(all_numbers, f"leaderboard.{ending}"),
+        comparisons=[_compared(each) for each in comparisons],
+        forest=figure(forest(comparisons)) if comparisons else None,
+        sections=sections(board),
+        cards=[{**each, "entries": _entries(board, each["name"])} for each in cards],
+        glossary=meanings,
+        families=list(dict.fromkeys(each.family for each in meanings.values())),
         command=command,
-        configs={label: json.dumps(c, sort_keys=True) for label, c in configs.items()},
-        seeds=", ".join(map(str, board.seeds)),
-        facts=_facts(environment if environment is not None else present()),
+        configs=_configurations(board),
+        bibtex=bibtex,
+        bibtex_uri=text_uri(bibtex),
+        facts=_facts(board, facts),
     )
 
 
-def _configuration(results: Results) -> dict[str, Any]:
-    return {"method": results.method, "net": results.net, **results.config}
+def _soft(text: str) -> Any:
+    """Return a name that may be broken where people would break it."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_/=])", r"\1<wbr>", str(escape(text))))
 
 
-def _badges(board: Leaderboard, failures: int) -> list[str]:
-    cells = sum(len(entry.results) for entry in board.entries)
-    trained = [r.cost.train_seconds for entry in board.entries for r in entry.results]
-    seconds = sum(each for each in trained if each is not None)
-    badges = [
-        f"task {board.task}",
-        f"{len(board.entries)} method{'s' if len(board.entries) > 1 else ''}",
-        f"seeds {', '.join(map(str, board.seeds))}",
-        f"{cells} cell{'s' if cells > 1 else ''} done"
-        + (f", {failures} failed" if failures else ""),
-    ]
-    return [*badges, f"{seconds:,.0f} s of training"] if seconds else badges
-
-
-def _group(board: Leaderboard, name: str, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return one table: a heading, the columns, and a line a method."""
-    cells = {
-        c.metric: [board[label, c.dataset, c.metric] for label in board.labels] for c in columns
-    }
-    digits = {
-        metric: decimals_for(*zip(*(cell[:2] for cell in column), strict=True))
-        for metric, column in cells.items()
-    }
-    lines = [
-        [
-            {
-                "text": number(cell.mean, cell.standard_error, digits[metric]),
-                "note": cell.note,
-                "best": cell.best,
-            }
-            for metric, column in cells.items()
-            for cell in [column[place]]
-        ]
-        for place in range(len(board.labels))
-    ]
-    heads = [{"title": c.title, "arrow": ARROWS[c.direction], "unit": c.unit} for c in columns]
-    return {"title": group_title(name, board), "columns": heads, "lines": _labelled(board, lines)}
-
-
-def _describing(board: Leaderboard) -> dict[str, Any] | None:
-    """Return how much members differ: data sets as columns, for the last such metric there is."""
-    names = [c.metric for c in board.columns if not c.direction and c.dataset == "test"]
-    if not names:
-        return None
-    shown = [c for c in board.columns if c.metric == names[-1]]
-    shown = [c for c in shown if c.dataset in (*board.groups(), "test", "shift:mean")]
-    group = _group(board, "test", shown[:1])
-    every = [_group(board, c.dataset, [c])["lines"] for c in shown]
-    heads = [
-        {"title": group_title(c.dataset, board).split(",")[0], "arrow": "", "unit": c.unit}
-        for c in shown
-    ]
-    lines = [[part[place]["cells"][0] for part in every] for place in range(len(board.labels))]
-    return {**group, "title": shown[0].title, "columns": heads, "lines": _labelled(board, lines)}
-
-
-def _labelled(board: Leaderboard, lines: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    styles = palette(board.labels)
-    return [
-        {"label": label, "color": styles[label].color, "cells": cells}
-        for label, cells in zip(board.labels, lines, strict=True)
-    ]
-
-
-def _costs(board: Leaderboard) -> list[dict[str, Any]]:
-    styles = palette(board.labels)
-    return [
-        {
-            "label": entry.label,
-            "color": styles[entry.label].color,
-            "seeds": len(entry.results),
-            "train": number(costs(entry)["train_seconds"], None, 1),
-            "predict": f"{costs(entry)['predict_ms']:,.1f}",
-            "networks": f"{costs(entry)['num_modes']:,}",
-            "parameters": f"{costs(entry)['parameters']:,}",
-        }
-        for entry in board.entries
-    ]
-
-
-def _figure(display: Display) -> dict[str, str]:
-    svg = base64.b64encode(display.to_svg().encode()).decode()
+def _compared(each: Comparison) -> dict[str, str]:
+    """Return a number of a paper and ours as they are written, with the same decimals."""
+    spreads = [each.paper_spread, each.standard_error, each.tolerance]
+    digits = decimals_for([each.paper, each.ours], spreads)
     return {
-        "src": f"data:image/svg+xml;base64,{svg}",
-        "alt": display.alt,
-        "caption": display.caption,
-        "csv": "data:text/csv;charset=utf-8," + quote(display.to_csv()),
-        "name": f"{type(display).__name__}-{display.label}.csv".replace(" ", "_").replace("/", "_"),
+        "label": each.label,
+        "unit": " ".join(filter(None, [ARROWS[each.direction], each.unit])),
+        "paper": number(each.paper, each.paper_spread, digits),
+        "ours": number(each.ours, each.standard_error, digits),
+        "tolerance": f"± {number(each.tolerance, None, digits)}",
+        "verdict": each.verdict,
+        "sign": VERDICTS[each.verdict][0],
     }
 
 
-def _glossary(board: Leaderboard) -> list[tuple[str, str, str]]:
-    used = {column.metric for column in board.columns}
-    found = {
-        entry.name: entry.metadata
-        for table in TABLES.values()
-        for entry in entries(table)
-        if entry.name in used
-    }
-    return [(m["title"], m["unit"], m["summary"]) for m in found.values()]
+def _configurations(board: Leaderboard) -> list[tuple[str, str, str, str]]:
+    """Return label, colour, shape and configuration of each entry, in order."""
+    styles = palette(board.labels)
+    found = []
+    for entry in board.entries:
+        results = entry.results[0]
+        config = {"method": results.method, "net": results.net, **results.config}
+        text = json.dumps({**config, "seeds": entry.seeds}, indent=1, sort_keys=True, default=str)
+        color, marker = styles[entry.label]
+        found.append((entry.label, color, SHAPES[marker], text))
+    return found
 
 
-def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _stats(
+    board: Leaderboard,
+    failures: Failures,
+    comparisons: Sequence[Comparison],
+    environment: Mapping[str, Any],
+) -> list[tuple[str, str]]:
+    """Return the row of facts below the verdict."""
+    every = [results for entry in board.entries for results in entry.results]
+    failed = how_many(failures)
+    stats = [
+        ("methods", str(len(board.entries))),
+        ("seeds", _ranges(board.seeds)),
+        ("cells", f"{len(every)} done" + (f", {failed} failed" if failed else "")),
+    ]
+    if comparisons:
+        good = sum(each.verdict in ("reproduced", "better") for each in comparisons)
+        stats.append(("reproduced", f"{good} of {len(comparisons)}"))
+    trained = [r.cost.train_seconds for r in every if r.cost.train_seconds is not None]
+    if trained:
+        stats.append(("training", _duration(sum(trained))))
+    threads = environment.get("threads")
+    processor = "CPU" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
+    return [*stats, ("device", str(environment.get("gpu") or processor))]
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Return seeds in few letters.
+
+    >>> _ranges([0, 1, 2, 3, 7])
+    '0–3, 7'
+    """
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> _duration(0.021), _duration(42.19), _duration(312), _duration(9000)
+    ('0.021 s', '42.2 s', '5.2 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _entries(board: Leaderboard, method: str) -> list[dict[str, Any]]:
+    """Return what the entries of one method cost here."""
+    found = []
+    for place, entry in enumerate(board.entries, 1):
+        if entry.method == method:
+            cost = costs(entry)
+            train = cost["train_seconds"]
+            found.append(
+                {
+                    "label": entry.label,
+                    "place": place,
+                    "train": "" if train is None else f"{_duration(train)} training",
+                    "predict": f"{cost['predict_ms']:,.1f} ms per 1,000 inputs",
+                }
+            )
+    return found
+
+
+def _csv(board: Leaderboard) -> str:
+    """Return all numbers of the tables, a line each."""
+    file = io.StringIO()
+    write = csv.writer(file, lineterminator="\n").writerow
+    write(["entry", "data set", "metric", "mean", "standard error", "seeds", "unit", "better", "n"])
+    for columns in board.groups(full=True).values():
+        for column in columns:
+            for label in board.labels:
+                cell = board[label, column.dataset, column.metric]
+                known = ["" if v is None else f"{v:.8g}" for v in cell[:2]]
+                kind = [cell.n, column.unit, column.direction, column.n]
+                write([label, column.dataset, column.metric, *known, *kind])
+    return file.getvalue()
+
+
+def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = [("seeds", ", ".join(map(str, board.seeds)))]
     versions = environment.get("versions", {})
-    facts = [("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))]
-    for key in ("system", "processors", "threads", "gpu"):
-        if environment.get(key) is not None:
-            facts.append((key, str(environment[key])))
-    return facts
+    if versions:
+        facts.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))
+    rest = [(key, value) for key, value in environment.items() if key != "versions"]
+    return facts + [(key.replace("_", " "), str(value)) for key, value in rest if value is not None]

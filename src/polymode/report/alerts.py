@@ -1,0 +1,196 @@
+"""What a reader must know before believing the rest: each with its number and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from polymode.metrics.leaderboard import Entry, Leaderboard
+from polymode.metrics.results import is_headline, title_of
+
+SMALL = 0.01  # members that differ less than this on every data set are one function
+UNMIXED = 1.1  # R-hat above it: chains have not found the same distribution
+NAMED = 4  # of a longer list, so many are named
+
+Failures = int | Sequence[Mapping[str, Any]]
+"""How many cells failed, or what is known of each: "method", "seed", "error"."""
+
+
+class Alert(NamedTuple):
+    """A warning with its number and what to do about it; `level` is error, warning or note."""
+
+    title: str
+    text: str
+    level: str = "warning"
+
+
+def alerts(board: Leaderboard, failures: Failures = 0) -> list[Alert]:
+    """Return the warnings that apply, the gravest first."""
+    return [
+        *_failed(failures),
+        *_one_seed(board),
+        *(alert for entry in board.entries for alert in _unmixed(entry)),
+        *(alert for entry in board.entries for alert in _too_alike(entry)),
+        *_backwards(board),
+        *_within_noise(board),
+        *_other_seeds(board),
+        *_not_defined(board),
+    ]
+
+
+def how_many(failures: Failures) -> int:
+    """Return the number of failed cells."""
+    return failures if isinstance(failures, int) else len(failures)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names one after the other, a long list by its first ones.
+
+    >>> listed(["a", "b"]), listed(list("abcdef"))
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    rest = len(names) - NAMED
+    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:NAMED])} and {rest} more"
+
+
+def _failed(failures: Failures) -> Iterator[Alert]:
+    count = how_many(failures)
+    if not count:
+        return
+    text = "The leaderboard lacks them; failures.jsonl has the tracebacks."
+    if not isinstance(failures, int):
+        said = [f"{f.get('method', '?')}, seed {f.get('seed', '?')}" for f in failures]
+        reasons = dict.fromkeys(str(f.get("error", "")) for f in failures)
+        errors = "; ".join(reason[:200] for reason in list(reasons)[:2] if reason)
+        text = f"{listed(said)}{f': {errors}' if errors else ''}. {text}"
+    yield Alert(f"{count} cell{'s' if count > 1 else ''} failed", text, "error")
+
+
+def _one_seed(board: Leaderboard) -> Iterator[Alert]:
+    single = [entry.label for entry in board.entries if len(entry.results) == 1]
+    if single:
+        yield Alert(
+            "One seed only",
+            f"{listed(single)}: the spread over seeds is unknown, and a difference cannot be told"
+            " from luck. Run at least three seeds.",
+        )
+
+
+def _unmixed(entry: Entry) -> Iterator[Alert]:
+    """Warn where a sampler's diagnostics say so; metrics whose name starts with r_hat."""
+    rows = [row for each in entry.results for row in each.rows if row.metric.startswith("r_hat")]
+    known = [(row.value, row) for row in rows if row.value is not None]
+    if known and max(known)[0] > UNMIXED:
+        value, row = max(known, key=lambda pair: pair[0])
+        where = "" if row.dataset == "test" else f" on {row.dataset}"
+        yield Alert(
+            f"Chains not mixed: {entry.label}",
+            f"{title_of(row.metric)} is up to {value:.3g}{where}, more than {UNMIXED}: the chains"
+            " have not found the same distribution, and averages over them depend on where they"
+            " started. Run longer chains.",
+        )
+
+
+def _too_alike(entry: Entry) -> Iterator[Alert]:
+    """Warn where members hardly differ on any data set, the OOD sets included."""
+    disagreement = _most(entry, "disagreement")
+    share = _most(entry, "epistemic_share") or _most(
+        entry, "mutual_information", "predictive_entropy"
+    )
+    if disagreement is not None and disagreement < SMALL:
+        yield Alert(
+            f"Members collapsed: {entry.label}",
+            f"Mean disagreement is at most {100 * disagreement:.2g} % on every data set: the"
+            " members are nearly one function, and their spread says nothing about what is not"
+            " known.",
+        )
+    elif share is not None and share < SMALL:
+        yield Alert(
+            f"Epistemic share below 1 %: {entry.label}",
+            f"At most {100 * share:.2g} % of the uncertainty is epistemic, on any data set: the"
+            " method says that it knows all there is to know. Expect no help with inputs from"
+            " elsewhere.",
+        )
+
+
+def _most(entry: Entry, metric: str, of: str = "") -> float | None:
+    """Return the largest value over seeds and data sets, of a ratio if `of` names its base."""
+    values = []
+    for results in entry.results:
+        for row in results.rows:
+            base = results.get(row.dataset, of) if of else None
+            if row.metric != metric or row.value is None or (of and base is None):
+                continue
+            whole = base.value if base is not None else 1.0
+            if whole:
+                values.append(row.value / whole)
+    return max(values, default=None)
+
+
+def _backwards(board: Leaderboard) -> Iterator[Alert]:
+    """Warn where an OOD score ranks clearly worse than chance, one alert a score."""
+    found: dict[str, list[str]] = {}
+    for column in board.columns:
+        name = column.dataset.removeprefix("ood:")
+        if not column.metric.startswith("auroc_") or not is_headline(column.metric):
+            continue
+        if name.startswith("mean:") or not column.dataset.startswith("ood:"):
+            continue
+        for label in board.labels:
+            cell = board[label, column.dataset, column.metric]
+            if cell.mean is not None and cell.mean + 2 * (cell.standard_error or 0.0) < 0.5:
+                found.setdefault(column.title, []).append(f"{label} on {name} {cell.mean:.3f}")
+    for title, said in found.items():
+        yield Alert(
+            f"{title} below 0.5",
+            f"{listed(said)}: the score is lower on these inputs than on the test set, so it would"
+            " pass them as familiar. Members that all extrapolate alike do this.",
+        )
+
+
+def _within_noise(board: Leaderboard) -> Iterator[Alert]:
+    """Say which lead on the test set no paired test tells from luck."""
+    unclear = []
+    for column in board.columns:
+        if column.dataset != "test" or not column.direction or not is_headline(column.metric):
+            continue
+        cells = {label: board[label, "test", column.metric] for label in board.labels}
+        best = [label for label, cell in cells.items() if cell.best]
+        tied = [label for label, cell in cells.items() if cell.tied]
+        if len(best) == 1 and tied:
+            unclear.append(f"{column.title} ({best[0]} ≈ {listed(tied)})")
+    if unclear:
+        yield Alert(
+            "Difference within noise",
+            f"Test {', '.join(unclear)}: paired tests over the seeds do not tell the best from"
+            " these. More seeds would tell.",
+            "note",
+        )
+
+
+def _other_seeds(board: Leaderboard) -> Iterator[Alert]:
+    most = max(len(entry.results) for entry in board.entries)
+    fewer = [
+        f"{e.label} ({len(e.results)} of {most})" for e in board.entries if len(e.results) < most
+    ]
+    if fewer:
+        yield Alert(
+            "Not all seeds",
+            f"{listed(fewer)}: differences are of the seeds that two methods share, means of"
+            " those that each has.",
+            "note",
+        )
+
+
+def _not_defined(board: Leaderboard) -> Iterator[Alert]:
+    """Explain, reason by reason, what stands as n/a in the tables."""
+    reasons: dict[str, tuple[list[str], list[str]]] = {}
+    for (label, _, metric), cell in board.cells.items():
+        if cell.mean is None and cell.note:
+            reason = re.sub(r"^n/a \((.*)\)$", r"\1", cell.note)
+            metrics, labels = reasons.setdefault(reason, ([], []))
+            metrics += [t for t in [title_of(metric)] if t not in metrics]
+            labels += [] if label in labels else [label]
+    for reason, (metrics, labels) in reasons.items():
+        yield Alert(f"n/a: {reason}", f"{listed(metrics)}, for {listed(labels)}.", "note")

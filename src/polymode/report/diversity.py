@@ -1,0 +1,108 @@
+"""The figures of a report that look at members: how they differ, and what their number is worth.
+
+Of the test set's first `EXAMPLES` inputs and the first seed, which is enough to see it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polymode.metrics.diversity import ensemble_size_curve, pairwise_disagreement
+from polymode.metrics.leaderboard import Leaderboard
+from polymode.metrics.results import Results
+from polymode.plots import (
+    Display,
+    Style,
+    diversity_heat_map,
+    diversity_plane,
+    palette,
+    size_curve,
+)
+from polymode.prediction import CategoricalPrediction
+
+EXAMPLES = 1000
+SIZES = 6  # numbers of members on the curve, at most
+SUBSETS = 10  # of members that each of them is averaged over
+REFERENCE = "deep_ensemble"  # the method whose networks others are counted in
+
+
+def planes(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
+    """Return accuracy and disagreement of all methods' pairs, in one figure."""
+    found, classes = {}, 2
+    for label, results in members.items():
+        prediction, targets, _ = results.kept["test"]
+        if not isinstance(prediction, CategoricalPrediction) or targets is None:
+            return []
+        some, classes = prediction[:EXAMPLES], prediction.mean.shape[-1]
+        assert isinstance(some, CategoricalPrediction)
+        hits = some.log_probs.argmax(-1) == targets[:EXAMPLES].to(some.log_probs.device)
+        found[label] = (hits.double().mean(-1).tolist(), pairwise_disagreement(some))
+    if not found:
+        return []
+    styles = styles_of(board, found)
+    return [_said(diversity_plane(found, num_classes=classes, styles=styles), members)]
+
+
+def curves(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
+    """Return the NLL against the number of members, all methods in one figure."""
+    found = {}
+    for label, results in members.items():
+        prediction, targets, _ = results.kept["test"]
+        if targets is not None:
+            found[label] = ensemble_size_curve(
+                prediction[:EXAMPLES],
+                targets[:EXAMPLES],
+                sizes=_sizes(prediction.num_samples),
+                num_subsets=SUBSETS,
+            )
+    if not found:
+        return []
+    reference = next((k for k in found if members[k].method == REFERENCE), None)
+    styles = styles_of(board, found)
+    return [_said(size_curve(found, reference=reference, styles=styles), members)]
+
+
+def maps(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
+    """Return the disagreement of every two members, one figure a method, on shared colours."""
+    found = {}
+    for label, results in members.items():
+        prediction = results.kept["test"].prediction
+        if not isinstance(prediction, CategoricalPrediction):
+            return []
+        if prediction.num_samples > 2:
+            found[label] = pairwise_disagreement(prediction[:EXAMPLES])
+    top = max((float(matrix.max()) for matrix in found.values()), default=0.0)
+    return [
+        _said(
+            diversity_heat_map(
+                matrix, label=label, limits=(0.0, top or 1.0), unit="fraction of inputs"
+            ),
+            members,
+        )
+        for label, matrix in found.items()
+    ]
+
+
+def styles_of(board: Leaderboard, labels: Iterable[str]) -> dict[str, Style]:
+    """Return how some methods look: as everywhere else on the page."""
+    styles = palette(board.labels)
+    return {label: styles[label] for label in labels}
+
+
+def _sizes(samples: int) -> list[int]:
+    """Return a few numbers of members in even ratios, the first and the last among them.
+
+    >>> _sizes(5), _sizes(100)
+    ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
+    """
+    if samples <= SIZES:
+        return list(range(1, samples + 1))
+    return sorted({round(samples ** (i / (SIZES - 1))) for i in range(SIZES)})
+
+
+def _said(display: Display, members: dict[str, Results]) -> Display:
+    """Add to the caption which data the figure is of."""
+    first = next(iter(members.values()))
+    n = min(EXAMPLES, len(first.kept["test"].prediction))
+    display.caption += f" Test set, n = {n:,}, seed {first.seed}."
+    return display

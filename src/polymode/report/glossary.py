@@ -1,0 +1,49 @@
+"""What the metrics on a page mean: the text of tooltips and of the glossary."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from polymode.metrics.leaderboard import Leaderboard
+from polymode.metrics.results import family_of, title_of
+from polymode.metrics.score import FAMILIES, TABLES
+from polymode.report.embed import file_name
+
+BETTER = {"up": "higher is better", "down": "lower is better", "": "describes, does not score"}
+
+
+class Meaning(NamedTuple):
+    """A metric in words; `anchor` is its place on the page."""
+
+    anchor: str
+    title: str
+    unit: str
+    better: str
+    summary: str
+    family: str
+
+
+def glossary(board: Leaderboard) -> dict[str, Meaning]:
+    """Return the meaning of every metric of a leaderboard, by name, families together."""
+    columns = {column.metric: column for column in reversed(board.columns)}
+    summaries: dict[str, str] = {}
+    for table in sorted(TABLES.values(), key=lambda table: len(columns.keys() & table.names())):
+        for name in table.names():  # of two tables that have it, the one that suits the board
+            summaries[name] = str(table.get(name).metadata["summary"])
+    order = list(FAMILIES)
+    names = dict.fromkeys(column.metric for column in board.columns)
+    found = {}
+    for number, name in enumerate(sorted(names, key=lambda each: order.index(family_of(each)))):
+        column = columns[name]
+        summary = summaries.get(name, "a metric of your own")
+        better = BETTER.get(column.direction, "")
+        summary = summary.removesuffix(f"; {BETTER['']}")
+        found[name] = Meaning(
+            f"metric-{number + 1}-{file_name(name)}",
+            title_of(name),
+            column.unit,
+            better,
+            summary,
+            FAMILIES[family_of(name)],
+        )
+    return found

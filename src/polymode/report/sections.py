@@ -1,0 +1,162 @@
+"""The sections between leaderboard and methods: one question each, with tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from polymode.metrics.leaderboard import OOD_MEANS, SHIFT_MEAN, Leaderboard
+from polymode.metrics.results import family_of, is_headline
+from polymode.plots import Display
+from polymode.report.embed import Figure, figure
+from polymode.report.figures import figures
+from polymode.report.tables import (
+    SHIFTED,
+    Table,
+    joined,
+    leaderboard,
+    of_family,
+    of_metric,
+    of_shifts,
+    ood_sets,
+)
+
+QUESTIONS = {
+    "leaderboard": (
+        "Leaderboard",
+        "Leaderboard",
+        "Mean ± standard error over seeds; arrows point to the better direction. The name of a"
+        " method leads to its configuration, the name of a metric to its definition.",
+        "All scores of quality, by data set",
+    ),
+    "calibration": (
+        "Calibration",
+        "Calibration",
+        "Does the method know how often it is wrong? Of all predictions made with 80 % confidence,"
+        " 80 % should be right; of all 90 % intervals, 90 % should hold the target.",
+        "Calibration under shift and elsewhere",
+    ),
+    "selective": (
+        "Selective",
+        "Selective prediction",
+        "If the method may decline to answer, does it decline where it is wrong? Risk is the error"
+        " among the answers that remain when the least certain are left out.",
+        "Selective prediction under shift",
+    ),
+    "ood": (
+        "OOD",
+        "Out of distribution",
+        "Are inputs from elsewhere more uncertain than the test set? OOD is the positive class"
+        " throughout, and a high score means rather OOD: an AUROC of 1 is perfect, 0.5 is chance,"
+        " less is worse than chance. Near sets resemble the training data, far ones do not.",
+        "All OOD scores and measures, by data set",
+    ),
+    "shift": (
+        "Shift",
+        "Shift",
+        "What happens as the test set is disturbed more and more? A good method loses accuracy late"
+        " and says so: its NLL stays low.",
+        "More of the shifts",
+    ),
+    "uncertainty": (
+        "Uncertainty",
+        "Uncertainty, and where it comes from",
+        "Aleatoric uncertainty is noise that more data would not remove; epistemic uncertainty is"
+        " ignorance about the network, and should grow where there were no data. These numbers"
+        " describe; they do not score.",
+        "More measures of uncertainty",
+    ),
+    "diversity": (
+        "Diversity",
+        "Diversity",
+        "Do the members differ, and how? An ensemble gains from members that are each good and"
+        " wrong about different inputs.",
+        "More measures of diversity",
+    ),
+}
+FAMILIES = {
+    "calibration": ("calibration", "intervals"),
+    "selective": ("selective",),
+}
+
+
+TOLD = ("predictive_entropy", "mutual_information", "epistemic_share", "sharpness")  # unfolded
+
+
+class Section(NamedTuple):
+    """One question: tables to read first, more of them to unfold, figures, what is missing."""
+
+    anchor: str
+    short: str
+    title: str
+    text: str
+    unfold: str
+    tables: list[Table]
+    more: list[Table]
+    figures: list[Figure]
+    reasons: list[str]
+
+
+def sections(board: Leaderboard) -> list[Section]:
+    """Return the sections for which there is something to show; the first is the leaderboard's."""
+    drawn, reasons = figures(board)
+    made = []
+    for anchor, (short, title, text, unfold) in QUESTIONS.items():
+        first, more = _tables(board, anchor)
+        shown = _figures(board, drawn.get(anchor, []))
+        missing = reasons.get(anchor, [])
+        if first or more or shown or missing:
+            made.append(Section(anchor, short, title, text, unfold, first, more, shown, missing))
+    return made
+
+
+def _figures(board: Leaderboard, displays: Sequence[Display]) -> list[Figure]:
+    """Return the figures; the first leads if it has all methods and no others are of its kind."""
+    shown = [figure(display, board.labels) for display in displays]
+    alike = [display for display in displays if type(display) is type(displays[0])]
+    if len(alike) == 1 and not shown[0].method and shown[0].place != "wide":
+        shown[0] = shown[0]._replace(place="lead")
+    return shown
+
+
+def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
+    """Return the tables of a section, and those that are to be unfolded."""
+    outside = [*OOD_MEANS.values(), *ood_sets(board)]
+    if anchor == "leaderboard":
+        return [leaderboard(board)], _by_dataset(board, "quality", _datasets(board))
+    if anchor == "ood":
+        metrics = [metric for metric in _metrics(board, "ood") if is_headline(metric)]
+        first = _known(of_metric(board, metric, outside) for metric in metrics)
+        return joined("OOD is the positive class", first), _by_dataset(board, "ood", outside)
+    if anchor == "shift":
+        first = _known(of_shifts(board, metric) for metric in SHIFTED)
+        return joined("Mean over the severities of each shift", first), []
+    everywhere = ["test", SHIFT_MEAN, *outside]
+    if anchor == "uncertainty":
+        metrics = [m for m in _metrics(board, "uncertainty") if m != "disagreement"]
+        metrics = sorted(metrics, key=lambda metric: metric not in TOLD)
+        every = _known(of_metric(board, metric, everywhere) for metric in metrics)
+        return joined("Means over the examples of each data set", every[:2]), every[2:]
+    if anchor == "diversity":
+        return _known([of_metric(board, "disagreement", everywhere)]), []
+    families = FAMILIES.get(anchor, ())
+    first = _known(of_family(board, family, "test") for family in families)
+    rest = [name for name in _datasets(board) if name != "test"]
+    return first, [table for family in families for table in _by_dataset(board, family, rest)]
+
+
+def _known(tables: Iterable[Table | None]) -> list[Table]:
+    return [table for table in tables if table is not None]
+
+
+def _metrics(board: Leaderboard, family: str) -> list[str]:
+    names = dict.fromkeys(column.metric for column in board.columns)
+    return [name for name in names if family_of(name) == family]
+
+
+def _datasets(board: Leaderboard) -> list[str]:
+    return list(board.groups(full=True))
+
+
+def _by_dataset(board: Leaderboard, family: str, datasets: list[str]) -> list[Table]:
+    return _known(of_family(board, family, name) for name in datasets)

@@ -1,0 +1,108 @@
+"""Alerts: each appears when it should, with its number, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from polymode.metrics import Results, compare
+from polymode.metrics.results import Cost, Row
+from polymode.report.alerts import alerts
+
+
+def result(method: str, seed: int, nll: float | None, *rows: Row) -> Results:
+    found = (Row("test", "nll", nll, "nats/example", "down", 400, 0.02), *rows)
+    return Results("digits", method, "mlp", seed, {}, found, Cost(1, 10, 0.1, 100))
+
+
+def row(dataset: str, metric: str, value: float | None, note: str = "") -> Row:
+    return Row(dataset, metric, value, "", "up" if "auroc" in metric else "", 400, 0.0, note)
+
+
+def titles(found) -> list[str]:
+    return [alert.title for alert in found]
+
+
+def two_seeds(*rows: Row):
+    return compare([result("map", seed, 0.1, *rows) for seed in (0, 1)])
+
+
+def test_nothing_to_say() -> None:
+    assert alerts(two_seeds()) == []
+    clear = [result(m, s, v + s / 100) for m, v in (("a", 0.1), ("b", 0.3)) for s in range(3)]
+    assert alerts(compare(clear)) == []
+
+
+def test_one_seed() -> None:
+    found = alerts(compare([result("map", 0, 0.3), result("other", 0, 0.1)]))
+    assert titles(found) == ["One seed only"]
+    assert "map, other" in found[0].text
+
+
+def test_failures_come_first() -> None:
+    single = compare([result("map", 0, 0.3)])
+    assert titles(alerts(single, failures=2)) == ["2 cells failed", "One seed only"]
+    known = [{"method": "swag", "seed": 3, "error": "ValueError: diverged"}]
+    first = alerts(single, failures=known)[0]
+    assert first.title == "1 cell failed" and first.level == "error"
+    assert "swag, seed 3: ValueError: diverged." in first.text
+
+
+def test_within_noise_names_the_tie() -> None:
+    seeds = zip([0.10, 0.14, 0.12], [0.11, 0.12, 0.11], strict=True)
+    close = [
+        result(m, s, v) for s, pair in enumerate(seeds) for m, v in zip("ab", pair, strict=True)
+    ]
+    found = alerts(compare(close))
+    assert titles(found) == ["Difference within noise"]
+    assert "NLL (b ≈ a)" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("spread", "collapsed"),
+    [
+        ({"test": 0.003, "ood:patches": 0.004}, True),
+        ({"test": 0.003, "ood:patches": 0.3}, False),  # easy data, but the members do differ
+        ({"test": 0.003}, True),
+        ({}, False),
+    ],
+)
+def test_collapse_is_said_where_members_agree_everywhere(spread, collapsed) -> None:
+    found = alerts(two_seeds(*(row(name, "disagreement", v) for name, v in spread.items())))
+    assert titles(found) == (["Members collapsed: map"] if collapsed else [])
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.004, True), (0.4, False)])
+def test_small_epistemic_share(share, said) -> None:
+    found = alerts(two_seeds(row("test", "epistemic_share", share)))
+    assert titles(found) == (["Epistemic share below 1 %: map"] if said else [])
+    rows = row("test", "predictive_entropy", 0.5), row("test", "mutual_information", 0.5 * share)
+    found = alerts(two_seeds(*rows))
+    assert titles(found) == (["Epistemic share below 1 %: map"] if said else [])
+    if said:
+        assert "At most 0.4 %" in found[0].text
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.31, True), (1.01, False)])
+def test_chains_that_did_not_mix(value, said) -> None:
+    found = alerts(two_seeds(row("test", "r_hat_functions", value)))
+    assert titles(found) == (["Chains not mixed: map"] if said else [])
+    assert not said or "1.31" in found[0].text
+
+
+def test_scores_that_rank_backwards() -> None:
+    below = alerts(two_seeds(row("ood:far", "auroc_mutual_information", 0.2)))
+    assert titles(below) == ["AUROC, MI below 0.5"]
+    assert "map on far 0.200" in below[0].text
+    assert alerts(two_seeds(row("ood:far", "auroc_mutual_information", 0.8))) == []
+
+
+def test_missing_seeds_and_numbers_are_explained() -> None:
+    rows = [
+        result("a", s, 0.1 + s / 100, row("test", "mine", None, "n/a (needs ≥ 2 samples)"))
+        for s in range(3)
+    ]
+    found = alerts(compare([*rows, result("b", 0, 0.9), result("b", 1, 0.95)]))
+    assert "Not all seeds" in titles(found)
+    assert "n/a: needs ≥ 2 samples" in titles(found)
+    text = next(a.text for a in found if a.title.startswith("n/a: needs"))
+    assert text == "mine, for a."

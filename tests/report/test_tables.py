@@ -1,0 +1,77 @@
+"""Tables: the numbers of the leaderboard, marked, noted, and turned where they are many."""
+
+from __future__ import annotations
+
+import pytest
+
+from polymode.metrics import compare
+from polymode.metrics.leaderboard import costs
+from polymode.report.tables import joined, leaderboard, of_family, of_metric, of_shifts, ranked
+
+
+@pytest.fixture(scope="module")
+def board(made_up):
+    return compare(made_up.results(3, 3, examples=60))
+
+
+def cell(table, label, title):
+    place = [head.title for head in table.heads].index(title)
+    return next(line.cells[place] for line in table.lines if line.label == label)
+
+
+def test_leaderboard_has_the_headlines_and_is_sorted_by_nll(board) -> None:
+    table = leaderboard(board)
+    assert [line.label for line in table.lines] == ranked(board)
+    assert table.heads[table.sorted_by].metric == "nll"
+    means = [line.cells[table.sorted_by].value for line in table.lines]
+    assert means == sorted(means)
+    assert sum(span for _, span in table.groups) == len(table.heads)
+    assert [head.title for head in table.heads[-3:]] == ["train", "predict", "Pareto"]
+    for entry in board.entries:
+        assert cell(table, entry.label, "train").value == costs(entry)["train_seconds"]
+        shown = cell(table, entry.label, "NLL")
+        assert shown.value == board[entry.label, "test", "nll"].mean
+        assert shown.text == f"{shown.value:.{len(shown.text.split('.')[1])}f}"
+    flags = {line.label for line in table.lines if line.cells[-1].mark == "pareto"}
+    assert flags == set(board.pareto())
+
+
+def test_best_and_tied_are_those_of_the_leaderboard(board) -> None:
+    table = leaderboard(board)
+    for line in table.lines:
+        for head, shown in zip(table.heads[:3], line.cells, strict=False):
+            known = board[line.label, "test", head.metric]
+            assert shown.mark == ("best" if known.best else "tied" if known.tied else "")
+
+
+def test_not_applicable_points_to_a_note(board) -> None:
+    table = of_metric(board, "mutual_information", ["test", "ood:near"])
+    shown = cell(table, "method_0", "test")
+    assert (shown.text, shown.value) == ("n/a", None)
+    assert table.notes[shown.note - 1] == "needs ≥ 2 samples"
+
+
+def test_long_tables_are_turned(board) -> None:
+    assert of_family(board, "ood", "ood:near").turned
+    assert not of_family(board, "selective", "test").turned
+    assert of_family(board, "ood", "test") is None
+
+
+def test_mean_over_severities(board) -> None:
+    table = of_shifts(board, "nll")
+    rows = [board["method_1", f"shift:shift_0:{level}", "nll"].mean for level in range(1, 6)]
+    assert cell(table, "method_1", "shift 0").value == pytest.approx(sum(rows) / 5)
+    assert of_shifts(board, "no such metric") is None
+
+
+def test_tables_side_by_side_keep_their_notes(board) -> None:
+    parts = [of_metric(board, m, ["test"]) for m in ("disagreement", "nll", "mutual_information")]
+    (table,) = joined("all", parts)
+    assert [(head.metric, span) for head, span in table.groups] == [
+        ("disagreement", 1),
+        ("nll", 1),
+        ("mutual_information", 1),
+    ]
+    line = next(line for line in table.lines if line.label == "method_0")
+    assert [c.note for c in line.cells] == [1, 0, 1]
+    assert len(joined("all", parts * 5)) == 15  # too wide for one
