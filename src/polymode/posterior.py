@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from polymode.core.data import Arrays, Loader
+from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import generator
@@ -67,6 +68,19 @@ class Posterior:
             f"Posterior({self.method}: {self.num_modes} × {type(self.stack.template).__name__},"
             f" {self.stack.num_parameters:,} parameters each, {self.likelihood.name})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what it is made of, for notebooks."""
+        facts = {
+            "networks": f"{self.num_modes:,} × {type(self.stack.template).__name__}",
+            "parameters": f"{self.stack.num_parameters:,} each",
+            "likelihood": self.likelihood.name,
+            "inputs": f"(B, {', '.join(map(str, self.input_shape))})",
+            "classes" if self.likelihood.classification else "outputs": f"{self.target_size:,}",
+            "seed": self.seed,
+        }
+        options = html_details("options", html_facts(self.config))
+        return html_block(f"Posterior: {self.method}", html_facts(facts), options)
 
     @property
     def num_modes(self) -> int:

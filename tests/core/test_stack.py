@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymode.core import choice
+from polymode.core.execution import Plan
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 
@@ -372,3 +374,20 @@ def test_unknown_execution_suggests_the_nearest() -> None:
 def test_own_inputs_need_a_batch_for_each_member(data) -> None:
     with pytest.raises(ValueError, match="one batch a member"):
         Stack(Residual, 3)(data[0], own=True)
+
+
+def test_processes_that_measured_at_once_agree_on_the_execution(tmp_path, monkeypatch):
+    """The first choice on file counts, whatever a second process has measured."""
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
+    first, second = Plan("loop"), Plan("threads")
+    assert choice._agree("job", first) == first
+    assert choice._agree("job", second) == first
+    assert choice._agree("other", second) == second
+    assert choice._read() == {"job": first, "other": second}
+
+
+def test_a_cache_that_cannot_be_written_costs_a_measurement_only(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("POLYMODE_CACHE", str(file))
+    assert choice._agree("job", Plan("loop")) == Plan("loop")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -275,3 +277,14 @@ def test_standardised_scores_need_a_scale():
     post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
     row = evaluate(post, task)["test", "rmse_standardised"]
     assert (row.value, row.note) == (None, "n/a (needs the scale of the training targets)")
+
+
+def test_importing_the_package_enters_every_metric():
+    """Another process that evaluates must have the same table, whatever else it has imported."""
+    code = (
+        "import sys, polymode.metrics; from polymode.metrics.score import TABLES;"
+        "before = [t.names() for t in TABLES.values()]; import polymode.report, polymode.cli.app;"
+        "import polymode.plots as p; [getattr(p, n) for n in p.__all__];"
+        "sys.exit(before != [t.names() for t in TABLES.values()])"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

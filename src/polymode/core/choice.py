@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
 from polymode.core.stack import Stack
 from polymode.core.store import cache_folder, replace_file
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
 
 Run = Callable[[Stack, Tensor, Tensor], Any]
 
@@ -49,8 +56,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
     if job not in _known:
         _known.update(_read())
     if job not in _known:
-        _known[job] = _measure(stack, run, x, y, own)
-        _write(job, _known[job])
+        _known[job] = _agree(job, _measure(stack, run, x, y, own))
     plan = _known[job]
     if plan.execution == "batched":
         size = _members_that_fit(stack, run, x, y, own)
@@ -171,10 +177,20 @@ def _read() -> dict[str, Plan]:
         return {}
 
 
-def _write(job: str, plan: Plan) -> None:
-    """Add one choice to the file; a folder that cannot be written costs a measurement, no more."""
+def _agree(job: str, plan: Plan) -> Plan:
+    """Return the choice on file, else put this one there: processes that measured at once agree.
+
+    A folder that cannot be written costs a measurement, no more.
+    """
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)
-        replace_file(_file(), json.dumps(_read() | {job: plan}, indent=0).encode())
+        with open(_file().with_suffix(".lock"), "a") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            found = _read()
+            if job in found:
+                return found[job]
+            replace_file(_file(), json.dumps(found | {job: plan}, indent=0).encode())
     except OSError:
         pass
+    return plan

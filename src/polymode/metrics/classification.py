@@ -18,7 +18,6 @@ from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score
 from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature
 
-
 IMPOSSIBLE = -math.log(5e-324)  # nats of a label that every sample gives probability 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from polymode.core.html import html_block, html_table
 from polymode.core.registry import suggest
 from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import Results, is_headline
@@ -156,7 +157,27 @@ class Leaderboard:
         blocks = [self._block(name, part) for name, columns in groups for part in _fives(columns)]
         return "\n\n".join([head, *blocks, self._costs()])
 
+    def _repr_html_(self) -> str:
+        """Return the headline columns as tables, for notebooks."""
+        tables = []
+        for name, columns in self.groups().items():
+            head, *lines = ([cell.strip() for cell in line] for line in self._lines(name, columns))
+            marked = {
+                (row, place)
+                for row, line in enumerate(lines)
+                for place, text in enumerate(line)
+                if place and text.endswith(("*", TIED))
+            }
+            tables.append(html_table(head, lines, bold=marked))
+        note = f"Mean ± s.e. over seeds; * best, {TIED} not clearly worse; arrows point to better."
+        return html_block(f"Leaderboard: {self.task}", *tables, note=note)
+
     def _block(self, group: str, columns: list[Column]) -> str:
+        lines = self._lines(group, columns)
+        return align(lines[0], lines[1:])
+
+    def _lines(self, group: str, columns: list[Column]) -> list[tuple[str, ...]]:
+        """Return headings and a line an entry."""
         texts = []
         for column in columns:
             cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
@@ -169,8 +190,7 @@ class Leaderboard:
             heading = f"{column.title} {ARROWS[column.direction]}".rstrip() + " "
             texts.append([heading, *shown])
         names = [group_title(group, self), *(f"  {label}" for label in self.labels)]
-        lines = list(zip(names, *texts, strict=True))
-        return align(lines[0], lines[1:])
+        return list(zip(names, *texts, strict=True))
 
     def _costs(self) -> str:
         header = ["cost", "seeds", "train s", "predict ms/1,000", "networks", "parameters", "MB"]

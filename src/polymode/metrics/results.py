@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
 from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
 from polymode.metrics.table import align, decimals_for, number
@@ -172,9 +173,26 @@ class Results:
                 blocks += [f"{title}\n{self._block(mine)}"] if mine else []
         return "\n\n".join([head, *filter(None, blocks)])
 
+    def _repr_html_(self) -> str:
+        """Return the headline numbers as tables, for notebooks."""
+        tables = []
+        for outside in (False, True):
+            rows = [row for row in self.rows if row.dataset.startswith("ood:") == outside]
+            if lines := self._lines([row for row in rows if is_headline(row.metric)]):
+                tables.append(html_table(lines[0], lines[1:]))
+        options = html_details("options", html_facts({"net": self.net, **self.config}))
+        title = f"{self.method} on {self.task}, seed {self.seed}"
+        note = "± is one standard error over the n examples; arrows point to better."
+        return html_block(title, *tables, options, note=note)
+
     def _block(self, rows: list[Row]) -> str:
+        lines = self._lines(rows)
+        return align(lines[0], lines[1:]) if lines else ""
+
+    def _lines(self, rows: list[Row]) -> list[tuple[str, ...]]:
+        """Return headings and a line a data set; nothing for no rows."""
         if not rows:
-            return ""
+            return []
         datasets = list(dict.fromkeys(row.dataset for row in rows))
         columns: list[list[str]] = []
         for metric in dict.fromkeys(row.metric for row in rows):
@@ -192,8 +210,7 @@ class Results:
             )
         counts = [str(min(r.n for r in rows if r.dataset == name)) for name in datasets]
         named = [f"{name} (near)" if self._is_near(name) else name for name in datasets]
-        lines = list(zip(["data set", "", *named], ["n", "", *counts], *columns, strict=True))
-        return align(lines[0], lines[1:])
+        return list(zip(["data set", "", *named], ["n", "", *counts], *columns, strict=True))
 
     def _is_near(self, dataset: str) -> bool:
         return dataset.removeprefix("ood:") in self.near_ood and dataset.startswith("ood:")

@@ -10,6 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polymode.core.html import html_block, html_table
+
+SHOWN = 8  # inputs that a notebook shows
+
 
 class Prediction(ABC):
     """What every prediction can do; `predict_from` makes one from a likelihood's components."""
@@ -55,6 +59,10 @@ class Prediction(ABC):
     @abstractmethod
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors, of axes (S, B, ...), and a JSON-safe rest."""
+
+    @abstractmethod
+    def _columns(self) -> dict[str, list[str]]:
+        """Return what a notebook shows of each input, by heading."""
 
     @cached_property
     def variance(self) -> Tensor:
@@ -129,6 +137,16 @@ class Prediction(ABC):
         if rest.get("kind") not in kinds:
             raise ValueError(f"Not a stored prediction: its kind is {rest.get('kind')!r}.")
         return kinds[rest["kind"]](**tensors, **{k: v for k, v in rest.items() if k != "kind"})
+
+    def _repr_html_(self) -> str:
+        """Return the first predictions as a table, for notebooks."""
+        columns = self[:SHOWN]._columns() if len(self) else {}
+        rows = enumerate(zip(*columns.values(), strict=True))
+        table = html_table(["input", *columns], [[number, *row] for number, row in rows])
+        rest = len(self) - SHOWN
+        more = f"and {rest:,} more; " if rest > 0 else ""
+        axes = ", ".join(f"{a} = {n:,}" for a, n in zip(self._axes, self._shape, strict=True))
+        return html_block(type(self).__name__, table, note=more + axes)
 
     def __repr__(self) -> str:
         facts = [f"{axis}={size}" for axis, size in zip(self._axes, self._shape, strict=True)]

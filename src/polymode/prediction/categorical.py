@@ -35,7 +35,7 @@ class CategoricalPrediction(Prediction):
 
     def __init__(self, log_probs: Tensor, log_normalizer: Tensor | None = None) -> None:
         check_samples("log_probs", log_probs, at_least=2)
-        totals = torch.cat([part.exp().sum(-1) for part in _blocks(log_probs.detach())], 1)
+        self._mean, self._expected_entropy, totals = _summary(log_probs)
         if where := first_wrong((totals - 1).abs() <= _slack(log_probs)):
             raise ValueError(
                 f"`log_probs` must be normalised, but is not at {where}; probabilities add up to"
@@ -77,19 +77,9 @@ class CategoricalPrediction(Prediction):
         """Probabilities of each sample, (S, B, C)."""
         return self.log_probs.exp()
 
-    @cached_property
-    def _summary(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean (B, C), expected entropy (B,) and epistemic variance (B, C), in one pass."""
-        parts = []
-        for log_probs in _blocks(self.log_probs):
-            probs = log_probs.exp()
-            mean = probs.mean(0)
-            entropy = _entropy(log_probs, probs).mean(0)
-            parts.append((mean, entropy, (probs - mean).square().mean(0)))
-        mean, entropy, variance = (
-            torch.cat(each).to(self.log_probs.dtype) for each in zip(*parts, strict=True)
-        )
-        return mean, entropy, variance
+    @property
+    def mean(self) -> Tensor:
+        return self._mean
 
     @cached_property
     def log_mean(self) -> Tensor:
@@ -107,10 +97,6 @@ class CategoricalPrediction(Prediction):
 
     def _log_of_mean(self, log_probs: Tensor) -> Tensor:
         return log_probs.logsumexp(0) - math.log(self.num_samples)
-
-    @property
-    def mean(self) -> Tensor:
-        return self._summary[0]
 
     @cached_property
     def classes(self) -> Tensor:
@@ -136,9 +122,11 @@ class CategoricalPrediction(Prediction):
     def aleatoric_variance(self) -> Tensor:
         return (self.mean * (1.0 - self.mean) - self.epistemic_variance).clamp(min=0.0)
 
-    @property
+    @cached_property
     def epistemic_variance(self) -> Tensor:
-        return self._summary[2]
+        parts = zip(_blocks(self.log_probs), self.mean.split(_rows(self.log_probs)), strict=True)
+        spread = [(logs.exp() - mean).square().mean(0) for logs, mean in parts]
+        return torch.cat(spread).to(self.log_probs.dtype)
 
     @cached_property
     def predictive_entropy(self) -> Tensor:
@@ -146,7 +134,7 @@ class CategoricalPrediction(Prediction):
 
     @property
     def expected_entropy(self) -> Tensor:
-        return self._summary[1]
+        return self._expected_entropy
 
     @cached_property
     def mutual_information(self) -> Tensor:
@@ -182,6 +170,17 @@ class CategoricalPrediction(Prediction):
             raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
         return self.log_mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
+    def _columns(self) -> dict[str, list[str]]:
+        columns = {
+            "class": [str(each) for each in self.classes.tolist()],
+            "confidence": [f"{each:.3f}" for each in self.confidence.tolist()],
+            "predictive entropy [nats]": [f"{e:.3f}" for e in self.predictive_entropy.tolist()],
+        }
+        if self.num_samples > 1:
+            spread = self.mutual_information.tolist()
+            columns["mutual information [nats]"] = [f"{each:.3f}" for each in spread]
+        return columns
+
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {"log_probs": self.log_probs}
         if self.log_normalizer is not None:
@@ -210,11 +209,31 @@ def _argmax(values: Tensor) -> Tensor:
     return torch.from_numpy(values.detach().numpy().argmax(-1))
 
 
+def _summary(log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean (B, C), expected entropy (B,) and sums of probabilities (S, B), in one pass."""
+    means, products, totals = [], [], []
+    for logs in _blocks(log_probs):
+        probs = logs.exp()
+        means.append(probs.mean(0))
+        totals.append(probs.detach().sum(-1))
+        products.append((probs * logs).sum(-1).mean(0))
+    entropy = -torch.cat(products)
+    if entropy.isnan().any():  # 0 log 0
+        parts = (_entropy(logs, logs.exp()).mean(0) for logs in _blocks(log_probs))
+        entropy = torch.cat(list(parts))
+    return torch.cat(means).to(log_probs.dtype), entropy.to(log_probs.dtype), torch.cat(totals, 1)
+
+
 def _blocks(log_probs: Tensor) -> Iterator[Tensor]:
     """Yield parts (S, b, C) that stay in a processor's cache, half precision as float32."""
-    samples, _, classes = log_probs.shape
-    for part in log_probs.split(max(1, _BLOCK // (samples * classes)), 1):
+    for part in log_probs.split(_rows(log_probs), 1):
         yield part if part.dtype.itemsize > 2 else part.float()
+
+
+def _rows(log_probs: Tensor) -> int:
+    """Return b, the inputs of a block."""
+    samples, _, classes = log_probs.shape
+    return max(1, _BLOCK // (samples * classes))
 
 
 def _entropy(log_probs: Tensor, probs: Tensor) -> Tensor:

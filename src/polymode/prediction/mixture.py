@@ -108,6 +108,19 @@ class MixturePrediction(Prediction):
             raise ValueError(f"Values must be numbers, got {int(y.isnan().sum())} NaN.")
         return y
 
+    def _columns(self) -> dict[str, list[str]]:
+        size = self.loc.shape[-1]
+        parts = {"mean": self.mean, "s.d.": self.std}
+        if self.num_samples > 1:
+            parts["epistemic s.d."] = self.epistemic_variance.sqrt()
+        return {
+            title if size == 1 else f"{title}, output {place}": [
+                f"{each:.4g}" for each in values[:, place].tolist()
+            ]
+            for place in range(min(size, 3))
+            for title, values in parts.items()
+        }
+
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {"loc": self.loc, "scale": self.scale}, {"kind": self._kind, "df": self.df}
 
