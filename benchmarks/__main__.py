@@ -28,7 +28,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns; default all")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each contender")
     parser.add_argument("--threads", type=int, help="threads of torch; default torch's own choice")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="put what is measured into this file"
+    )
     parser.add_argument(
         "--patience",
         type=int,
@@ -137,27 +139,29 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def add(file: Path, about: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Put a case into the file in place of an older one of its name; the others stay."""
+    report = json.loads(file.read_text()) if file.exists() else {**about, "cases": []}
+    cases = {case["name"]: case for case in report["cases"]} | {measured["name"]: measured}
+    report |= {**about, "rounds": min(report["rounds"], about["rounds"])}
+    report["cases"] = [cases[name] for name in CASES if name in cases]
+    file.write_text(json.dumps(report, indent=1))
+
+
 def main() -> int:
     options = parse()
     if options.list:
         for case in options.selected:
             print(f"{case.name:30}{case.title}")
         return 0
-    report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "rounds": options.rounds,
-        "threads": options.threads or "torch's default",
-        "cases": [],
-    }
-    print(f"{report['cpu']}, {report['cores']} cores; {options.rounds} rounds, alternating\n")
+    machine = {"cpu": cpu_model(), "cores": os.cpu_count()}
+    print(f"{machine['cpu']}, {machine['cores']} cores; {options.rounds} rounds, alternating\n")
     for case in options.selected:
-        measured = measure(case, options)
-        report["cases"].append(measured)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        measured = {**measure(case, options), "date": now}
         print(render(measured) + "\n", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=1))
+            add(options.json, {**machine, "rounds": options.rounds}, measured)
     return 0
 
 

@@ -226,12 +226,19 @@ CASES = {
              input_shape=(10,), num_examples=45_730, option="npz"),
         Case("read_uci_text", "read", "45,730 rows of 10 numbers, text", input_shape=(10,),
              num_examples=45_730, option="txt"),
-        Case("scores", "scores", "metrics of 10 members x 10,000 x 100 classes, and an OOD set",
+        Case("scores_shared", "scores",
+             "20 metrics that torchmetrics has, 10 members x 10,000 x 100 classes + OOD, one core",
+             num_classes=100, num_examples=10_000),
+        Case("scores_all", "all_scores",
+             "all metrics that each has, 10 members x 10,000 x 100 classes + OOD, one core",
              num_classes=100, num_examples=10_000),
         *(Case(f"pairs_{number}", "pairs",
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)
           for number in (250, 500, 1000)),
+        Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
+             num_examples=400),
+        Case("startup", "startup", "commands in a fresh process"),
         Case("import_time", "import", "import in a fresh process"),
     )
 }  # fmt: skip

@@ -98,7 +98,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind == "scores":
+    if case.kind in ("scores", "all_scores", "report"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -162,7 +162,7 @@ def serve(case: Case, label: str, send: Callable[[dict[str, Any]], None]) -> Non
             send(figures)
         elif command == "peak":
             children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-            peak = children if case.kind == "import" else memory_mb("VmHWM") - base
+            peak = children if case.kind in ("import", "startup") else memory_mb("VmHWM") - base
             send({"peak_mb": peak, "check": checked})
 
 

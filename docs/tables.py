@@ -28,6 +28,11 @@ PEERS = {
     "`torch.func.vmap`": "vmap",
     "TorchUncertainty": "torch_uncertainty",
 }
+OTHER_CASES = {
+    "scores_shared": "torchmetrics",
+    "scores_all": "torchmetrics with TorchUncertainty's metrics",
+    "pairs_1000": "the formula pair by pair",
+}
 COLUMNS = {
     "accuracy ↑": ("test", "accuracy"),
     "NLL ↓": ("test", "nll"),
@@ -53,13 +58,24 @@ def markdown(rows: list[list[str]]) -> str:
 def speed_table(report: dict[str, Any]) -> str:
     """Return wall-clock ratios, median over rounds with their range, and how they were measured."""
     rows = [["case", *(f"against {peer}" for peer in PEERS)]]
-    for case in report["cases"]:
-        if case["kind"] in ("train", "predict"):
-            rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
-    dates = " and ".join(sorted({case["date"][:10] for case in report["cases"]}))
-    machine = f"{report['cpu']}, {report['cores']} cores, at least {report['rounds']} rounds"
+    shown = [case for case in report["cases"] if case["kind"] in ("train", "predict")]
+    for case in shown:
+        rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
+    others = [case for case in report["cases"] if case["name"] in OTHER_CASES]
+    lines = [f"- {case['title']}: {_other(case)}" for case in others]
+    shown += others
+    dates = " and ".join(sorted({case["date"][:10] for case in shown}))
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in shown)
+    machine = f"{report['cpu']}, {report['cores']} cores, at least {rounds} rounds"
     about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
-    return f"{markdown(rows)}\n\n{about}"
+    return "\n\n".join([markdown(rows), "\n".join(lines), about])
+
+
+def _other(case: dict[str, Any]) -> str:
+    """Return how long polymode takes, and against whom it was measured."""
+    first = next(iter(case["contenders"]))
+    seconds = median(each["wall"] for each in case["contenders"]["polymode"]["rounds"])
+    return f"{seconds:.2g} s, {_speed_up(case, first)} the speed of {OTHER_CASES[case['name']]}"
 
 
 def _speed_up(case: dict[str, Any], start: str) -> str:

@@ -116,11 +116,13 @@ KINDS = {
         ratio="time ratio",
     ),
     "scores": Kind(
+        {"torchmetrics": "torchmetrics_scores.own", "polymode": "scores.polymode_shared"},
+        check="AUROC, MI",
+    ),
+    "all_scores": Kind(
         {
-            "torchmetrics, what it has": "torchmetrics_scores.own",
             "torchmetrics + torch_uncertainty": "torchmetrics_scores.with_torch_uncertainty",
-            "polymode, the same as torchmetrics": "scores.polymode_shared",
-            "polymode, all": "scores.polymode",
+            "polymode": "scores.polymode",
         },
         check="AUROC, MI",
     ),
@@ -130,6 +132,23 @@ KINDS = {
             "pair by pair, entropies kept (1,000, scaled)": "pairs.entropies_kept",
             "polymode": "pairs.polymode",
         },
+    ),
+    "report": Kind(
+        {
+            "matplotlib, 26 empty figures": "reporting.empty_figures",
+            "polymode": "reporting.polymode",
+        },
+        ratio="time ratio",
+        check="MB",
+    ),
+    "startup": Kind(
+        {
+            "python": "imports.bare",
+            "polymode --help": "imports.cli_help",
+            "import torch": "imports.torch",
+            "polymode list methods": "imports.cli_list",
+        },
+        ratio="time ratio",
     ),
     "import": Kind(
         {"import torch": "imports.torch", "import polymode": "imports.polymode"},

@@ -31,6 +31,7 @@ def _job(case: Case, names: list[str], names_against: list[str]) -> Job:
     energy = torch.zeros(inside.shape[:2])  # its values do not change the work
 
     def run() -> float:
+        torch.set_num_threads(1)
         test = CategoricalPrediction(inside, energy)
         ood = CategoricalPrediction(outside, energy)
         for name in names:

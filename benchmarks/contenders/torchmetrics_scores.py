@@ -24,6 +24,7 @@ def own(case: Case) -> Job:
     energies = torch.zeros(2, inside.shape[1])
 
     def run() -> float:
+        torch.set_num_threads(1)
         members = inside.exp().transpose(0, 1)
         _top_label(members.mean(1), labels, case)
         return _against(members, outside.exp().transpose(0, 1), energies)
@@ -41,6 +42,7 @@ def with_torch_uncertainty(case: Case) -> Job:
     calibration = {"task": "multiclass", "num_bins": 15, "num_classes": case.num_classes}
 
     def run() -> float:
+        torch.set_num_threads(1)
         members = inside.exp().transpose(0, 1)
         probs = members.mean(1)
         _top_label(probs, labels, case)

@@ -125,7 +125,10 @@ class CategoricalPrediction(Prediction):
     @cached_property
     def epistemic_variance(self) -> Tensor:
         parts = zip(_blocks(self.log_probs), self.mean.split(_rows(self.log_probs)), strict=True)
-        spread = [(logs.exp() - mean).square().mean(0) for logs, mean in parts]
+        if self.log_probs.requires_grad:
+            spread = [(logs.exp() - mean).square().mean(0) for logs, mean in parts]
+        else:  # the same in place
+            spread = [logs.exp().sub_(mean).square_().mean(0) for logs, mean in parts]
         return torch.cat(spread).to(self.log_probs.dtype)
 
     @cached_property
