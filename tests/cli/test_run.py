@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -350,3 +351,18 @@ def test_the_usual_folder_names_the_preset(tmp_path, monkeypatch, command, no_re
     words = ["--task", "two_moons", "--method", "map", "--preset", "smoke", "-q"]
     assert command("run", *words) == 0
     assert command.out == "Report: runs/two_moons-smoke/report.html\n"
+
+
+def test_the_same_command_twice_gives_equal_bytes_and_figures(tmp_path, command):
+    """Two seeds; only the figure of measured times may differ."""
+    texts, figures = [], []
+    for name in ("first", "second"):
+        assert command.run(tmp_path / name, "-q") == 0
+        texts.append(without_times(tmp_path / name / "results.jsonl"))
+        page = (tmp_path / name / "report.html").read_text()
+        images = re.findall(r'<img src="(data:image/svg[^"]*)"[^>]*alt="([^"]*)"', page)
+        figures.append([image for image, alt in images if "training time" not in alt])
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 4
+    assert len(figures[0]) > 5
+    assert figures[0] == figures[1]

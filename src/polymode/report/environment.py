@@ -1,10 +1,12 @@
-"""What a run ran on: versions, machine, threads."""
+"""What a run ran on: versions, commit, machine, threads."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
@@ -22,6 +24,8 @@ def environment() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    if (commit := _commit()) is not None:
+        versions["commit"] = commit
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "versions": versions,
@@ -30,3 +34,22 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": gpu,
     }
+
+
+def _commit() -> str | None:
+    """Return the commit of the source, with a mark if it was changed; None if it is no checkout."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "src")
+        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.SubprocessError):  # no git, or not a repository it trusts
+        return None
