@@ -248,7 +248,9 @@ def test_classes_on_two_inputs_keep_a_plane():
     torch.testing.assert_close(plane.inputs[-1], high + (high - low))
     torch.testing.assert_close(train.inputs, task.train.x)
     assert {row.dataset for row in results.rows}.isdisjoint({"plane", "train"})
-    assert "plane" not in evaluate(post, task, keep=("*",)).kept
+    assert sorted(evaluate(post, task, keep=("pl*", "train")).kept) == ["plane", "train"]
+    assert "plane" not in evaluate(post, task, keep=("test",)).kept
+    assert not evaluate(post, task, keep=False).kept
 
 
 def test_standardised_scores_are_named_apart_and_follow_the_training_targets():

@@ -15,7 +15,12 @@ from polymode.core.events import Observer
 from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Results
+from polymode.posterior import Posterior
 from polymode.tasks import Task
+
+
+SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
+ALWAYS = ("test", "ood:*", "train", "curve", "plane")
 
 
 class Finished(NamedTuple):
@@ -50,8 +55,16 @@ def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         **cell.options,
     )
     seconds = time.perf_counter() - started
-    results = evaluate(post, task, train_seconds=seconds).replace(net=recipe.net_label)
+    results = evaluate(post, task, train_seconds=seconds, keep=_kept(post, task))
+    results = results.replace(net=recipe.net_label)
     return Finished(results.replace(kept={}), pack(results.kept))
+
+
+def _kept(post: Posterior, task: Task) -> bool | tuple[str, ...]:
+    """Return which predictions are kept: all, or, where those of shifts would be huge, the rest."""
+    sets = sum(len(levels) for levels in task.shifts.values())
+    numbers = sets * len(task.test or ()) * post.num_modes * post.target_size
+    return numbers * post.stack.dtype.itemsize <= SHIFT_BYTES or ALWAYS
 
 
 def failure(error: Exception) -> Failed:

@@ -53,11 +53,10 @@ def evaluate(
         train_seconds: wall time of the fit, if it was measured, for the cost columns.
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
-            and let go before the next one is predicted.
+            and let go before the next one is predicted, but for the test set.
 
     Returns:
-        `Results`; its `kept` holds the predictions. With `keep=True`, `kept` also has what is drawn
-        and not scored: for regressions on one input the training set and an even grid, "train" and
+        `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for regressions on one input the training set and an even grid, "train" and
         "curve"; for classes on two inputs the same as "train" and "plane", first input fastest.
     """
     if task.test is None:
@@ -71,18 +70,19 @@ def evaluate(
     rows: list[Row] = []
     kept: dict[str, Kept] = {}
     seconds, examples = 0.0, 0
-    test: Prediction | None = None
+    test: Kept | None = None
     for name, data in _datasets(task):  # a shift is made here, and its time does not count
         started = time.perf_counter()
         made = _predict(post, task, data)
         seconds += time.perf_counter() - started
         examples += len(made.prediction)
-        test = made.prediction if test is None else test
-        rows += _rows(name, made, test, task, scale)
+        test = made if test is None else test
+        rows += _rows(name, made, test.prediction, task, scale)
         if _is_kept(name, keep):
             kept[name] = made
-    if keep is True and _is_drawn(task):
-        kept |= _grid(post, task, kept)
+    if _is_drawn(task) and test is not None:
+        drawn = _grid(post, task, test, kept) if keep else {}
+        kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
     return Results(
         task=task.name,
         method=post.method,
@@ -158,14 +158,14 @@ def _is_drawn(task: Task) -> bool:
     return task.input_shape == ((2,) if task.likelihood.classification else (1,))
 
 
-def _grid(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]:
+def _grid(post: Posterior, task: Task, test: Kept, kept: dict[str, Kept]) -> dict[str, Kept]:
     """Return what a figure over the inputs needs: training set, and an even grid.
 
     The line spans all data sets; the plane the test set, and as much again on every side.
     """
     train = _predict(post, task, task.train)
     if task.likelihood.classification:
-        seen = kept["test"].inputs
+        seen = test.inputs
         assert seen is not None
         low, high = seen.amin(0), seen.amax(0)
         low, high = 2 * low - high, 2 * high - low
@@ -173,7 +173,8 @@ def _grid(post: Posterior, task: Task, kept: dict[str, Kept]) -> dict[str, Kept]
         up, across = torch.meshgrid(steps, steps, indexing="ij")
         grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
         return {"train": train, "plane": Kept(post.predict(grid), None, grid)}
-    seen = torch.cat([each.inputs for each in [train, *kept.values()] if each.inputs is not None])
+    every = [train, test, *kept.values()]
+    seen = torch.cat([each.inputs for each in every if each.inputs is not None])
     low, high = seen.amin(0), seen.amax(0)
     grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
