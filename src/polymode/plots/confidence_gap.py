@@ -11,34 +11,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polymode.plots.axes import legend_below, zero_line
-from polymode.plots.display import Display, Style, palette
+from polymode.plots.axes import zero_line
+from polymode.plots.display import Style, palette
+from polymode.plots.lines import LineDisplay
 from polymode.plots.reliability import bins_of_equal_mass, off_by_more_than_chance, pooled
 from polymode.plots.sources import Source, by_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 SUREST = 1e-4  # of 1 − confidence: below, a bin is drawn here
 TICKS = (0.0, 0.5, 0.9, 0.99, 0.999)
 MORE_TICKS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.95, 0.98, 0.995, 0.998)
 
 
-class ConfidenceGap(Display):
+class ConfidenceGap(LineDisplay):
     """One line a method around zero: above it too sure, below it not sure enough."""
 
     size = (4.2, 3.3)
-
-    def plot(self, ax: Axes) -> Axes:
-        self._lines(ax)
-        ax.legend()
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        ax = figure.add_subplot()
-        self._lines(ax)
-        legend_below(figure, ax, self.size[0])
 
     def _lines(self, ax: Axes) -> None:
         zero_line(ax)

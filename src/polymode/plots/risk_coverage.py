@@ -10,33 +10,23 @@ from polymode.metrics import selective
 from polymode.metrics.ood import one_minus_confidence
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import Results
-from polymode.plots.axes import legend_below, over_seeds
-from polymode.plots.display import INK, PALE, Display, Style, palette
+from polymode.plots.axes import over_seeds
+from polymode.plots.display import INK, PALE, Style, palette
+from polymode.plots.lines import LineDisplay
 from polymode.plots.sources import Source, by_label, classes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 POINTS = 200  # of a curve, at most
 BAND_STEP = 3  # every third of them has the band's ends
 
 
-class RiskCoverage(Display):
+class RiskCoverage(LineDisplay):
     """One curve a method, between its oracle (dashed) and a random order (dotted)."""
 
     size = (4.2, 3.6)
     legend_more = (13, 3)
-
-    def plot(self, ax: Axes) -> Axes:
-        self._lines(ax)
-        ax.legend()
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        ax = figure.add_subplot()
-        self._lines(ax)
-        legend_below(figure, ax, self.size[0])
 
     def _lines(self, ax: Axes) -> None:
         data, x = self.data, self.data["coverage"]

@@ -15,29 +15,19 @@ import numpy as np
 
 from polymode.core.registry import suggest
 from polymode.metrics.diversity.size import SizeCurve, deep_ensemble_equivalent
-from polymode.plots.axes import axis_title, legend_below
-from polymode.plots.display import Display, Style, palette
+from polymode.plots.axes import axis_title
+from polymode.plots.display import Style, palette
+from polymode.plots.lines import LineDisplay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 
-class SizeCurves(Display):
+class SizeCurves(LineDisplay):
     """One line a method, mean ± s.e. over subsets; dotted lines lead to the equivalents."""
 
     size = (4.2, 3.5)
     legend_more = (15, 0)
-
-    def plot(self, ax: Axes) -> Axes:
-        self._lines(ax)
-        ax.legend()
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        ax = figure.add_subplot()
-        self._lines(ax)
-        legend_below(figure, ax, self.size[0])
 
     def _lines(self, ax: Axes) -> None:
         data = self.data
