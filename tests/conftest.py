@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import polymode as pm
 from polymode.metrics import compare, evaluate
@@ -19,6 +20,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYMODE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread within operations: tests are small, and two wait for each other on busy machines.
+
+    Tests of executions, some of which run members in parallel threads, get two.
+    """
+    several = "test_stack" in request.node.nodeid or "executions" in request.node.name
+    torch.set_num_threads(2 if several or "threads" in request.node.name else 1)
+    yield
 
 
 @pytest.fixture(autouse=True, scope="session")
