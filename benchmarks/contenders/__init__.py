@@ -65,6 +65,18 @@ KINDS = {
         },
         check="loss",
     ),
+    "forde": Kind(
+        {
+            "deep_ensemble": "forde.deep_ensemble",
+            "forde": "forde.forde",
+            "forde, 64 components": "forde.truncated_pca",
+            "forde, every=4": "forde.every_4",
+            "forde, fraction=0.25": "forde.quarter",
+            "forde, every=4, fraction=0.5": "forde.every_4_half",
+        },
+        ratio="time ratio",
+        check="loss",
+    ),
     "predict": Kind(
         {
             "plain_loop": "plain_loop.predict",

@@ -5,10 +5,28 @@ Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 loops of one's own.
 """
 
-from polymode.methods import deep_ensemble, map
+from polymode.methods import deep_ensemble, forde, function_rde, map, weight_rde
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.fit import fit
+from polymode.methods.forde import FoRDE
+from polymode.methods.function_rde import FunctionRDE
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.weight_rde import WeightRDE
 
-__all__ = ["MAP", "METHODS", "DeepEnsemble", "Method", "Problem", "deep_ensemble", "fit", "map"]
+__all__ = [
+    "MAP",
+    "METHODS",
+    "DeepEnsemble",
+    "FoRDE",
+    "FunctionRDE",
+    "Method",
+    "Problem",
+    "WeightRDE",
+    "deep_ensemble",
+    "fit",
+    "forde",
+    "function_rde",
+    "map",
+    "weight_rde",
+]

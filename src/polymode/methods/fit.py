@@ -81,7 +81,13 @@ def fit(
         data = data.scale_targets(task.target_scaling)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, task.likelihood, task.target_size)
-    problem = Problem(task.likelihood, len(data), target_size, data.num_batches(config.batch_size))
+    problem = Problem(
+        task.likelihood,
+        len(data),
+        target_size,
+        data.num_batches(config.batch_size),
+        inputs=lambda: (x for x, _ in data.batches(config.batch_size)),
+    )
     observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
     state = core.init(config, problem, stack)
     kept = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from polymode.core.likelihoods import Likelihood
 from polymode.core.registry import Registry
@@ -18,12 +20,15 @@ class Problem(NamedTuple):
         num_examples: N, so that a prior weighs as it should beside a batch mean.
         target_size: number of classes, or of regression targets.
         steps_per_epoch: batches in one pass.
+        inputs: a function that returns the training inputs in batches (B, ...), for methods that
+            must have seen them before they start.
     """
 
     likelihood: Likelihood
     num_examples: int
     target_size: int
     steps_per_epoch: int
+    inputs: Callable[[], Iterable[Tensor]] | None = None
 
 
 class Method(NamedTuple):

@@ -1,0 +1,55 @@
+"""The cost of repulsion: training by `forde` against a deep ensemble of the same networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..cases import Case, data
+from . import Job
+from .polymode_stack import pm  # sets the cache of this run before polymode is imported
+
+
+def _training(case: Case, method: str, **options: Any) -> Job:
+    task = pm.Task(train=data(case), likelihood="categorical")
+
+    def run() -> Callable[[Tensor], Tensor]:
+        return pm.fit(
+            method, net=case.make_net, task=task, num_modes=case.num_modes, epochs=case.epochs,
+            batch_size=case.batch_size, lr=case.lr, prior_precision=0.0, progress="silent",
+            **options,
+        ).stack  # fmt: skip
+
+    return Job(run, case.num_steps)
+
+
+def deep_ensemble(case: Case) -> Job:
+    """Without repulsion."""
+    return _training(case, "deep_ensemble")
+
+
+def forde(case: Case) -> Job:
+    """Repulsion in every step, on the whole batch, identity lengthscales."""
+    return _training(case, "forde")
+
+
+def every_4(case: Case) -> Job:
+    """Repulsion in every fourth step."""
+    return _training(case, "forde", every=4)
+
+
+def quarter(case: Case) -> Job:
+    """Repulsion on a quarter of the batch."""
+    return _training(case, "forde", fraction=0.25)
+
+
+def every_4_half(case: Case) -> Job:
+    """Repulsion in every fourth step, on half of the batch."""
+    return _training(case, "forde", every=4, fraction=0.5)
+
+
+def truncated_pca(case: Case) -> Job:
+    """Lengthscales from 64 principal components of the inputs, found within the round."""
+    return _training(case, "forde", lengthscales="pca", num_components=64)

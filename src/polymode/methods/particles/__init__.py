@@ -1,0 +1,7 @@
+"""Particle inference: parts from which repulsive ensembles are made.
+
+- `kernel`: squared distances, the median bandwidth, the RBF kernel.
+- `lengthscales`: the metric in which directions of input gradients are compared.
+- `repulsion`: the repulsion between input gradients and its derivative, in closed form.
+- `input_gradients`: gradients of members that repel each other so; `derivatives`: their speed.
+"""

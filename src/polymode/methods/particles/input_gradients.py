@@ -1,0 +1,244 @@
+"""Gradients of members that repel each other through their input gradients.
+
+Member i minimises loss_i + weight · R_i(J_1, ..., J_M), where J_i is the gradient of a scalar of
+its outputs by the inputs, and in R_i the other members' gradients are constants. So the members
+meet once, in between: (1) forward pass and input gradient of every member, (2) R and ∂R_i/∂J_i from
+the numbers J alone, (3) one backward pass a member, through its outputs and its input gradient
+together. (1) and (3) run as the stack's gradients do: batched, in a loop or in threads.
+
+Where only some of the inputs are to repel, the others go through a forward pass of their own,
+unless the network mixes examples (BatchNorm) or draws noise (dropout): then all go through one, so
+that statistics and masks are those of the plain step.
+
+Shapes: `M` modes, `B` batch, `R` inputs of the batch that repel, `D` input dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core import execution
+from polymode.core.dense import dense_forward
+from polymode.core.execution import Loss, Plan, limit_threads
+from polymode.core.stack import Stack
+from polymode.core.threads import for_each_member
+from polymode.methods.particles.derivatives import QuickDerivatives
+
+
+class Terms(NamedTuple):
+    """What the members minimise.
+
+    Attributes:
+        loss: (outputs (..., B, K), targets, extra) -> (...).
+        scalar: (outputs (..., R, K), targets, extra) -> (..., R), what is differentiated by inputs.
+        repel: J (M, R, D) -> R_i (M,) and ∂R_i/∂J_i (M, R, D).
+        weight: of the repulsion beside the loss.
+        rows: R ≤ B; the first of the batch.
+    """
+
+    loss: Loss
+    scalar: Loss
+    repel: Callable[[Tensor], tuple[Tensor, Tensor]]
+    weight: float
+    rows: int
+
+
+class _Unit(NamedTuple):
+    """What is evaluated at once: one member, or several with a leading axis."""
+
+    forward: Callable[[Tensor], Tensor]
+    extra: dict[str, Tensor]
+    leaves: list[Tensor]
+    grads: list[Tensor] | None  # where gradients are written, views of the stack's `.grad`;
+    # None: the leaves are the stack's own
+    members: int | None  # None: one member without the axis
+    mode: QuickDerivatives
+
+
+class _Passed(NamedTuple):
+    """A unit after its forward pass: losses and input gradient, with their graph."""
+
+    losses: Tensor
+    gradient: Tensor
+
+
+def repelled_gradients(
+    stack: Stack, terms: Terms, x: Tensor, y: Tensor, step: int
+) -> tuple[Tensor, Tensor]:
+    """Set `.grad` of the stack's leaves; return the members' losses (M,) and repulsions (M,)."""
+    plan = stack._plans.get("repulsion") or execution._choose(
+        stack,
+        "repulsion",
+        lambda part, xs, ys: _run(part, part._plans["gradients"], terms, xs, ys, step),
+        x,
+        y,
+        False,
+    )
+    return _run(stack, plan, terms, x, y, step)
+
+
+def _run(
+    stack: Stack, plan: Plan, terms: Terms, x: Tensor, y: Tensor, step: int
+) -> tuple[Tensor, Tensor]:
+    seeds = execution._noise_seeds(stack, x, False, step)
+    whole = terms.rows == len(x) or seeds is not None or _mixes_examples(stack)
+    x = execution._format(x, plan.channels_last)
+    with limit_threads(plan.num_threads):
+        units = _units(stack, plan, seeds)
+        spread = for_each_member if plan.execution == "threads" else _in_turn
+        passed: list[Any] = [None] * len(units)
+
+        def forward(k: int) -> None:
+            passed[k] = _forward(units[k], terms, x, y, whole)
+
+        spread(len(units), forward)
+        parts = [_rows(unit, p) for unit, p in zip(units, passed, strict=True)]
+        gradients = parts[0] if len(parts) == 1 else torch.cat(parts)
+        values, cotangent = terms.repel(gradients)
+        cotangents = cotangent.mul_(terms.weight).split([unit.members or 1 for unit in units])
+        losses = torch.cat([p.losses.detach().reshape(-1) for p in passed])
+
+        def backward(k: int) -> None:
+            _backward(units[k], passed[k], cotangents[k])
+            passed[k] = None  # frees the graph
+
+        spread(len(units), backward)
+    return losses, values
+
+
+def _in_turn(number: int, work: Callable[[int], None]) -> None:
+    for k in range(number):
+        work(k)
+
+
+def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
+    """Return the members, or chunks of them, as the plan evaluates them."""
+    if plan.execution in ("batched", "chunked"):
+        chunks = execution._chunks(stack, plan, views=False)
+        if len(chunks) == 1:
+            mode = QuickDerivatives()
+            whole = partial(_together, stack, seeds, mode)
+            return [_Unit(whole, stack.extra, stack.leaves(), None, stack.num_modes, mode)]
+        execution._grad_buffers(stack)
+        grads = [leaf.grad for leaf in stack.leaves()]
+        modes = [QuickDerivatives() for _ in chunks]
+        return [
+            _Unit(
+                partial(_together, part, seeds and seeds[a:b], mode),
+                part.extra,
+                part.leaves(),
+                [grad[a:b] for grad in grads if grad is not None],
+                b - a,
+                mode,
+            )
+            for (part, a, b), mode in zip(chunks, modes, strict=True)
+        ]
+    views = execution._grad_buffers(stack)
+    modes = [QuickDerivatives() for _ in range(stack.num_modes)]
+    return [
+        _Unit(
+            _member(stack, k, seeds and seeds[k : k + 1], modes[k]),
+            stack.extra_of(k) if stack.extra else {},
+            stack.leaf_views(k),
+            views[k],
+            None,
+            modes[k],
+        )
+        for k in range(stack.num_modes)
+    ]
+
+
+def _together(part: Stack, seeds: list[int] | None, mode: QuickDerivatives, x: Tensor) -> Tensor:
+    """The forward pass of all members of `part`; under vmap, derivatives stay torch's own."""
+    if part.training not in part._forwards:
+        part._forwards[part.training] = dense_forward(part.template)
+    with nullcontext() if part._forwards[part.training] is None else mode:
+        return execution._batched(part, x, True, seeds)
+
+
+def _member(
+    stack: Stack, k: int, seeds: list[int] | None, mode: QuickDerivatives
+) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass of member k; the module is built here, not in a thread."""
+    module = execution._module(stack, k)
+    images = any(isinstance(layer, nn.Conv2d) for layer in stack.template.modules())
+
+    def forward(x: Tensor) -> Tensor:
+        with execution._noise(seeds, stacked=False), mode if images else nullcontext():
+            outputs = module(x)
+        if stack.training and stack.buffers:
+            stack.write_back_buffers(k)
+        return outputs
+
+    return forward
+
+
+def _forward(unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool) -> _Passed:
+    """Outputs, losses and the input gradient of a unit, all with their graph."""
+    axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
+    inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
+    if whole:
+        leaf = inputs.detach().requires_grad_()
+        unit.mode.inputs = leaf.data_ptr()
+        outputs = unit.forward(leaf)
+    else:
+        leaf = inputs.narrow(axis, 0, rows).detach().requires_grad_()
+        unit.mode.inputs = leaf.data_ptr()
+        rest = inputs.narrow(axis, rows, len(x) - rows)
+        outputs = torch.cat([unit.forward(leaf), unit.forward(rest)], axis)
+    repelled = outputs if rows == len(x) else outputs.narrow(axis, 0, rows)
+    scalars = terms.scalar(repelled, y[:rows], unit.extra)
+    if not scalars.requires_grad:
+        raise _independent()
+    unit.mode.inputs_only = True
+    (gradient,) = torch.autograd.grad(scalars.sum(), leaf, create_graph=True, allow_unused=True)
+    unit.mode.inputs_only = False
+    if gradient is None:
+        raise _independent()
+    losses = terms.loss(outputs, y, unit.extra)
+    if gradient.shape[axis] != rows:
+        gradient = gradient.narrow(axis, 0, rows)
+    return _Passed(losses, gradient)
+
+
+def _rows(unit: _Unit, passed: _Passed) -> Tensor:
+    """Return the unit's input gradients as (members, R, D), without their graph."""
+    gradient = passed.gradient.detach()
+    return (gradient if unit.members else gradient.unsqueeze(0)).flatten(2)
+
+
+def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor) -> None:
+    """Write the gradients of losses + ⟨cotangent, input gradient⟩ by the unit's leaves."""
+    heads = [passed.losses]
+    weights = [torch.ones_like(passed.losses)]
+    if passed.gradient.requires_grad:
+        heads.append(passed.gradient)
+        weights.append(cotangent.reshape(passed.gradient.shape))
+    found = torch.autograd.grad(heads, unit.leaves, weights, allow_unused=True)
+    pairs = zip(unit.leaves, found, strict=True)
+    grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]
+    if unit.grads is not None:
+        torch._foreach_copy_(unit.grads, grads)
+        return
+    for leaf, grad in zip(unit.leaves, grads, strict=True):
+        leaf.grad = execution._in_layout_of(leaf, grad)
+
+
+def _mixes_examples(stack: Stack) -> bool:
+    """Whether an example's output may depend on the others: statistics of the batch."""
+    norms = (nn.modules.batchnorm._BatchNorm,)
+    mixing = any(isinstance(module, norms) for module in stack.template.modules())
+    return stack.training and (mixing or bool(stack.buffers))
+
+
+def _independent() -> ValueError:
+    return ValueError(
+        "the network's outputs do not depend on its inputs in a differentiable way, so there are no"
+        " input gradients to repel; look for .detach(), no_grad or rounding in its forward method"
+    )

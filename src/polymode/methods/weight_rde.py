@@ -1,0 +1,152 @@
+"""Repulsive deep ensembles in weight space: particles that follow the posterior and avoid another.
+
+    φ_i = γ_t ∇ log p(θ_i | D) − ∇ log ρ(θ_i),        θ_i ← θ_i + η φ_i / N
+
+Wasserstein gradient descent on the divergence of ρ, the density of the M members' weights, from the
+posterior. ∇ log ρ is estimated from the members themselves by `estimator`
+(`methods/particles/estimators.py`), on the flattened trainable parameters of the networks, (M, P).
+γ_t is `annealing`. The likelihood's own parameters (learned noise) follow their gradient alone,
+times γ_t.
+
+Scale: log p(θ | D) is N × the mean over the batch of log p(y | f(x; θ)), minus (λ/2) ‖θ‖², and the
+repulsion weighs 1 beside it: so the posterior is the one that is sampled, without temperature. The
+whole is divided by N here, so that learning rates are those of `map`: a step follows
+γ_t (∇ nll + λ θ / N) + ∇ log ρ / N. With "svgd" the update is
+
+    φ_i = (1/M) Σ_j [ K_ij γ_t ∇ log p(θ_j | D) + ∂K_ij/∂θ_j ],
+
+whose driving force is M times smaller than that of the others where members are far apart.
+
+Where paper and code disagree: the code passes `prior_variance` as a standard deviation; here λ =
+`prior_precision` is 1 / variance. Its distances come from inner products and can be negative; here
+they are not. Its spectral estimator calls a function that torch no longer has.
+Limits: two networks that are permutations of each other are far apart in weight space and equal as
+functions, so repulsion does not make functions differ; at P ≫ M the kernel of all pairs is about
+1/(M+1), and the repulsion a small push away from the mean. M = 1 is `map`.
+Reference: F. D'Angelo, V. Fortuin, Repulsive deep ensembles are Bayesian, NeurIPS 2021.
+
+Shapes: `M` modes, `P` parameters of one, `B` batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymode.core.loop import Batch
+from polymode.core.stack import Stack
+from polymode.methods.map import MAP, Info, State, add_prior_gradient
+from polymode.methods.map import init as init_map
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.particles.annealing import ANNEALING, annealing_factor
+from polymode.methods.particles.estimators import ESTIMATORS, coefficients, kernel_and_slope
+from polymode.methods.particles.kernel import squared_distances
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRDE(MAP):
+    """Options of `weight_rde`: those of `map`, with five members, and
+
+    Args:
+        estimator: of the members' density: "kde", "sge", "ssge", or "svgd" for Stein's direction.
+        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
+    """
+
+    num_modes: int = 5
+    estimator: str = "kde"
+    annealing: str = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_name("estimator", ESTIMATORS)
+        self._require_name("annealing", tuple(ANNEALING))
+
+
+def init(config: WeightRDE, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step: that of `map`; warns of members that coincide."""
+    warn_of_coincident(stack)
+    return init_map(config, problem, stack)
+
+
+def step(config: WeightRDE, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Move every member along its log-posterior and away from the others."""
+    stack, optimization, number = state
+    loss = problem.likelihood.nll
+    losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
+    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    gamma = annealing_factor(config.annealing, number, optimization.total_steps)
+    scale_gradients(stack, gamma)
+    if stack.num_modes > 1 and torch.isfinite(losses).all():  # else the loop tells of divergence
+        repel(stack, config.estimator, 1 / problem.num_examples)
+    optimization.update(number)
+    return State(stack, optimization, number + 1), Info(losses)
+
+
+def warn_of_coincident(stack: Stack) -> None:
+    """Warn where two members start at the same weights."""
+    equal = torch.ones(stack.num_modes, stack.num_modes, dtype=torch.bool, device=stack.device)
+    for tensor in stack.params.values():
+        rows = tensor.detach().flatten(1)
+        for k in equal.tril(-1).any(1).nonzero().flatten().tolist():
+            equal[k] &= (rows == rows[k]).all(1)
+    pairs = equal.tril(-1).nonzero().tolist()
+    if pairs:
+        second, first = pairs[0]
+        warnings.warn(
+            f"members {first} and {second} start at the same weights, and repulsion cannot separate"
+            " them: the force between coincident particles is 0. Give members of different"
+            " initialisations",
+            stacklevel=3,
+        )
+
+
+def scale_gradients(stack: Stack, gamma: float) -> None:
+    """Multiply the gradients of all leaves by γ: the driving force of a tempered posterior."""
+    if gamma != 1:
+        grads = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
+        torch._foreach_mul_(grads, gamma)
+
+
+@torch.no_grad()
+def repel(stack: Stack, estimator: str, weight: float) -> None:
+    """Turn the networks' gradients, −γ ∇ log p × weight, into −φ × weight, in place.
+
+    Tensor by tensor, so that the flattened (M, P) never exists: distances add up over tensors, and
+    the estimate is A θ with one matrix A (M, M) for all.
+    """
+    tensors = [p.detach().flatten(1) for p in stack.params.values()]
+    centred = [tensor - tensor.mean(0) for tensor in tensors]
+    squared = sum(squared_distances(c, c).double() for c in centred)
+    assert isinstance(squared, Tensor)
+    grads = [p.grad for p in stack.params.values()]
+    if estimator == "svgd":
+        kernel, slope = kernel_and_slope(squared)
+        smoothing, matrix = kernel / stack.num_modes, slope * (weight / stack.num_modes)
+    else:
+        smoothing, matrix = None, coefficients(estimator, squared) * weight
+    matrix = matrix.to(stack.dtype)
+    for grad, rows in zip(grads, centred, strict=True):
+        assert grad is not None
+        if smoothing is not None:
+            mixed = smoothing.to(grad.dtype) @ grad.flatten(1)
+            grad.copy_(mixed.view(grad.shape))
+        grad.add_((matrix @ rows).view(grad.shape))
+
+
+METHODS.register(
+    "weight_rde",
+    summary="members that repel each other in weight space",
+    kind="many modes",
+    equation="φᵢ = γ ∇ log p(θᵢ | D) − ∇ log ρ(θᵢ),  ρ estimated from the members",
+    cost="M × training (+ M² P for the kernel), M × prediction",
+    limits="Networks that differ by a permutation of units count as far apart, so distance between"
+    " weights need not be distance between functions.",
+    paper="D'Angelo and Fortuin 2021",
+    bibtex="""@inproceedings{dangelo2021repulsive,
+  title={Repulsive deep ensembles are {Bayesian}},
+  author={D'Angelo, Francesco and Fortuin, Vincent},
+  booktitle={Advances in Neural Information Processing Systems}, year={2021}}""",
+)(Method(WeightRDE, init, step))
