@@ -18,7 +18,6 @@ from polymode.metrics.results import Results
 from polymode.posterior import Posterior
 from polymode.tasks import Task
 
-
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
 ALWAYS = ("test", "ood:*", "train", "curve", "plane")
 

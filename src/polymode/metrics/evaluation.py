@@ -56,8 +56,9 @@ def evaluate(
             and let go before the next one is predicted, but for the test set.
 
     Returns:
-        `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for regressions on one input the training set and an even grid, "train" and
-        "curve"; for classes on two inputs the same as "train" and "plane", first input fastest.
+        `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for
+        regressions on one input the training set and an even grid, "train" and "curve"; for classes
+        on two inputs the same as "train" and "plane", first input fastest.
     """
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
