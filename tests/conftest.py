@@ -14,6 +14,8 @@ import torch
 import polymode as pm
 from polymode.metrics import compare, evaluate
 
+THREADS = torch.get_num_threads()
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -26,10 +28,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """One thread within operations: tests are small, and two wait for each other on busy machines.
 
-    Tests of executions, some of which run members in parallel threads, get two.
+    Tests of executions, some of which run members in parallel threads, get two; those that compare
+    bits with another process (marked `threads_of_torch`) what torch chooses there.
     """
     several = "test_stack" in request.node.nodeid or "executions" in request.node.name
-    torch.set_num_threads(2 if several or "threads" in request.node.name else 1)
+    number = 2 if several or "threads" in request.node.name else 1
+    if request.node.get_closest_marker("threads_of_torch"):
+        number = THREADS
+    torch.set_num_threads(number)
     yield
 
 

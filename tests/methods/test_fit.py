@@ -357,6 +357,7 @@ def start(tmp_path, folder: str, out: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.threads_of_torch
 def test_killed_and_restarted_gives_equal_bits(tmp_path) -> None:
     """SIGKILL in the middle of training, at three different moments, then run to the end."""
     whole = pm.fit(
