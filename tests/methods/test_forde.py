@@ -335,7 +335,7 @@ def test_own_batches_are_refused() -> None:
 def test_identical_members_are_warned_of() -> None:
     module, problem = mlp(4, 7, 3), problem_of(Categorical(), 3)
     stack = Stack([mlp(4, 7, 3), module, copy.deepcopy(module)])
-    with pytest.warns(UserWarning, match="members 1 and 2 start with identical parameters"):
+    with pytest.warns(UserWarning, match="members 1 and 2 start at the same weights"):
         init(FoRDE(), problem, stack)
 
 

@@ -35,7 +35,6 @@ Shapes: `M` modes, `B` batch, `D` input dimensions.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -51,6 +50,7 @@ from polymode.core.training import Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, add_prior_gradient
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.input_gradients import Terms, repelled_gradients
 from polymode.methods.particles.lengthscales import LENGTHSCALES, Lengthscales, pca_lengthscales
 from polymode.methods.particles.repulsion import BANDWIDTHS, repulsion
@@ -133,14 +133,7 @@ class Info(NamedTuple):
 
 def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; reads the training inputs once for "pca"."""
-    pair = _identical(stack)
-    if pair is not None:
-        warnings.warn(
-            f"members {pair[0]} and {pair[1]} start with identical parameters: repulsion cannot"
-            " separate them, because the force between coincident particles is zero. Give members"
-            " from different initialisations",
-            stacklevel=2,
-        )
+    warn_of_coincident(stack)
     axes = None
     if config.lengthscales == "pca" and stack.num_modes > 1:
         if problem.inputs is None:
@@ -206,16 +199,6 @@ def _scalar(
     if likelihood.classification:  # one logit: the sign would be the same for all members
         return outputs.squeeze(-1)
     return outputs[..., :target_size].sum(-1)
-
-
-def _identical(stack: Stack) -> tuple[int, int] | None:
-    """Return two members with the same parameters, if there are any."""
-    parameters = [p.detach() for p in stack.params.values()]
-    for i in range(stack.num_modes):
-        for j in range(i):
-            if parameters and all(torch.equal(p[i], p[j]) for p in parameters):
-                return j, i
-    return None
 
 
 def _check_batch(batch: Batch) -> None:

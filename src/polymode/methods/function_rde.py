@@ -57,6 +57,7 @@ from polymode.methods.map import MAP, Info, add_prior_gradient
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
+from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.estimators import (
     ESTIMATORS,
     coefficients,
@@ -65,7 +66,7 @@ from polymode.methods.particles.estimators import (
     ssge,
 )
 from polymode.methods.particles.kernel import squared_distances
-from polymode.methods.weight_rde import warn_of_coincident
+from polymode.methods.weight_rde import BIBTEX
 
 Rows = Sequence[Any]
 _PRIOR_WIDTH = 4.0  # h of the prior's kernel in medians; narrower ones miss the score's direction
@@ -291,8 +292,5 @@ METHODS.register(
     limits="Repulsion acts at the chosen points alone; on the training batch it works against the"
     " fit.",
     paper="D'Angelo and Fortuin 2021",
-    bibtex="""@inproceedings{dangelo2021repulsive,
-  title={Repulsive deep ensembles are {Bayesian}},
-  author={D'Angelo, Francesco and Fortuin, Vincent},
-  booktitle={Advances in Neural Information Processing Systems}, year={2021}}""",
+    bibtex=BIBTEX,
 )(Method(FunctionRDE, init, step))

@@ -30,7 +30,6 @@ Shapes: `M` modes, `P` parameters of one, `B` batch.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +41,7 @@ from polymode.methods.map import MAP, Info, State, add_prior_gradient
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
+from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.estimators import ESTIMATORS, coefficients, kernel_and_slope
 from polymode.methods.particles.kernel import squared_distances
 
@@ -85,24 +85,6 @@ def step(config: WeightRDE, problem: Problem, state: State, batch: Batch) -> tup
     return State(stack, optimization, number + 1), Info(losses)
 
 
-def warn_of_coincident(stack: Stack) -> None:
-    """Warn where two members start at the same weights."""
-    equal = torch.ones(stack.num_modes, stack.num_modes, dtype=torch.bool, device=stack.device)
-    for tensor in stack.params.values():
-        rows = tensor.detach().flatten(1)
-        for k in equal.tril(-1).any(1).nonzero().flatten().tolist():
-            equal[k] &= (rows == rows[k]).all(1)
-    pairs = equal.tril(-1).nonzero().tolist()
-    if pairs:
-        second, first = pairs[0]
-        warnings.warn(
-            f"members {first} and {second} start at the same weights, and repulsion cannot separate"
-            " them: the force between coincident particles is 0. Give members of different"
-            " initialisations",
-            stacklevel=3,
-        )
-
-
 def scale_gradients(stack: Stack, gamma: float) -> None:
     """Multiply the gradients of all leaves by γ: the driving force of a tempered posterior."""
     if gamma != 1:
@@ -136,6 +118,11 @@ def repel(stack: Stack, estimator: str, weight: float) -> None:
         grad.add_((matrix @ rows).view(grad.shape))
 
 
+BIBTEX = """@inproceedings{dangelo2021repulsive,
+  title={Repulsive deep ensembles are {Bayesian}},
+  author={D'Angelo, Francesco and Fortuin, Vincent},
+  booktitle={Advances in Neural Information Processing Systems}, year={2021}}"""
+
 METHODS.register(
     "weight_rde",
     summary="members that repel each other in weight space",
@@ -145,8 +132,5 @@ METHODS.register(
     limits="Networks that differ by a permutation of units count as far apart, so distance between"
     " weights need not be distance between functions.",
     paper="D'Angelo and Fortuin 2021",
-    bibtex="""@inproceedings{dangelo2021repulsive,
-  title={Repulsive deep ensembles are {Bayesian}},
-  author={D'Angelo, Francesco and Fortuin, Vincent},
-  booktitle={Advances in Neural Information Processing Systems}, year={2021}}""",
+    bibtex=BIBTEX,
 )(Method(WeightRDE, init, step))
