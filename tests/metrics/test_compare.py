@@ -175,6 +175,8 @@ def test_pareto_front():
          at("twin", 0.3, 1, 1), at("untimed", 0.01, None, 1), at("quick", 0.4, 3, 0.5)]
     )  # fmt: skip
     assert board.pareto() == ["cheap", "good", "twin", "quick"]
+    marked = [line.split()[1] for line in board.table().splitlines() if line.startswith("◆")]
+    assert marked == board.pareto()
     by_accuracy = compare([at("a", 0.3, 1, 1), at("b", 0.1, 2, 1)])
     assert by_accuracy.pareto("accuracy") == ["a"]  # equal accuracy, higher cost
     assert json.loads(board.to_json())["pareto"] == board.pareto()

@@ -21,6 +21,7 @@ from polymode.metrics.table import align, decimals_for, number
 SHIFT_MEAN = "shift:mean"
 OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}
 TIED = "≈"
+FRONT = "◆"  # no other entry beats it in NLL and both times at once
 
 
 class Entry(NamedTuple):
@@ -193,7 +194,10 @@ class Leaderboard:
         return list(zip(names, *texts, strict=True))
 
     def _costs(self) -> str:
-        header = ["cost", "seeds", "train s", "predict ms/1,000", "networks", "parameters", "MB"]
+        ranked = any(column[:2] == ("test", "nll") for column in self.columns)
+        front = self.pareto() if ranked else []
+        first = f"cost ({FRONT} Pareto)" if front else "cost"
+        header = [first, "seeds", "train s", "predict ms/1,000", "networks", "parameters", "MB"]
         lines = []
         for entry in self.entries:
             cost = costs(entry)
@@ -201,9 +205,8 @@ class Leaderboard:
             predict = f"{cost['predict_ms']:,.1f}"
             sizes = [f"{cost['num_modes']:,}", f"{cost['parameters']:,}"]
             memory = number(cost["memory_mb"], None, 1)
-            lines.append(
-                [f"  {entry.label}", str(len(entry.results)), train, predict, *sizes, memory]
-            )
+            name = f"{FRONT if entry.label in front else ' '} {entry.label}"
+            lines.append([name, str(len(entry.results)), train, predict, *sizes, memory])
         return align(header, lines)
 
     def to_json(self) -> str:

@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if (commit := _commit()) is not None:
+    if (commit := commit_of(Path(__file__).parents[3])) is not None:
         versions["commit"] = commit
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -36,9 +36,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """Return the commit of the source, with a mark if it was changed; None if it is no checkout."""
-    root = Path(__file__).parents[3]
+def commit_of(root: Path) -> str | None:
+    """Return the commit of a checkout, with a mark if its `src` was changed; None if it is none."""
     if not (root / ".git").exists():
         return None
 
