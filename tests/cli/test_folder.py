@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from polymode.cli.arguments import UsageProblem
 from polymode.cli.folder import RunFolder, WriteProblem, without_times
-from polymode.cli.kept import pack, unpack
+from polymode.cli.kept import Stored, pack
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 
@@ -54,20 +53,23 @@ def test_results_and_predictions_come_back(folder):
     assert folder.done() == {"k0"}
 
 
-def test_regression_predictions_come_back():
+def test_regression_predictions_come_back(tmp_path):
     prediction = MixturePrediction(torch.randn(2, 5, 1), torch.rand(2, 5, 1) + 0.1, 3.0)
     kept = {"odd/name:1": Kept(prediction, torch.randn(5, 1), torch.randn(5, 1))}
-    read = unpack(pack(kept))["odd/name:1"]
+    path = tmp_path / "kept.npz"
+    path.write_bytes(pack(kept))
+    stored = Stored(path)
+    assert list(stored) == ["odd/name:1"] and len(stored) == 1 and "test" not in stored
+    read = stored["odd/name:1"]
     assert torch.equal(read.prediction.loc, prediction.loc)
     assert read.prediction.df == 3.0
     assert torch.equal(read.inputs, kept["odd/name:1"].inputs)
 
 
-def test_predictions_are_never_unpickled():
-    file = io.BytesIO()
-    np.savez(file, about=np.array([object()], dtype=object))
+def test_predictions_are_never_unpickled(tmp_path):
+    np.savez(tmp_path / "kept.npz", about=np.array([object()], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
-        unpack(file.getvalue())
+        Stored(tmp_path / "kept.npz")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])

@@ -21,7 +21,8 @@ from polymode.core.training import Optimization, Training, clip_each_member
         ({"lr": 0.0}, "`lr` of Training must be > 0, got 0.0"),
         ({"lr": math.nan}, "`lr`"),
         ({"momentum": 1.0, "optimizer": "sgd"}, r"`momentum` of Training must be in \[0, 1\)"),
-        ({"momentum": 0.9}, "`momentum` belongs to sgd and rmsprop, not to adam"),
+        ({"momentum": 0.9}, "`momentum` belongs to sgd, nesterov, rmsprop, not to adam"),
+        ({"optimizer": "nesterov"}, "`momentum` of Training must be > 0 for nesterov, got 0"),
         ({"optimizer": "adm"}, "Did you mean 'adam'"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"schedule_unit": "batch"}, "must be one of epoch, step"),
@@ -68,7 +69,9 @@ def test_clipping_is_by_member() -> None:
     torch.testing.assert_close(got, torch.tensor([0.01 * norm, 1.0, 1.0], dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("name", "middle"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "middle"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0), ("ramp", 1.0)]
+)
 def test_named_schedules(name, middle) -> None:
     made = stack()
     run = Optimization(Training(optimizer="sgd", lr=0.2, schedule=name), made.leaves(), 5, 10)
@@ -79,6 +82,22 @@ def test_named_schedules(name, middle) -> None:
     assert rates[0] == pytest.approx(0.2)
     assert rates[5] == pytest.approx(0.2 * middle)
     assert name == "constant" or 0 < rates[-1] < 0.05
+    if name == "ramp":
+        assert rates[7] == pytest.approx(0.2 * (1 - 0.99 / 2))
+        assert rates[9] == pytest.approx(0.002)
+
+
+def test_nesterov_is_torchs() -> None:
+    """Two steps of a constant gradient g from 0: v = g, then 1.9 g; θ moves by g + 0.9 v each."""
+    made = stack(1)
+    start = [leaf.detach().clone() for leaf in made.leaves()]
+    training = Training(optimizer="nesterov", momentum=0.9, lr=0.1)
+    run = Optimization(training, made.leaves(), 5, 10)
+    run.update(0)
+    run.update(1)
+    for leaf, before in zip(made.leaves(), start, strict=True):
+        moved = torch.full_like(leaf, -0.1 * (1.9 + 1 + 0.9 * 1.9))
+        torch.testing.assert_close(leaf.detach() - before, moved, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("epoch", 0.01), ("step", 1e-10)])

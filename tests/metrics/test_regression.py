@@ -118,6 +118,14 @@ def test_sharpness_of_the_truth_is_the_rmse():
     assert r.rmse(prediction, y).value == pytest.approx(r.sharpness(prediction).value, rel=0.03)
 
 
+def test_epistemic_std_by_hand():
+    """Members at ±1 and at ±3 around their mean: variances 1 and 9, mean 5."""
+    loc = torch.tensor([[[1.0], [3.0]], [[-1.0], [-3.0]]])
+    assert r.epistemic_std(MixturePrediction(loc, 0.5)).value == pytest.approx(math.sqrt(5))
+    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
+        r.epistemic_std(MixturePrediction(loc[:1], 1.0))
+
+
 def test_epistemic_share_by_hand():
     """Means -1 and 1 (variance 1), noise of variance 3: one quarter."""
     loc = torch.tensor([[[-1.0]], [[1.0]]], dtype=torch.float64)

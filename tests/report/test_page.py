@@ -16,7 +16,8 @@ from polymode.metrics import Results, compare
 from polymode.metrics.results import Cost, Row
 from polymode.plots import Comparison
 from polymode.report import cite, list_methods, report
-from polymode.report.page import HERE, render
+from polymode.report.page import render
+from polymode.report.template import HERE
 
 EVIL = "<script>alert(1)</script>"
 

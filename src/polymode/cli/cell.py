@@ -54,8 +54,14 @@ def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         **cell.options,
     )
     seconds = time.perf_counter() - started
-    results = evaluate(post, task, train_seconds=seconds, keep=_kept(post, task))
-    results = results.replace(net=recipe.net_label)
+    results = evaluate(
+        post,
+        task,
+        train_seconds=seconds,
+        keep=_kept(post, task),
+        validation=recipe.validation,
+    )
+    results = results.replace(net=recipe.net_label, label=cell.label)
     return Finished(results.replace(kept={}), pack(results.kept))
 
 

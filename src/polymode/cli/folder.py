@@ -28,7 +28,7 @@ from typing import Any
 
 from polymode._version import __version__
 from polymode.cli.arguments import UsageProblem
-from polymode.cli.kept import unpack
+from polymode.cli.kept import Stored
 from polymode.cli.lock import FolderLock
 from polymode.core.store import replace_file
 from polymode.metrics.results import Kept, Results
@@ -251,9 +251,9 @@ class RunFolder:
             " kept, the same command goes on from there"
         )
 
-    def _kept(self, key: str) -> dict[str, Kept]:
+    def _kept(self, key: str) -> Mapping[str, Kept]:
         try:
-            return unpack((self.path / "predictions" / f"{key}.npz").read_bytes())
+            return Stored(self.path / "predictions" / f"{key}.npz")
         except FileNotFoundError:
             return {}
 

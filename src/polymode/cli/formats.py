@@ -55,14 +55,17 @@ def _caption(board: Leaderboard) -> str:
 
 def markdown(board: Leaderboard, full: bool = False) -> str:
     """Return a table in GitHub's Markdown for each data set, the best in bold."""
-    parts = [_md(_caption(board)) + ".\n"]
+    parts = [as_markdown(_caption(board)) + ".\n"]
     for table in _tables(board, full):
-        heads = [_md(f"{c.title} {ARROWS[c.direction]}".rstrip()) for c in table.columns]
+        heads = [as_markdown(f"{c.title} {ARROWS[c.direction]}".rstrip()) for c in table.columns]
         rows = [
-            [_md(label), *(f"**{cell.text}**" if cell.best else cell.text for cell in cells)]
+            [
+                as_markdown(label),
+                *(f"**{cell.text}**" if cell.best else cell.text for cell in cells),
+            ]
             for label, cells in table.lines
         ]
-        lines = [[_md(table.title), *heads], ["---", *["---:"] * len(heads)], *rows]
+        lines = [[as_markdown(table.title), *heads], ["---", *["---:"] * len(heads)], *rows]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
     return "\n".join(parts)
 
@@ -72,7 +75,7 @@ def latex(board: Leaderboard, full: bool = False) -> str:
     parts = [f"% {' '.join(_caption(board).split())}; needs \\usepackage{{booktabs}}\n"]
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
     for table in _tables(board, full):
-        heads = [_tex(c.title) + arrows[c.direction] for c in table.columns]
+        heads = [as_tex(c.title) + arrows[c.direction] for c in table.columns]
         rows = []
         for label, cells in table.lines:
             numbers = [cell.text.replace(" ± ", r" \pm ").replace(",", "{,}") for cell in cells]
@@ -81,11 +84,11 @@ def latex(board: Leaderboard, full: bool = False) -> str:
                 rf"$\mathbf{{{n}}}$" if cell.best else text
                 for n, text, cell in zip(numbers, texts, cells, strict=True)
             ]
-            rows.append(" & ".join([_tex(label), *bold]) + r" \\")
+            rows.append(" & ".join([as_tex(label), *bold]) + r" \\")
         lines = [
             rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
             r"\toprule",
-            " & ".join([_tex(table.title), *heads]) + r" \\",
+            " & ".join([as_tex(table.title), *heads]) + r" \\",
             r"\midrule",
             *rows,
             r"\bottomrule",
@@ -110,10 +113,10 @@ def as_json(board: Leaderboard, full: bool = False) -> str:
     return board.to_json() + "\n"
 
 
-def _md(text: str) -> str:
+def as_markdown(text: str) -> str:
     """Return text that Markdown takes as it is, also inside a table.
 
-    >>> print(_md("a|b_c <i>"))
+    >>> print(as_markdown("a|b_c <i>"))
     a\\|b\\_c \\<i\\>
     """
     return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
@@ -126,10 +129,10 @@ _TEX = {
 }  # fmt: skip
 
 
-def _tex(text: str) -> str:
+def as_tex(text: str) -> str:
     r"""Return text with LaTeX's special characters escaped.
 
-    >>> print(_tex("map (num_modes=5), 90 %"))
+    >>> print(as_tex("map (num_modes=5), 90 %"))
     map (num\_modes=5), 90 \%
     """
     return "".join(_TEX.get(letter, letter) for letter in " ".join(text.split()))

@@ -1,10 +1,11 @@
-"""Predictions of a cell as the bytes of an `.npz` file, and back; nothing is pickled."""
+"""Predictions of a cell as an `.npz` file, and back; nothing is pickled."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,15 +30,27 @@ def pack(kept: Mapping[str, Kept]) -> bytes:
     return file.getvalue()
 
 
-def unpack(content: bytes) -> dict[str, Kept]:
-    """Return what `pack` packed."""
-    kept = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        for number, each in enumerate(json.loads(str(arrays["about"]))):
+class Stored(Mapping[str, Kept]):
+    """What `pack` packed, in a file; each prediction is read when it is asked for, and not held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with np.load(path, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+        self._about = {each["name"]: (number, each) for number, each in enumerate(about)}
+
+    def __getitem__(self, name: str) -> Kept:
+        number, each = self._about[name]
+        with np.load(self.path, allow_pickle=False) as arrays:
             tensors = {part: torch.from_numpy(arrays[f"{number}.{part}"]) for part in each["parts"]}
             extra = [
-                torch.from_numpy(arrays[name]) if name in arrays else None
-                for name in (f"{number}.targets", f"{number}.inputs")
+                torch.from_numpy(arrays[part]) if part in arrays else None
+                for part in (f"{number}.targets", f"{number}.inputs")
             ]
-            kept[each["name"]] = Kept(Prediction.from_arrays(tensors, each["rest"]), *extra)
-    return kept
+        return Kept(Prediction.from_arrays(tensors, each["rest"]), *extra)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._about)
+
+    def __len__(self) -> int:
+        return len(self._about)

@@ -25,6 +25,7 @@ from polymode.core.registry import suggest
 from polymode.core.store import json_safe
 from polymode.methods import METHODS
 from polymode.metrics.table import align
+from polymode.studies.study import Arm, Part
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 
@@ -40,10 +41,11 @@ class Cell(NamedTuple):
     seed: int
     key: str
     setup: str
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.method}, seed {self.seed}"
+        return f"{self.label or self.method}, seed {self.seed}"
 
 
 class Recipe(NamedTuple):
@@ -54,6 +56,7 @@ class Recipe(NamedTuple):
     net_name: str
     net_options: dict[str, Any]
     device: str = "cpu"
+    validation: bool = False
 
     def task(self) -> Task:
         """Build the task."""
@@ -73,14 +76,24 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do."""
+    """What a run will do: arms × seeds, one task and network.
+
+    In the part of a study (`study`: its name and the part's) arms have names of their own; else
+    they are called as their methods.
+    """
 
     recipe: Recipe
     task: Task
-    methods: dict[str, dict[str, Any]]
+    arms: dict[str, Arm]
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     preset: str
+    study: tuple[str, str] | None = None
+
+    @property
+    def methods(self) -> dict[str, dict[str, Any]]:
+        """Options by the arm's name."""
+        return {name: arm.options for name, arm in self.arms.items()}
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -95,18 +108,23 @@ class Plan:
         common = {"version": __version__, "data": self.data, "net": self.recipe.net_label}
         cells = []
         for seed in self.seeds:
-            for method, options in self.methods.items():
+            for name, (method, options) in self.arms.items():
                 config = METHODS.get(method).value.config(**options)
                 facts = {**common, "method": method, "config": json_safe(asdict(config))}
                 key = _hash({**facts, "seed": seed})
-                cells.append(Cell(method, options, seed, key, _hash(facts)))
+                label = name if self.study else ""
+                cells.append(Cell(method, options, seed, key, _hash(facts), label))
         return cells
 
     def command(self, out: str, *extra: str) -> str:
         """Return the line that runs this plan, with nothing but itself needed."""
-        words = ["polymode", "run", "--task", self.recipe.task_name, "--net", self.recipe.net_name]
-        for method in self.methods:
-            words += ["--method", method]
+        if self.study:
+            words = ["polymode", "run", self.study[0], "--part", self.study[1]]
+        else:
+            names = ["--task", self.recipe.task_name, "--net", self.recipe.net_name]
+            words = ["polymode", "run", *names]
+            for method in self.arms:
+                words += ["--method", method]
         words += ["--seeds", span(self.seeds)]
         words += ["--preset", self.preset] if self.preset != "cpu" else []
         for setting in self.settings:
@@ -177,34 +195,76 @@ def _make_plan(request: Request, device: str) -> Plan:
     if net not in nets.__all__:
         known = ", ".join(nets.__all__)
         raise UsageProblem(f"Unknown net '{net}'.{suggest(net, nets.__all__)} Known: {known}.")
-    options: dict[str, dict[str, Any]] = {
-        "task": dict(defaults.task_options),
-        "net": dict(defaults.net_options) if net == defaults.net else {},
-        **{name: _having(name, defaults.options) for name in methods},
-    }
-    _apply(request.settings, options, methods)
-    recipe = Recipe(task, options.pop("task"), net, options.pop("net"), device)
+    part = Part(
+        task=task,
+        task_options=dict(defaults.task_options),
+        net=net,
+        net_options=dict(defaults.net_options) if net == defaults.net else {},
+        arms={name: Arm(name, _having(name, defaults.options)) for name in methods},
+        seeds=request.seeds,
+    )
+    return _plan_of(part, request.settings, request.preset, device)
+
+
+def plan_part(
+    part: Part,
+    study: tuple[str, str],
+    preset: str,
+    *,
+    settings: Sequence[Setting] = (),
+    device: str = "cpu",
+) -> Plan:
+    """Return the plan of one part of a study; `study` has the names of both."""
+    try:
+        return _plan_of(part, tuple(settings), preset, check_device(device), study)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
+
+
+def _plan_of(
+    part: Part,
+    settings: tuple[Setting, ...],
+    preset: str,
+    device: str,
+    study: tuple[str, str] | None = None,
+) -> Plan:
+    """Return the plan of arms with their options, those of the settings over their own."""
+    task_options, net_options = dict(part.task_options), dict(part.net_options)
+    arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
+    _apply(settings, task_options, net_options, arms)
+    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation)
     built = _build(recipe)
-    if isinstance(built.augment, Augmentation):  # the task's own, where the user says nothing
-        for name in methods:
-            options[name] = _having(name, {"augment": built.augment.to_config()}) | options[name]
-    plan = Plan(recipe, built, options, request.seeds, request.settings, request.preset)
+    if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
+        usual = {"augment": built.augment.to_config()}
+        arms = {
+            name: Arm(a.method, _having(a.method, usual) | a.options) for name, a in arms.items()
+        }
+    plan = Plan(recipe, built, arms, part.seeds, settings, preset, study)
     _check(plan)
     return plan
 
 
 def _apply(
-    settings: Sequence[Setting], options: dict[str, dict[str, Any]], methods: Sequence[str]
+    settings: Sequence[Setting],
+    task_options: dict[str, Any],
+    net_options: dict[str, Any],
+    arms: dict[str, Arm],
 ) -> None:
-    """Enter the settings into the options of their owners."""
+    """Enter the settings into the options of their owners: task, net, an arm, a method, or all."""
+    owners = {"task": [task_options], "net": [net_options], "": []}
+    for name, (method, options) in arms.items():
+        owners[""].append(options)
+        for owner in dict.fromkeys((name, method)):
+            owners.setdefault(owner, []).append(options)
     for owner, key, value in settings:
-        if owner not in ("", *options):
+        if owner not in owners:
+            known = [name for name in owners if name]
             raise UsageProblem(
                 f"--set {owner}.{key}: '{owner}' is not part of this run."
-                f"{suggest(owner, options)} Parts: {', '.join(options)}."
+                f"{suggest(owner, known)} Parts: {', '.join(known)}."
             )
-        for name in [owner] if owner else methods:
-            options[name][key] = value
+        for options in owners[owner]:
+            options[key] = value
 
 
 def _build(recipe: Recipe) -> Task:
@@ -222,7 +282,7 @@ def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _check(plan: Plan) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
-    for method, options in plan.methods.items():
+    for method, options in plan.arms.values():
         config = METHODS.get(method).value.config
         known = [field.name for field in fields(config)]
         for key in options:

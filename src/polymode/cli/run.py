@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 
 def run(
+    study: Annotated[
+        str | None,
+        typer.Argument(metavar="[STUDY]", help="a paper's runs; see `polymode list studies`"),
+    ] = None,
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
     ] = None,
@@ -46,12 +50,17 @@ def run(
         str | None,
         typer.Option(metavar="PRESET", help="smoke (seconds), cpu (the default) or paper"),
     ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
+    ] = None,
     net: Annotated[
         str | None,
         typer.Option(metavar="NET", help="see `polymode list nets`; by default the task's own"),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK")
+        str | None,
+        typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK or runs/STUDY"),
     ] = None,
     jobs: Annotated[
         int, typer.Option(metavar="N", help="cells at a time, each in its own process")
@@ -64,7 +73,7 @@ def run(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")] = False,
     json_: Json = False,
 ) -> None:
-    """Fit, evaluate and compare methods on a task; ends with a report.
+    """Compare methods on a task, or reproduce a study; ends with a report.
 
     Cells (method × seed) that the folder has are not run again, so the same command resumes.
 
@@ -72,7 +81,7 @@ def run(
     Examples:
       polymode run --task digits --method map --method deep_ensemble --seeds 0-2
       polymode run --task digits --method map --set epochs=20 --out runs/short --dry-run
-      polymode run --config study.toml --jobs 4
+      polymode run forde --preset smoke
     """
     from polymode.cli.folder import RunFolder
     from polymode.cli.plan import make_plan
@@ -80,6 +89,31 @@ def run(
 
     if jobs < 1:
         raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+    if study is not None:
+        from polymode.cli.run_study import run_study
+
+        given = {"--task": task, "--method": method, "--net": net, "--config": config}
+        if wrong := [name for name, value in given.items() if value]:
+            raise UsageProblem(
+                f"study '{study}' has its own tasks and methods; leave out {', '.join(wrong)}, or"
+                " change it by --set, --seeds and --preset"
+            )
+        run_study(
+            study,
+            preset=preset or "cpu",
+            parts=part or [],
+            seeds=seeds,
+            settings=set_ or [],
+            device=device,
+            out=out,
+            jobs=jobs,
+            fresh=fresh,
+            dry_run=dry_run,
+            quiet=quiet,
+            json_=json_,
+        )
+    if part:
+        raise UsageProblem("--part belongs to a study, as in polymode run forde --part regression")
     wanted = request(
         task=task,
         methods=method or [],

@@ -238,7 +238,8 @@ class _Book:
 
 
 def _names(cell: Cell) -> dict[str, Any]:
-    return {"key": cell.key, "method": cell.method, "seed": cell.seed}
+    names = {"key": cell.key, "method": cell.method, "seed": cell.seed}
+    return {**names, "label": cell.label} if cell.label else names
 
 
 def _summary(results: Results) -> str:

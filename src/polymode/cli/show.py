@@ -21,18 +21,24 @@ Full = Annotated[bool, typer.Option("--full", help="every metric, not the headli
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, tasks, metrics or nets")],
+    what: Annotated[str, typer.Argument(help="methods, tasks, studies, metrics or nets")],
     pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
     json_: Json = False,
 ) -> None:
-    """Show what there is: methods, tasks, metrics or nets."""
+    """Show what there is: methods, tasks, studies, metrics or nets."""
     from polymode.core.registry import suggest
     from polymode.core.store import json_safe
 
-    kinds = {"methods": _methods, "tasks": _tasks, "metrics": _metrics, "nets": _nets}
+    kinds = {
+        "methods": _methods,
+        "tasks": _tasks,
+        "studies": _studies,
+        "metrics": _metrics,
+        "nets": _nets,
+    }
     if what not in kinds:
-        near = suggest(what, kinds)
-        raise UsageProblem(f"list shows methods, tasks, metrics or nets, not '{what}'.{near}")
+        known, near = ", ".join(kinds), suggest(what, kinds)
+        raise UsageProblem(f"list shows one of {known}, not '{what}'.{near}")
     columns, entries = kinds[what](pattern)
     if json_:
         put([json_safe(entry) for entry in entries])
@@ -61,6 +67,17 @@ def _tasks(pattern: str) -> Listing:
     entries = [{"name": name, **TASKS.get(name).metadata} for name in TASKS.names(pattern)]
     columns = {"kind": "kind", "train / val / test": "size", "description": "description"}
     return {"task": "name", **columns}, entries
+
+
+def _studies(pattern: str) -> Listing:
+    from polymode.studies import STUDIES
+
+    entries = []
+    for name in STUDIES.names(pattern):
+        study = STUDIES.get(name).value
+        facts = {"paper": study.paper, "summary": study.summary, "title": study.title}
+        entries.append({"name": name, "parts": ", ".join(study.parts("cpu")), **facts})
+    return {"study": "name", **{k: k for k in ("paper", "parts", "summary")}}, entries
 
 
 def _metrics(pattern: str) -> Listing:
@@ -94,7 +111,11 @@ def _nets(pattern: str) -> Listing:
 def open_folder(path: Path) -> RunFolder:
     """Return the folder of a run, or say that it is none."""
     from polymode.cli.folder import RunFolder
+    from polymode.cli.study import is_study, read_study
 
+    if is_study(path):
+        parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
+        raise UsageProblem(f"{path} holds a study; give the folder of one of its parts: {parts}")
     if not (path / "results.jsonl").is_file():
         raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
     return RunFolder(path)
@@ -120,10 +141,15 @@ def report(
     import webbrowser
 
     from polymode.cli.running import write_report
+    from polymode.cli.study import finish_study, is_study
 
-    opened = open_folder(folder)
-    path = opened.report if out is None else out
-    write_report(opened, _board(opened, predictions=True), path)
+    if is_study(folder):
+        finish_study(folder, out)
+        path = folder / "report.html" if out is None else out
+    else:
+        opened = open_folder(folder)
+        path = opened.report if out is None else out
+        write_report(opened, _board(opened, predictions=True), path)
     typer.echo(f"Report: {path}")
     if open_ and not webbrowser.open(path.resolve().as_uri()):
         say("polymode: no browser could be started here; open the file yourself")
@@ -155,31 +181,66 @@ def table(
     folder: Folder,
     format_: Annotated[str, typer.Option("--format", help="md, latex, csv or json")] = "md",
     full: Full = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="of a study: the paper's numbers and claims as well")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="the same as --format json")] = False,
 ) -> None:
-    """Print the leaderboard of a run for a paper, a page or a program.
+    """Print the leaderboard of a run, or the tables of a study, for a paper, a page or a program.
 
     Markdown and LaTeX show the headlines, a table for each data set; csv and json have all numbers.
+    With --paper the exit code is 3 where a number is outside the paper's tolerance.
     """
     from polymode.cli.formats import FORMATS
+    from polymode.cli.study import is_study
     from polymode.core.registry import suggest
 
     name = "json" if json_ else format_
     if name not in FORMATS:
         known = ", ".join(FORMATS)
         raise UsageProblem(f"--format takes {known}, got '{name}'.{suggest(name, FORMATS)}")
-    typer.echo(FORMATS[name](_board(open_folder(folder)), full), nl=False)
+    if is_study(folder):
+        _study_table(folder, name, paper)
+        return
+    opened = open_folder(folder)
+    if paper:
+        raise UsageProblem(
+            f"{folder} holds no study, so there is no paper beside it; see `polymode list studies`"
+        )
+    typer.echo(FORMATS[name](_board(opened), full), nl=False)
+
+
+def _study_table(folder: Path, name: str, paper: bool) -> None:
+    """Print the tables of a study; with `paper` also its claims and the paper's numbers."""
+    from polymode.cli.study import OUTSIDE, outside, read_shown
+    from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
+
+    shown = read_shown(folder)
+    tables = [t for key, t in shown.tables.items() if paper or not key.startswith("paper_")]
+    if paper:
+        tables += [claim_table(shown.claims)] if shown.claims else []
+        tables += [comparison_table(shown.comparisons)] if shown.comparisons else []
+    typer.echo(STUDY_FORMATS[name](tables), nl=False)
+    if paper and outside(shown.comparisons):
+        raise typer.Exit(OUTSIDE)
 
 
 def cite(
-    what: Annotated[str, typer.Argument(help="a method, or the folder of a run")],
+    what: Annotated[str, typer.Argument(help="a method, a study, or the folder of a run")],
 ) -> None:
-    """Print the BibTeX of a method, or of all methods of a run."""
+    """Print the BibTeX of a method, of a study's paper, or of all methods of a run."""
+    from polymode.cli.study import is_study, read_study
     from polymode.report.cards import cite as bibtex
+    from polymode.studies import STUDIES
 
+    path = Path(what)
+    study = read_study(path)["study"] if is_study(path) else what
+    if study in STUDIES:
+        typer.echo(STUDIES.get(study).value.bibtex)
+        return
     names = [what]
-    if (Path(what) / "results.jsonl").is_file():
-        names = list(dict.fromkeys(each.method for each in open_folder(Path(what)).results()))
+    if (path / "results.jsonl").is_file():
+        names = list(dict.fromkeys(each.method for each in open_folder(path).results()))
     try:
         typer.echo("\n\n".join(map(bibtex, names)))
     except ValueError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,11 +28,12 @@ OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "nesterov": partial(torch.optim.SGD, nesterov=True),
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
 }
-_FUSED = ("adam", "adamw", "sgd", "adagrad")
-_MOMENTUM = ("sgd", "rmsprop")
+_FUSED = ("adam", "adamw", "sgd", "nesterov", "adagrad")
+_MOMENTUM = ("sgd", "nesterov", "rmsprop")
 _COUPLING = (
     "LBFGS",
     "Adafactor",
@@ -42,6 +44,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1.0 - done,
+    "ramp": lambda done: 1.0 - 0.99 * min(max((done - 0.5) / 0.4, 0.0), 1.0),
 }
 
 
@@ -52,14 +55,14 @@ class Training:
     Args:
         epochs: passes over the training data, ≥ 0.
         batch_size: examples a step, ≥ 1; a `DataLoader` of yours keeps its own.
-        optimizer: a name (adam, adamw, sgd, rmsprop, adagrad) or a function from the list of
-            stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p, lr=0.1,
-            nesterov=True, momentum=0.9)`.
+        optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
+            of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
+            lr=0.1, dampening=0.1, momentum=0.9)`.
         lr: learning rate of a named optimiser, > 0.
-        momentum: of sgd and rmsprop, in [0, 1).
-        schedule: a name (constant, cosine, linear: factor of `lr`, followed step by step down to 0
-            at the end), or a function from the optimiser to a torch scheduler, stepped once every
-            `schedule_unit`.
+        momentum: of sgd, nesterov and rmsprop, in [0, 1); of nesterov > 0.
+        schedule: a name, factor of `lr`, followed step by step: constant; cosine and linear, down
+            to 0 at the end; ramp, 1 for the first half, then linear to 0.01 at nine tenths. Or a
+            function from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
         schedule_unit: "epoch" or "step", when a torch scheduler steps.
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
         data_order: "shared": all members see the same batches; "own": each member shuffles by its
@@ -100,8 +103,10 @@ class Training:
             self._require(False, "augment", rule)
         if self.momentum and self.optimizer not in _MOMENTUM:
             raise ValueError(
-                f"`momentum` belongs to {' and '.join(_MOMENTUM)}, not to {self.optimizer}"
+                f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {self.optimizer}"
             )
+        if self.optimizer == "nesterov":
+            self._require(self.momentum > 0, "momentum", "> 0 for nesterov")
 
     def _require(self, holds: bool, field: str, rule: str) -> None:
         """Raise in the one form in which options are refused."""

@@ -72,15 +72,16 @@ def _entries(results: list[Results]) -> list[Entry]:
     for each in results:
         groups.setdefault(json.dumps(_setup(each), sort_keys=True), []).append(each)
     setups = {key: _setup(group[0]) for key, group in groups.items()}
+    names = {key: group[0].label or group[0].method for key, group in groups.items()}
     entries = []
     for key, group in groups.items():
         seeds = [each.seed for each in group]
         if len(set(seeds)) < len(seeds):
-            raise ValueError(f"{group[0].method} has results of one seed twice: seeds {seeds}")
-        alike = [s for s in setups.values() if s["method"] == group[0].method]
+            raise ValueError(f"{names[key]} has results of one seed twice: seeds {seeds}")
+        alike = [setups[other] for other, name in names.items() if name == names[key]]
         differing = [k for k in setups[key] if len({json.dumps(s.get(k)) for s in alike}) > 1]
         options = ", ".join(f"{name}={setups[key][name]}" for name in differing)
-        label = group[0].method + (f" ({options})" if options else "")
+        label = names[key] + (f" ({options})" if options else "")
         entries.append(Entry(label, tuple(sorted(group, key=lambda each: each.seed))))
     return entries
 

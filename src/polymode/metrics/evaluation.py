@@ -27,6 +27,7 @@ from polymode.metrics.score import (
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
 from polymode.tasks.task import Task
+from polymode.tasks.validation import validation_shifts
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200
@@ -40,6 +41,7 @@ def evaluate(
     *,
     train_seconds: float | None = None,
     keep: bool | Sequence[str] = True,
+    validation: bool = False,
 ) -> Results:
     """Return every metric that applies, on the test set, every shift and every OOD set.
 
@@ -54,6 +56,8 @@ def evaluate(
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
             and let go before the next one is predicted, but for the test set.
+        validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", to
+            choose options by; see `tasks/validation.py`. These predictions are never kept.
 
     Returns:
         `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for
@@ -81,7 +85,10 @@ def evaluate(
         rows += _rows(name, made, test.prediction, task, scale)
         if _is_kept(name, keep):
             kept[name] = made
-    if _is_drawn(task) and test is not None:
+    assert test is not None
+    for name, data in _validation_sets(task) if validation else ():
+        rows += _rows(name, _predict(post, task, data), test.prediction, task, scale)
+    if _is_drawn(task):
         drawn = _grid(post, task, test, kept) if keep else {}
         kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
     return Results(
@@ -133,6 +140,12 @@ def _datasets(task: Task) -> Iterator[tuple[str, Data | Tensor]]:
             yield f"shift:{name}:{severity}", data
     for name, source in task.ood.items():
         yield f"ood:{name}", source
+
+
+def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
+    for name, levels in validation_shifts(task).items():
+        for severity, make in levels.items():
+            yield f"val:{name}:{severity}", make()
 
 
 def _predict(post: Posterior, task: Task, data: Data | Tensor) -> Kept:

@@ -97,9 +97,11 @@ class Leaderboard:
         """
         groups: dict[str, list[Column]] = {}
         for column in self.columns:
-            single_shift = column.dataset.startswith("shift:") and column.dataset != SHIFT_MEAN
+            one_shift = column.dataset.startswith(("shift:", "val:")) and (
+                column.dataset != SHIFT_MEAN
+            )
             shown = full or (column.direction and is_headline(column.metric))
-            if shown and not single_shift:
+            if shown and not one_shift:
                 groups.setdefault(column.dataset, []).append(column)
         return groups
 

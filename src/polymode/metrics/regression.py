@@ -134,6 +134,32 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
 
 @register(
     REGRESSION,
+    "epistemic_std",
+    title="epistemic s.d.",
+    unit="units of y",
+    direction="",
+    family="uncertainty",
+    min_samples=2,
+    targets=False,
+    summary="root of the mean variance of the members' means: how far they are apart; describes,"
+    " does not score",
+)
+def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Score:
+    r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} \mathrm{Var}_s\,\mu_{snd}}`, in units of y.
+
+    Needs no targets. `each` is the variance, mean over outputs; the standard error as in `rmse`.
+
+    Traps: a few inputs where members are far apart rule it; the variance over S samples divides by
+    S, so few samples say too little.
+    """
+    mixture = check_mixture(prediction, "epistemic_std")
+    if mixture.num_samples < 2:
+        raise ValueError(f"`epistemic_std` needs at least 2 samples, got {mixture.num_samples}")
+    return _root(mixture.epistemic_variance.double().mean(1))
+
+
+@register(
+    REGRESSION,
     "epistemic_share",
     title="epistemic share",
     unit="fraction of variance",

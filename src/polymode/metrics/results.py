@@ -1,6 +1,6 @@
 """Results: every number of one evaluation, with unit, direction, n and standard error.
 
-Data sets are named "test", "shift:NAME:SEVERITY" and "ood:NAME".
+Data sets are named "test", "shift:NAME:SEVERITY", "ood:NAME" and "val:NAME:SEVERITY".
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Results:
         rows: the numbers. cost: see `Cost`.
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         target_scale: D standard deviations that the "standardised" numbers are divided by.
+        label: what tables call it; by default the method, with the options that tell it apart.
     """
 
     task: str
@@ -93,6 +94,7 @@ class Results:
     cost: Cost
     near_ood: tuple[str, ...] = ()
     target_scale: tuple[float, ...] | None = None
+    label: str = ""
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -228,6 +230,7 @@ class Results:
             "cost": self.cost._asdict(),
             "near_ood": list(self.near_ood),
             "target_scale": self.target_scale and list(self.target_scale),
+            "label": self.label,
         }
 
     def to_json(self) -> str:
@@ -253,6 +256,7 @@ class Results:
                 cost=Cost(**content["cost"]),
                 near_ood=tuple(content.get("near_ood", ())),
                 target_scale=scale and tuple(scale),
+                label=content.get("label", ""),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None

@@ -4,7 +4,7 @@ Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selectiv
 `risk_coverage`. Uncertainty: `ood_histogram`, `entropy_scatter`, `uncertainty_maps`,
 `regression_band`. Shift: `severity`, `severity_spread`. Members: `diversity_heat_map`,
 `diversity_plane`, `pair_density`, `size_curve`. Symmetry: `orbit_curve`. Choices: `cost_pareto`,
-`sweep`. Papers: `forest`.
+`sweep`. Papers: `forest`, `panels`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polymode.plots.forest import Comparison, forest
 from polymode.plots.ood import ood_histogram
 from polymode.plots.orbit_curve import orbit_curve
 from polymode.plots.pair_density import pair_density
+from polymode.plots.panels import panels
 from polymode.plots.regression import regression_band
 from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
@@ -44,6 +45,7 @@ __all__ = [
     "orbit_curve",
     "pair_density",
     "palette",
+    "panels",
     "regression_band",
     "regression_calibration",
     "reliability",

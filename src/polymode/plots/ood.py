@@ -152,7 +152,7 @@ def _edges(low: float, high: float, num_bins: int, log: bool) -> np.ndarray:
 def scores(results: Results, score: str) -> dict[str, np.ndarray]:
     """Return the scores of the test set and of each OOD set that is kept."""
     return {
-        name: numbers(SCORES[score](kept.prediction))
-        for name, kept in results.kept.items()
+        name: numbers(SCORES[score](results.kept[name].prediction))
+        for name in results.kept
         if name == "test" or name.startswith("ood:")
     }

@@ -34,7 +34,7 @@ class RegressionBand(Display):
 
     def plot(self, ax: Axes, part: str = "all") -> Axes:
         """Draw one panel, "all" or "epistemic"."""
-        self._bands(ax, part)
+        self.bands(ax, part)
         ax.set_title(f"{self.title}\n{TITLES[part]}", color=INK)
         ax.legend(ncols=2)
         return ax
@@ -42,7 +42,7 @@ class RegressionBand(Display):
     def draw(self, figure: FigureBase) -> None:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
         for ax, part in zip(axes, ("epistemic", "all"), strict=True):
-            self._bands(ax, part)
+            self.bands(ax, part)
             ax.set_title(TITLES[part], color=INK)
         axes[1].set_ylabel("")
         figure.suptitle(self.title, fontsize=9, color=INK)
@@ -50,7 +50,8 @@ class RegressionBand(Display):
         handles = {k: h for hs, ks in found for h, k in zip(hs, ks, strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
 
-    def _bands(self, ax: Axes, part: str) -> None:
+    def bands(self, ax: Axes, part: str) -> None:
+        """Draw bands and functions of one panel, without title and legend."""
         data, color = self.data, self.style.color
         x, mean = data["x"], data["mean"]
         some = np.unique(np.linspace(0, len(x) - 1, min(len(x), STEPS)).round().astype(int))

@@ -7,16 +7,12 @@ run, sort tables, filter methods and copy the command. Nothing is asked of any n
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
-import re
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polymode._version import __version__
 from polymode.core.store import replace_file
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard, costs
@@ -32,10 +28,9 @@ from polymode.report.environment import environment as present
 from polymode.report.glossary import glossary
 from polymode.report.sections import sections
 from polymode.report.tables import SHAPES, sizes
+from polymode.report.template import fill
 from polymode.report.verdict import verdict
 from polymode.tasks import TASKS
-
-HERE = Path(__file__).parent
 
 
 def report(
@@ -84,28 +79,14 @@ def render(
     comparisons: Sequence[Comparison] = (),
 ) -> str:
     """Return the report as text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    engine = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    engine.filters["soft"] = _soft
-    script = (HERE / "page.js").read_text()
     facts = environment if environment is not None else present()
     methods = list(dict.fromkeys(entry.method for entry in board.entries))
     cards = [card(name) for name in methods]
     bibtex = "\n\n".join(each["bibtex"] for each in cards if "bibtex" in each)
     all_numbers, ending = csv_uri(_csv(board))
     meanings = glossary(board)
-    return engine.get_template("page.html").render(
-        css=(HERE / "page.css").read_text(),
-        script=script,
-        script_hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        version=__version__,
+    return fill(
+        "page.html",
         task=board.task,
         about=TASKS.get(board.task).metadata if board.task in TASKS else {},
         verdict=verdict(board),
@@ -113,7 +94,7 @@ def render(
         alerts=alerts(board, failures),
         sizes=sizes(board),
         numbers=(all_numbers, f"leaderboard.{ending}"),
-        comparisons=[_compared(each) for each in comparisons],
+        comparisons=[compared(each) for each in comparisons],
         forest=figure(forest(comparisons)) if comparisons else None,
         sections=sections(board),
         cards=[{**each, "entries": _entries(board, each["name"])} for each in cards],
@@ -127,14 +108,7 @@ def render(
     )
 
 
-def _soft(text: str) -> Any:
-    """Return a name that may be broken where people would break it."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"([_/=])", r"\1<wbr>", str(escape(text))))
-
-
-def _compared(each: Comparison) -> dict[str, str]:
+def compared(each: Comparison) -> dict[str, str]:
     """Return a number of a paper and ours as they are written, with the same decimals."""
     spreads = [each.paper_spread, each.standard_error, each.tolerance]
     digits = decimals_for([each.paper, each.ours], spreads)
@@ -181,7 +155,7 @@ def _stats(
         stats.append(("reproduced", f"{good} of {len(comparisons)}"))
     trained = [r.cost.train_seconds for r in every if r.cost.train_seconds is not None]
     if trained:
-        stats.append(("training", _duration(sum(trained))))
+        stats.append(("training", duration(sum(trained))))
     threads = environment.get("threads")
     processor = "CPU" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     return [*stats, ("device", str(environment.get("gpu") or processor))]
@@ -202,10 +176,10 @@ def _ranges(seeds: Sequence[int]) -> str:
     return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time as people say it.
 
-    >>> _duration(0.021), _duration(42.19), _duration(312), _duration(9000)
+    >>> duration(0.021), duration(42.19), duration(312), duration(9000)
     ('0.021 s', '42.2 s', '5.2 min', '2.5 h')
     """
     if seconds < 120:
@@ -224,7 +198,7 @@ def _entries(board: Leaderboard, method: str) -> list[dict[str, Any]]:
                 {
                     "label": entry.label,
                     "place": place,
-                    "train": "" if train is None else f"{_duration(train)} training",
+                    "train": "" if train is None else f"{duration(train)} training",
                     "predict": f"{cost['predict_ms']:,.1f} ms per 1,000 inputs",
                 }
             )

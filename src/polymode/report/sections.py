@@ -80,7 +80,13 @@ FAMILIES = {
 }
 
 
-TOLD = ("predictive_entropy", "mutual_information", "epistemic_share", "sharpness")  # unfolded
+TOLD = (
+    "predictive_entropy",
+    "mutual_information",
+    "epistemic_share",
+    "epistemic_std",
+    "sharpness",
+)  # unfolded
 
 
 class Section(NamedTuple):

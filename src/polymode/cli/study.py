@@ -1,0 +1,176 @@
+"""`polymode run STUDY`: the parts of a study one after the other, and what they show together.
+
+study.json               which study and preset; its tables, claims and comparisons
+figures/NAME.svg, .csv   its figures, and their numbers
+report.html              all of it on one page
+PART/                    the folder of each part's run, with a report of its own
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polymode._version import __version__
+from polymode.cli.arguments import Setting, UsageProblem, span
+from polymode.cli.folder import RunFolder
+from polymode.cli.plan import Plan, plan_part
+from polymode.core.store import replace_file
+from polymode.plots.forest import Comparison
+from polymode.report.study import Shown, study_page
+from polymode.studies import STUDIES, Runs, Study
+from polymode.studies.study import parts_of
+
+FILE = "study.json"
+OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
+
+
+class StudyRequest(NamedTuple):
+    """A study as it was asked for."""
+
+    name: str
+    preset: str = "cpu"
+    only: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    device: str = "cpu"
+
+    def command(self, out: str, *extra: str) -> str:
+        """Return the line that runs it."""
+        words = ["polymode", "run", self.name]
+        words += ["--preset", self.preset] if self.preset != "cpu" else []
+        for part in self.only:
+            words += ["--part", part]
+        words += ["--seeds", span(self.seeds)] if self.seeds else []
+        for setting in self.settings:
+            words += ["--set", str(setting)]
+        words += ["--device", self.device] if self.device != "cpu" else []
+        return shlex.join([*words, *extra, "--out", out])
+
+
+def study_named(name: str) -> Study:
+    """Return a study, or say which name is nearest."""
+    try:
+        return STUDIES.get(name).value
+    except ValueError as error:
+        raise UsageProblem(f"{error} For a task of your own: --task and --method") from error
+
+
+def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
+    """Return the plan of each part; nothing has run before all of them are checked."""
+    study = study_named(wanted.name)
+    try:
+        parts = parts_of(study, wanted.preset, wanted.only)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
+    plans = {}
+    for name, part in parts.items():
+        chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
+        plans[name] = plan_part(
+            chosen,
+            (wanted.name, name),
+            wanted.preset,
+            settings=wanted.settings,
+            device=wanted.device,
+        )
+    return plans
+
+
+def is_study(path: Path) -> bool:
+    """Return whether a folder holds a study."""
+    return (path / FILE).is_file()
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Return what a study's folder says of itself."""
+    try:
+        content = json.loads((path / FILE).read_text())
+    except ValueError as error:
+        raise UsageProblem(f"{path / FILE} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not {"study", "preset", "parts"} <= set(content):
+        raise UsageProblem(f"{path / FILE} cannot be read: it is no study of polymode's")
+    return content
+
+
+def begin_study(path: Path, wanted: StudyRequest, parts: Sequence[str]) -> None:
+    """Write which study the folder holds; one that holds another is refused."""
+    held: dict[str, Any] = {}
+    if is_study(path):
+        held = read_study(path)
+        before = held["study"], held["preset"]
+        if before != (wanted.name, wanted.preset):
+            raise UsageProblem(
+                f"{path} holds study '{before[0]}', preset {before[1]}; choose another --out"
+            )
+    known = [*held.get("parts", []), *parts]
+    names = {"study": wanted.name, "preset": wanted.preset, "version": __version__}
+    content = {**held, **names, "parts": list(dict.fromkeys(known))}
+    content["command"] = wanted._replace(only=()).command(str(path))
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path / FILE, content)
+
+
+def read_shown(path: Path) -> Shown:
+    """Return what a study shows, made from the files of its parts."""
+    held = read_study(path)
+    study = study_named(held["study"])
+    folders = {name: RunFolder(path / name) for name in held["parts"]}
+    there = {name: folder for name, folder in folders.items() if folder.path.is_dir()}
+    runs = Runs({name: folder.results(predictions=True) for name, folder in there.items()})
+    if not runs.parts:
+        raise UsageProblem(f"{path} has no finished cell yet; run it first")
+    return Shown(
+        name=held["study"],
+        preset=held["preset"],
+        study=study,
+        tables=study.tables(runs),
+        figures=study.figures(runs),
+        claims=study.claims(runs),
+        comparisons=study.comparisons(held["preset"], runs),
+        parts={name: _about(name, there[name], runs) for name in runs.parts},
+        command=held.get("command", ""),
+        environment=next((f.read("environment.json") for f in there.values()), {}),
+    )
+
+
+def finish_study(path: Path, page: Path | None = None) -> Shown:
+    """Make tables, figures, claims and the page, and write them; the page to `page` if given."""
+    shown = read_shown(path)
+    for name, display in shown.figures.items():
+        (path / "figures").mkdir(exist_ok=True)
+        replace_file(path / "figures" / f"{name}.svg", display.to_svg().encode())
+        replace_file(path / "figures" / f"{name}.csv", display.to_csv().encode())
+    _write(path / FILE, {**read_study(path), **shown.to_dict()})
+    replace_file(page or path / "report.html", study_page(shown).encode())
+    return shown
+
+
+def _about(name: str, folder: RunFolder, runs: Runs) -> dict[str, Any]:
+    """Return what the page says of a part."""
+    config, results = folder.config(), runs.all(name)
+    trained = sum(each.cost.train_seconds or 0.0 for each in results)
+    return {
+        "task": config.get("data", {}).get("task", ""),
+        "options": config.get("data", {}).get("options", {}),
+        "net": results[0].net,
+        "members": results[0].cost.num_modes,
+        "arms": runs.arms(name),
+        "seeds": sorted({each.seed for each in results}),
+        "cells": len(results),
+        "failed": len(folder.failures()),
+        "train_seconds": round(trained, 1),
+        "report": f"{name}/report.html",
+    }
+
+
+def outside(comparisons: Sequence[Comparison]) -> int:
+    """Return how many numbers are outside the paper's tolerance."""
+    return sum(each.verdict == "outside" for each in comparisons)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,112 @@
+"""Tables and claims of a study as text, Markdown, LaTeX, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Callable, Sequence
+
+from polymode.cli.formats import as_markdown, as_tex
+from polymode.metrics.table import align, decimals_for, number
+from polymode.plots.forest import Comparison
+from polymode.report.study import SIGNS
+from polymode.studies import Claim, Table
+
+WIDTH = 100  # letters of a terminal
+
+
+def claim_table(claims: Sequence[Claim]) -> Table:
+    """Return the claims as a table."""
+    lines = tuple((c.text, c.paper, c.ours, f"{SIGNS[c.verdict]} {c.verdict}") for c in claims)
+    note = "differences paired over seeds, with 95 % intervals"
+    return Table("Claims of the paper", ("claim", "paper", "here", "verdict"), lines, note)
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return the paper's numbers beside ours as a table."""
+    lines = []
+    for each in comparisons:
+        spreads = [each.paper_spread, each.standard_error, each.tolerance]
+        digits = decimals_for([each.paper, each.ours], spreads)
+        lines.append(
+            (
+                each.label,
+                number(each.paper, each.paper_spread, digits),
+                number(each.ours, each.standard_error, digits),
+                number(each.tolerance, None, digits),
+                each.verdict,
+            )
+        )
+    head = ("number", "paper", "ours", "tolerance", "verdict")
+    return Table("Paper and ours", head, tuple(lines), "ours: mean ± s.e. over seeds")
+
+
+def study_text(tables: Sequence[Table], claims: Sequence[Claim]) -> str:
+    """Return tables and claims for a terminal."""
+    blocks = [f"{t.title}\n{align(t.head, t.lines)}\n({t.note})" for t in tables]
+    if claims:
+        lines = ["Claims of the paper"]
+        for claim in claims:
+            lines.append(f"{SIGNS[claim.verdict]} {claim.verdict}: {claim.text}")
+            for said in (f"paper: {claim.paper}", f"here: {claim.ours}"):
+                lines += textwrap.wrap(said, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _markdown(tables: Sequence[Table]) -> str:
+    parts = []
+    for table in tables:
+        rule = ["---", *["---:"] * (len(table.head) - 1)]
+        rows = [[as_markdown(text) for text in line] for line in (table.head, *table.lines)]
+        lines = [f"| {' | '.join(line)} |" for line in (rows[0], rule, *rows[1:])]
+        parts.append("\n".join([f"**{as_markdown(table.title)}**", "", *lines]))
+        if table.note:
+            parts[-1] += f"\n\n{as_markdown(table.note)}."
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex(tables: Sequence[Table]) -> str:
+    parts = []
+    for table in tables:
+        rows = [" & ".join(map(as_tex, line)) + r" \\" for line in (table.head, *table.lines)]
+        parts.append(
+            "\n".join(
+                [
+                    f"% {table.title}: {table.note}; needs \\usepackage{{booktabs}}",
+                    rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}",
+                    r"\toprule",
+                    rows[0],
+                    r"\midrule",
+                    *rows[1:],
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                ]
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _csv(tables: Sequence[Table]) -> str:
+    file = io.StringIO()
+    write = csv.writer(file, lineterminator="\n").writerow
+    write(["table", "line", "column", "text"])
+    for table in tables:
+        for line in table.lines:
+            for head, text in zip(table.head[1:], line[1:], strict=True):
+                write([table.title, line[0], head, text])
+    return file.getvalue()
+
+
+def _json(tables: Sequence[Table]) -> str:
+    return json.dumps([table._asdict() for table in tables], ensure_ascii=False) + "\n"
+
+
+STUDY_FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "md": _markdown,
+    "latex": _latex,
+    "csv": _csv,
+    "json": _json,
+}

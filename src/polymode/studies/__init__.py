@@ -1,0 +1,7 @@
+"""Studies: one package a paper, with functions named after its tables and figures."""
+
+from __future__ import annotations
+
+from polymode.studies.study import STUDIES, Arm, Claim, Part, Runs, Study, Table
+
+__all__ = ["STUDIES", "Arm", "Claim", "Part", "Runs", "Study", "Table"]

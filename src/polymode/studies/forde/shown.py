@@ -1,0 +1,250 @@
+"""Tables and figures of the study, from its runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polymode.metrics.compare import compare
+from polymode.metrics.leaderboard import SHIFT_MEAN
+from polymode.metrics.paired import mean_and_error
+from polymode.metrics.table import decimals_for, number
+from polymode.plots import (
+    Display,
+    map_limits,
+    palette,
+    panels,
+    regression_band,
+    severity_spread,
+    sweep,
+    uncertainty_maps,
+)
+from polymode.plots.regression import default_view
+from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
+from polymode.studies.forde.setup import ALPHAS, name_of
+from polymode.studies.study import Runs, Table
+
+TUNED = "FoRDE-Tuned"
+LINES = (
+    "DE", "weight-RDE", "function-RDE", "feature-RDE", "LIT", "FoRDE-PCA", "FoRDE-Identity", TUNED,
+)  # fmt: skip
+COLUMNS = {
+    "NLL ↓": ("test", "nll", 1),
+    "accuracy % ↑": ("test", "accuracy", 100),
+    "ECE ↓": ("test", "ece", 1),
+    "cNLL ↓": (SHIFT_MEAN, "nll", 1),
+    "cA % ↑": (SHIFT_MEAN, "accuracy", 100),
+    "cECE ↓": (SHIFT_MEAN, "ece", 1),
+}
+"""Heading, data set, metric, and what turns our unit into the table's."""
+
+TOYS = ("regression", "classification")
+PAPERS = {"cifar10_subset": "cifar10", **{part: part for part in TABLES}}
+"""Which table of the paper stands beside a part."""
+
+
+def tables(runs: Runs) -> dict[str, Table]:
+    """Return, for each data set, the benchmark, the differences in it, and the paper's table."""
+    found: dict[str, Table | None] = {}
+    for part in image_parts(runs):
+        found[f"benchmark_{part}"] = benchmark(runs, part)
+        found[f"differences_{part}"] = differences(runs, part)
+        found[f"paper_{part}"] = published(PAPERS[part]) if part in PAPERS else None
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def figures(runs: Runs) -> dict[str, Display]:
+    """Return the two toy figures, and for each data set the sweep and the severities."""
+    found = {
+        "regression": figure_regression(runs),
+        "classification": figure_classification(runs),
+    }
+    for part in image_parts(runs):
+        found[f"lengthscales_{part}"] = figure_lengthscales(runs, part)
+        found[f"severity_{part}"] = figure_severity(runs, part)
+    return {name: display for name, display in found.items() if display is not None}
+
+
+def image_parts(runs: Runs) -> list[str]:
+    """Return the parts that make the table."""
+    return [part for part in runs.parts if part not in TOYS]
+
+
+def chosen_alpha(runs: Runs, part: str) -> float | None:
+    """Return the alpha of lowest NLL on the shifted validation set, mean over seeds and shifts.
+
+    Nothing of the test set is looked at. None before all arms of a sweep have a result.
+    """
+    found = {}
+    for alpha in ALPHAS:
+        results = runs.of(part, name_of(alpha))
+        if results:
+            found[alpha] = float(
+                np.mean(
+                    [
+                        row.value
+                        for each in results
+                        for row in each.rows
+                        if row.dataset.startswith("val:") and row.metric == "nll"
+                    ]
+                )
+            )
+    return min(found, key=lambda alpha: found[alpha]) if len(found) > 1 else None
+
+
+def arm_of(runs: Runs, part: str, line: str) -> str:
+    """Return the arm behind a line of the table: its own, but for the tuned one."""
+    alpha = chosen_alpha(runs, part) if line == TUNED else None
+    return line if alpha is None else name_of(alpha)
+
+
+def benchmark(runs: Runs, part: str) -> Table | None:
+    """Return the table of one data set: means over seeds, and the paper's numbers where it is."""
+    lines = [line for line in LINES if runs.of(part, arm_of(runs, part, line))]
+    if not lines:
+        return None
+    columns = [_column(runs, part, lines, *where) for where in COLUMNS.values()]
+    alpha = chosen_alpha(runs, part)
+    names = [line if line != TUNED else f"{TUNED} (α = {alpha:g})" for line in lines]
+    seeds = sorted({len(runs.of(part, arm_of(runs, part, line))) for line in lines})
+    return Table(
+        title=f"Benchmark: {part}",
+        head=("method", *COLUMNS),
+        lines=tuple(zip(names, *columns, strict=True)),
+        note=f"mean ± s.e. over {' to '.join(map(str, seeds))} seeds; c: mean over corruptions and"
+        " severities; α of Tuned by NLL on the corrupted validation set",
+    )
+
+
+def _column(
+    runs: Runs, part: str, lines: list[str], dataset: str, metric: str, factor: int
+) -> list[str]:
+    found = []
+    for line in lines:
+        values = runs.values(part, arm_of(runs, part, line), dataset, metric)
+        scaled = [factor * value for value in values.values()]
+        found.append(mean_and_error(scaled) if scaled else (None, None))
+    digits = decimals_for(*zip(*found, strict=True))
+    return [number(mean, error, min(digits, 2 if factor == 100 else 4)) for mean, error in found]
+
+
+def published(part: str) -> Table:
+    """Return the paper's table."""
+    printed = TABLES[part]
+    names = {TUNED: f"{TUNED} (α = {CHOSEN_ALPHA.get(part)})"}
+    lines = [(names.get(line, line), *_printed(row)) for line, row in printed.items()]
+    nets = {"tiny_imagenet": "preactivation ResNet18"}
+    return Table(
+        title=f"Paper: {part}, {nets.get(part, 'ResNet18')}",
+        head=("method", *COLUMNS),
+        lines=tuple(lines),
+        note="as printed, mean ± standard deviation over 5 seeds, 10 members; 19 corruptions",
+    )
+
+
+def _printed(row: Printed) -> tuple[str, ...]:
+    clean = [
+        f"{value:g}" if spread is None else f"{value:g} ± {spread:g}"
+        for value, spread in (
+            (row.nll, row.nll_spread),
+            (row.accuracy, row.accuracy_spread),
+            (row.ece, row.ece_spread),
+        )
+    ]
+    return (*clean, f"{row.corrupted_nll:g}", f"{row.corrupted_accuracy:g}",
+            f"{row.corrupted_ece:g}")  # fmt: skip
+
+
+def differences(runs: Runs, part: str) -> Table | None:
+    """Return how far each line is from the deep ensemble: paired over seeds, 95 % intervals."""
+    lines = [x for x in LINES if x != "DE" and runs.of(part, arm_of(runs, part, x))]
+    if not lines or not runs.of(part, "DE"):
+        return None
+    rows = []
+    for line in lines:
+        cells = []
+        for dataset, metric, factor in COLUMNS.values():
+            gap = runs.difference(part, arm_of(runs, part, line), "DE", dataset, metric)
+            digits = 2 if factor == 100 else 4
+            if gap is None:
+                cells.append("n/a")
+                continue
+            text = f"{factor * gap.mean:+.{digits}f}".replace("-", "−")
+            if gap.low is not None and gap.high is not None:
+                ends = (f"{factor * end:+.{digits}f}" for end in (gap.low, gap.high))
+                text += f" [{', '.join(ends)}]".replace("-", "−") + ("*" if gap.clear else "")
+            cells.append(text)
+        rows.append((line, *cells))
+    return Table(
+        title=f"Difference to the deep ensemble: {part}",
+        head=("method", *COLUMNS),
+        lines=tuple(rows),
+        note="paired over seeds, 95 % t-interval; * leaves out zero",
+    )
+
+
+def figure_regression(runs: Runs) -> Display | None:
+    """Return the epistemic bands of the 1-D regression, the first seed of each method."""
+    first = {arm: runs.of("regression", arm)[0] for arm in runs.arms("regression")}
+    if not first or any("curve" not in each.kept for each in first.values()):
+        return None
+    styles = palette(first)
+    drawn = {arm: regression_band(r, label=arm, style=styles[arm]) for arm, r in first.items()}
+    ends = np.array([default_view(display.data) for display in drawn.values()])
+    view = float(ends[:, 0].min()), float(ends[:, 1].max())
+    drawn = {
+        arm: regression_band(r, label=arm, style=styles[arm], view=view) for arm, r in first.items()
+    }
+    members, seed = (next(iter(first.values())).cost.num_modes, next(iter(first.values())).seed)
+    return panels(
+        drawn,
+        label="1-D regression",
+        caption=f"Epistemic uncertainty of {members} members on three clusters of points: mean ± 1,"
+        f" 2, 3 standard deviations of the members' functions, seed {seed}.",
+    )
+
+
+def figure_classification(runs: Runs) -> Display | None:
+    """Return the predictive entropy over the plane, the first seed of each method."""
+    first = {arm: runs.of("classification", arm)[0] for arm in runs.arms("classification")}
+    if not first or any("plane" not in each.kept for each in first.values()):
+        return None
+    limits = map_limits(first.values())
+    drawn = {arm: uncertainty_maps(r, label=arm, limits=limits) for arm, r in first.items()}
+    members, seed = (next(iter(first.values())).cost.num_modes, next(iter(first.values())).seed)
+    return panels(
+        drawn,
+        label="2-D classification",
+        caption=f"Predictive entropy of {members} members on five Gaussians, one colour scale from"
+        f" 0 to {limits[1]:.2g} nats, seed {seed}.",
+    )
+
+
+def figure_lengthscales(runs: Runs, part: str) -> Display | None:
+    """Return clean and corrupted accuracy and NLL against alpha, with the chosen one."""
+    alphas = [alpha for alpha in ALPHAS if runs.of(part, name_of(alpha))]
+    if len(alphas) < 3:
+        return None
+    seeds = sorted({each.seed for a in alphas for each in runs.of(part, name_of(a))})
+    shown = {}
+    for title, dataset, metric, factor in (
+        ("clean accuracy (%)", "test", "accuracy", 100),
+        ("corrupted accuracy (%)", SHIFT_MEAN, "accuracy", 100),
+        ("corrupted NLL (nats)", SHIFT_MEAN, "nll", 1),
+    ):
+        found = [runs.values(part, name_of(alpha), dataset, metric) for alpha in alphas]
+        shown[title] = np.array(
+            [[factor * values.get(seed, np.nan) for seed in seeds] for values in found]
+        )
+    name = f"α, from identity (0) to PCA (1) lengthscales, {part}"
+    return sweep(alphas, shown, name=name, chosen=chosen_alpha(runs, part))
+
+
+def figure_severity(runs: Runs, part: str) -> Display | None:
+    """Return accuracy and NLL against the severity, over all corruptions."""
+    shown = ("DE", "FoRDE-Identity", "FoRDE-PCA")
+    results = [each for arm in shown for each in runs.of(part, arm)]
+    if not results:
+        return None
+    display = severity_spread(compare(results), metrics=["accuracy", "nll"])
+    display.caption = f"{part}: {display.caption}"
+    return display

@@ -1,0 +1,176 @@
+"""A study: the runs behind one paper's tables and figures, and what they are made of.
+
+A study has parts; a part is one task and network with several arms (a method with its options, by
+the name that the paper gives it), each run with several seeds. Presets choose the sizes: `smoke`
+takes seconds, `cpu` an hour or so on two cores with real data at reduced size, `paper` is the
+paper's own set-up. What a study shows is made from results alone, so that it can be made again from
+the files of a run: tables and figures by name, claims with their verdicts, and, where the set-up is
+the paper's, its numbers beside ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from polymode.core.registry import Registry, suggest
+from polymode.metrics.leaderboard import value_of
+from polymode.metrics.paired import Difference, paired
+from polymode.metrics.results import Results
+from polymode.plots import Display
+from polymode.plots.forest import Comparison
+
+PRESETS = ("smoke", "cpu", "paper")
+
+
+class Arm(NamedTuple):
+    """A method with its options."""
+
+    method: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One task and network, with several arms and seeds.
+
+    Attributes:
+        task, task_options: see `pm.task`. net, net_options: of `pm.nets`.
+        arms: by the name under which tables and figures show them.
+        seeds: of the fits.
+        validation: whether the validation set is scored under shifts too, see `pm.evaluate`.
+    """
+
+    task: str
+    net: str
+    arms: dict[str, Arm]
+    seeds: tuple[int, ...]
+    task_options: dict[str, Any] = field(default_factory=dict)
+    net_options: dict[str, Any] = field(default_factory=dict)
+    validation: bool = False
+
+
+class Runs:
+    """Results of a study by part and arm, in the order of the plan; what is missing is not there.
+
+    >>> Runs({}).parts
+    []
+    """
+
+    def __init__(self, results: Mapping[str, Sequence[Results]]) -> None:
+        self._results = {part: list(found) for part, found in results.items() if found}
+
+    @property
+    def parts(self) -> list[str]:
+        return list(self._results)
+
+    def arms(self, part: str) -> list[str]:
+        """Return the names of the arms that have results."""
+        return list(dict.fromkeys(each.label for each in self._results.get(part, ())))
+
+    def of(self, part: str, arm: str) -> list[Results]:
+        """Return the results of an arm, one a seed, by seed."""
+        found = [each for each in self._results.get(part, ()) if each.label == arm]
+        return sorted(found, key=lambda each: each.seed)
+
+    def all(self, part: str) -> list[Results]:
+        """Return all results of a part."""
+        return list(self._results.get(part, ()))
+
+    def values(self, part: str, arm: str, dataset: str, metric: str) -> dict[int, float]:
+        """Return a number by seed; "shift:mean" is the mean over all shifts."""
+        found = {each.seed: value_of(each, dataset, metric) for each in self.of(part, arm)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def difference(
+        self, part: str, first: str, second: str, dataset: str, metric: str
+    ) -> Difference | None:
+        """Return first − second, paired by seed; None where they share no seed."""
+        ours = self.values(part, first, dataset, metric)
+        theirs = self.values(part, second, dataset, metric)
+        return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+
+class Table(NamedTuple):
+    """A table as it is printed: headings, and lines of texts; the first column names the line.
+
+    `note` says what the numbers are.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+class Claim(NamedTuple):
+    """A sentence of the paper, what it says there, and what was found here.
+
+    Attributes:
+        text: the claim. paper: its evidence in the paper, in numbers where there are some.
+        ours: the same here, with n and interval. verdict: one of `VERDICTS`.
+    """
+
+    text: str
+    paper: str
+    ours: str
+    verdict: str
+
+
+VERDICTS = ("holds", "does not hold", "undecided", "not run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What `polymode run NAME` runs, and shows.
+
+    Attributes:
+        title, paper, bibtex: of the work. summary: one line.
+        parts: from a preset to the parts by name.
+        tables, figures: functions of the runs, to what they suffice for, by name.
+        claims: function of the runs.
+        comparisons: function of preset and runs: the paper's numbers that ours are held against.
+    """
+
+    title: str
+    paper: str
+    bibtex: str
+    summary: str
+    parts: Callable[[str], dict[str, Part]]
+    tables: Callable[[Runs], dict[str, Table]]
+    figures: Callable[[Runs], dict[str, Display]]
+    claims: Callable[[Runs], list[Claim]]
+    comparisons: Callable[[str, Runs], list[Comparison]]
+
+
+STUDIES: Registry[Study] = Registry("study", modules=["polymode.studies.forde"])
+
+
+def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, Part]:
+    """Return the parts of a preset, those in `only` or all."""
+    if preset not in PRESETS:
+        raise ValueError(
+            f"Unknown preset '{preset}'.{suggest(preset, PRESETS)} Presets: {', '.join(PRESETS)}."
+        )
+    parts = study.parts(preset)
+    for name in only:
+        if name not in parts:
+            raise ValueError(
+                f"Unknown part '{name}'.{suggest(name, parts)} Parts: {', '.join(parts)}."
+            )
+    return {name: part for name, part in parts.items() if not only or name in only}
+
+
+def judged(difference: Difference | None, *, sign: int) -> str:
+    """Return the verdict on a claimed sign of a difference: its 95 % interval must exclude 0.
+
+    Args:
+        difference: paired over seeds; None where there was none.
+        sign: 1 where the claim is that it is positive, −1 negative.
+    """
+    if difference is None:
+        return "not run"
+    if not difference.clear:
+        return "undecided"
+    return "holds" if difference.mean * sign > 0 else "does not hold"
