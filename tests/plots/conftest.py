@@ -69,6 +69,11 @@ def displays(digits_results, digits_board, gap_results, moons_results):
         "sweep": plots.sweep(grid, {"nll": stream.random((5, 3))}, name="lengthscale", chosen=0.1),
         "severity": plots.severity(digits_board, "rotation"),
         "severity_spread": plots.severity_spread(digits_board),
+        "panels": plots.panels(
+            {k: plots.regression_band(gap_results, label=k) for k in "abcde"},
+            label="five bands",
+            caption="Five times the same bands.",
+        ),
     }
 
 

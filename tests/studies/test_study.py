@@ -1,0 +1,58 @@
+"""What all studies share: runs by part and arm, verdicts, parts by preset."""
+
+from __future__ import annotations
+
+import pytest
+
+from polymode.metrics.paired import paired
+from polymode.studies import STUDIES, Runs
+from polymode.studies.study import PRESETS, judged, parts_of
+
+NLL = ("test", "nll")
+
+
+def test_runs_by_part_and_arm(make):
+    made = [("a", 1, 2.0), ("b", 0, 4.0), ("a", 0, 1.0)]
+    runs = Runs({"p": [make(arm, seed, {NLL: value}) for arm, seed, value in made], "empty": []})
+    assert runs.parts == ["p"]
+    assert runs.arms("p") == ["a", "b"] and runs.arms("nowhere") == []
+    assert [each.seed for each in runs.of("p", "a")] == [0, 1]
+    assert runs.values("p", "a", *NLL) == {0: 1.0, 1: 2.0}
+    gap = runs.difference("p", "a", "b", *NLL)
+    assert gap is not None and gap.mean == -3.0 and gap.n == 1  # seed 1 has no partner
+    assert runs.difference("p", "a", "c", *NLL) is None
+
+
+@pytest.mark.parametrize(
+    ("gaps", "sign", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], 1, "holds"),
+        ([1.0, 1.1, 0.9], -1, "does not hold"),
+        ([-1.0, -1.1, -0.9], -1, "holds"),
+        ([1.0, -1.0, 0.1], 1, "undecided"),
+        ([1.0], 1, "undecided"),
+        ([], 1, "not run"),
+    ],
+)
+def test_a_sign_is_decided_by_its_interval(gaps, sign, verdict):
+    assert judged(paired(gaps), sign=sign) == verdict
+
+
+def test_parts_that_there_are_not():
+    study = STUDIES.get("forde").value
+    with pytest.raises(ValueError, match="Unknown preset 'papr'. Did you mean 'paper'"):
+        parts_of(study, "papr")
+    with pytest.raises(ValueError, match="Unknown part 'regresion'. Did you mean 'regression'"):
+        parts_of(study, "smoke", ["regresion"])
+    assert list(parts_of(study, "smoke", ["classification"])) == ["classification"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", STUDIES.names())
+def test_every_arm_is_a_method_with_options_that_it_has(name, preset):
+    from polymode.methods import METHODS
+
+    for part in STUDIES.get(name).value.parts(preset).values():
+        assert part.arms and part.seeds
+        for method, options in part.arms.values():
+            METHODS.get(method).value.config(**options)
