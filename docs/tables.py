@@ -5,7 +5,8 @@ replaces what is between them, from `results/` or from a registry. With `--check
 and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
-the lines of the demo's `results.jsonl`.
+the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
+study's folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ README = ROOT / "README.md"
 METRICS = ROOT / "docs" / "metrics.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
+STUDIES = ROOT / "docs" / "studies"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -123,12 +125,37 @@ def metrics_table() -> str:
     return "\n" + "\n\n".join(parts) + "\n"
 
 
+def study_text(name: str) -> str:
+    """Return claims, tables and figures of a study as Markdown."""
+    held = json.loads((ROOT / "results" / name / "study.json").read_text())
+    claims = [["claim", "paper", "here", "verdict"]]
+    claims += [
+        [each[key] for key in ("text", "paper", "ours", "verdict")] for each in held["claims"]
+    ]
+    parts = [f"### Claims, preset {held['preset']}", markdown(claims)]
+    for table in held["tables"].values():
+        lines = [list(table["head"]), *map(list, table["lines"])]
+        parts += [f"### {table['title']}", markdown(lines), f"{table['note']}."]
+    for key, facts in held["figures"].items():
+        parts.append(f"![{facts['alt']}](../../results/{name}/{key}.svg)\n\n{facts['caption']}")
+    rows = [["part", "task", "network", "members", "seeds", "cells", "training"]]
+    for part, run in held["runs"].items():
+        sizes = [str(run["members"]), str(len(run["seeds"])), str(run["cells"])]
+        trained = f"{run['train_seconds'] / 60:.0f} min"
+        rows.append([part, run["task"], run["net"], *sizes, trained])
+    return "\n\n".join(["", *parts, "### Runs", markdown(rows), ""])
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with tables, as they should be."""
     readme = between(README.read_text(), "speed", speed_table(json.loads(BENCHMARKS.read_text())))
     readme = between(readme, "demo", demo_table(json.loads(DEMO.read_text())))
     metrics = between(METRICS.read_text(), "metrics", metrics_table())
-    return {README: readme, METRICS: metrics}
+    studies = {
+        page: between(page.read_text(), page.stem, study_text(page.stem))
+        for page in sorted(STUDIES.glob("*.md"))
+    }
+    return {README: readme, METRICS: metrics, **studies}
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ HELP = """How sure is this network, and can I trust that?
 \b
 Examples:
   polymode run --task digits --method map --method deep_ensemble --seeds 0-2
-  polymode compare runs/digits runs/other
+  polymode run forde --preset smoke
   polymode list methods
 
-Exit codes: 0 done, 1 some cells failed or the disk is full, 2 usage, 130 interrupted (run the same
-command to resume).
+Exit codes: 0 done, 1 some cells failed or the disk is full, 2 usage, 3 outside the paper's
+tolerance, 130 interrupted (run the same command to resume).
 """
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps click
