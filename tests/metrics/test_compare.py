@@ -96,6 +96,19 @@ def test_options_that_differ_name_the_entries():
     assert compare([result("e", 0, 0.1, lr=1), result("f", 0, 0.2, lr=2)]).labels == ["e", "f"]
 
 
+def test_what_a_search_chose_does_not_part_the_seeds():
+    def tuned(seed: int, alpha: float) -> Results:
+        found = {"chosen": {"alpha": alpha}, "candidates": [{"alpha": alpha, "score": seed}]}
+        options = {"lengthscales": "tuned", "alpha": alpha, "search": found}
+        return result("forde", seed, A[seed], **options)
+
+    plain = [result("forde", seed, A[seed], lengthscales="pca", alpha=1.0) for seed in range(2)]
+    board = compare([tuned(0, 0.2), tuned(1, 0.4), *plain])
+    assert board.labels == ["forde (lengthscales=tuned)", "forde (lengthscales=pca, alpha=1.0)"]
+    assert [entry.seeds for entry in board.entries] == [[0, 1], [0, 1]]
+    assert [each.config["alpha"] for each in board.entries[0].results] == [0.2, 0.4]
+
+
 def test_table_marks_the_best_and_fits_a_terminal(board):
     table = board.table()
     line = next(each for each in table.splitlines() if each.startswith("  other"))

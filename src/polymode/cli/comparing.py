@@ -9,6 +9,7 @@ from typing import Any
 from polymode.cli.arguments import UsageProblem
 from polymode.cli.folder import RunFolder
 from polymode.metrics import Leaderboard, compare
+from polymode.metrics.compare import setup_of
 from polymode.metrics.results import Results, title_of
 from polymode.metrics.table import align, decimals_for, number
 
@@ -46,7 +47,7 @@ def compare_folders(folders: Sequence[RunFolder]) -> Leaderboard:
 
 
 def _setup(results: Results) -> str:
-    return repr((results.method, results.net, sorted(results.config.items())))
+    return repr(sorted(setup_of(results).items()))
 
 
 def differences(board: Leaderboard, *, full: bool = False) -> list[dict[str, Any]]:

@@ -5,28 +5,34 @@ Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 loops of one's own.
 """
 
-from polymode.methods import deep_ensemble, forde, function_rde, map, weight_rde
+from polymode.methods import deep_ensemble, feature_rde, forde, function_rde, lit, map, weight_rde
 from polymode.methods.deep_ensemble import DeepEnsemble
+from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "LIT",
     "MAP",
     "METHODS",
     "DeepEnsemble",
+    "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
     "Method",
     "Problem",
     "WeightRDE",
     "deep_ensemble",
+    "feature_rde",
     "fit",
     "forde",
     "function_rde",
+    "lit",
     "map",
     "weight_rde",
 ]

@@ -1,9 +1,14 @@
-"""`fit`: from a method, a network and a task to a posterior. No mathematics lives here."""
+"""`fit`: from a method, a network and a task to a posterior. No mathematics lives here.
+
+Where the options leave something to choose (`Search`), every candidate is trained from the same
+seed, in a checkpoint folder of its own, and the one with the lowest score is the posterior.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +17,14 @@ import torch
 from torch import nn
 
 from polymode.core.data import Data
-from polymode.core.events import Observer, progress_observer
+from polymode.core.events import Event, Observer, Reporter, progress_observer
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
 from polymode.core.store import json_safe
 from polymode.core.training import Training
-from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.tasks.task import Task
@@ -57,7 +62,8 @@ def fit(
         progress: "auto" (a bar on a terminal, else a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
-        checkpoint: folder in which the run is kept; the same call continues from there.
+        checkpoint: folder in which the run is kept; the same call continues from there. Where
+            options are chosen by a search, every candidate has a folder of its own in it.
         checkpoint_seconds: time between checkpoints.
 
     Returns:
@@ -75,8 +81,32 @@ def fit(
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
     if task.train is None:
         raise ValueError("the task has no training data: give pm.Task(train=...)")
-    stack = _stack(net, task, config, seed, execution, dtype, device)
-    data: Data = task.train.to(stack.dtype, device)
+    observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
+    folder = None if checkpoint is None else Path(checkpoint)
+    search = core.search(config, task) if core.search is not None else None
+
+    def train(options: Training, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
+        stack = _stack(net, task, options, seed, execution, dtype, device)
+        kept = None if folder is None else (folder, checkpoint_seconds)
+        return _train(name, core, options, stack, task, seed, observers, kept)
+
+    if search is None:
+        return train(config, observers, folder)
+    return _best(search, config, train, observers, folder)
+
+
+def _train(
+    name: str,
+    core: Method,
+    config: Any,
+    stack: Stack,
+    task: Task,
+    seed: int,
+    observers: tuple[Observer, ...],
+    kept: tuple[Path, float] | None,
+) -> Posterior:
+    """Train the stack with these options and return it as a posterior."""
+    data: Data = task.train.to(stack.dtype, stack.device)
     if task.target_scaling is not None:
         data = data.scale_targets(task.target_scaling)
     first = next(iter(data.batches(config.batch_size)))[0]
@@ -88,12 +118,11 @@ def fit(
         data.num_batches(config.batch_size),
         inputs=lambda: (x for x, _ in data.batches(config.batch_size)),
     )
-    observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
     state = core.init(config, problem, stack)
-    kept = None
-    if checkpoint is not None:
+    checkpoint = None
+    if kept is not None:
         identity = _identity(name, config, seed, data, stack, task.likelihood)
-        kept = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
+        checkpoint = Checkpoint(kept[0], identity, kept[1])
     state = run(
         partial(core.step, config, problem),
         state,
@@ -102,7 +131,7 @@ def fit(
         seed=seed,
         what=f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}",
         observers=observers,
-        checkpoint=kept,
+        checkpoint=checkpoint,
     )
     return Posterior(
         state.stack,
@@ -114,6 +143,65 @@ def fit(
         target_size=target_size,
         target_scaling=task.target_scaling,
     )
+
+
+def _best(
+    search: Search,
+    config: Any,
+    train: Callable[[Training, tuple[Observer, ...], Path | None], Posterior],
+    observers: tuple[Observer, ...],
+    folder: Path | None,
+) -> Posterior:
+    """Train every candidate, one after another, and return the one with the lowest score.
+
+    Its `config` has the options as they were given, with what was chosen in their place, and under
+    "search" the score of every candidate.
+    """
+    progress = _Progress(observers, len(search.candidates))
+    best: Posterior | None = None
+    chosen: dict[str, Any] = {}
+    scores: list[dict[str, Any]] = []
+    lowest = math.inf
+    for tried, options in search.candidates:
+        own = None if folder is None else folder / "-".join(f"{k}={v}" for k, v in tried.items())
+        post = train(options, (progress,) if observers else (), own)
+        progress.next()
+        score = search.score(post)
+        scores.append({**tried, "score": score})
+        if best is None or score < lowest:
+            best, chosen, lowest = post, tried, score
+    assert best is not None
+    found = {"criterion": search.criterion, "chosen": chosen, "candidates": scores}
+    given = dataclasses.asdict(config)
+    best.config = json_safe({**given, **chosen, "search": found})
+    return best
+
+
+class _Progress:
+    """Tells of several runs as of one, whose steps are the steps of all."""
+
+    def __init__(self, observers: tuple[Observer, ...], number: int) -> None:
+        self.observers, self.number = observers, number
+        self.done = 0  # candidates
+        self.reporter: Reporter | None = None  # once there is something to tell
+
+    def next(self) -> None:
+        self.done += 1
+
+    def __call__(self, event: Event) -> None:
+        step, last = self.done * event.total + event.step, self.done == self.number - 1
+        if self.reporter is None:
+            if event.step == event.total and not last:
+                return  # it was trained before: the run resumes behind it
+            what = f"{event.what}, {self.number} candidates"
+            self.reporter = Reporter(what, self.number * event.total, self.observers)
+            self.reporter.first_step = step
+            if step and event.kind != "resume":
+                self.reporter.tell("resume", step, event.epoch, event.loss)
+        elif event.kind in ("resume", "start") and self.reporter.first_step != step:
+            return  # of a later candidate
+        kind = "progress" if event.kind == "end" and not last else event.kind
+        self.reporter.tell(kind, step, event.epoch, event.loss)
 
 
 def _resolve(method: str | Training, options: dict[str, Any]) -> tuple[str, Method, Any]:

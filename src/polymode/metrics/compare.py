@@ -70,8 +70,8 @@ def _entries(results: list[Results]) -> list[Entry]:
     """Group results that differ in the seed only, and name the groups."""
     groups: dict[str, list[Results]] = {}
     for each in results:
-        groups.setdefault(json.dumps(_setup(each), sort_keys=True), []).append(each)
-    setups = {key: _setup(group[0]) for key, group in groups.items()}
+        groups.setdefault(json.dumps(setup_of(each), sort_keys=True), []).append(each)
+    setups = {key: setup_of(group[0]) for key, group in groups.items()}
     names = {key: group[0].label or group[0].method for key, group in groups.items()}
     entries = []
     for key, group in groups.items():
@@ -86,8 +86,15 @@ def _entries(results: list[Results]) -> list[Entry]:
     return entries
 
 
-def _setup(results: Results) -> dict[str, Any]:
-    return {"method": results.method, "net": results.net, **results.config}
+def setup_of(results: Results) -> dict[str, Any]:
+    """Return what the seeds of one entry have in common.
+
+    What a search among options chose, and its scores, belong to a seed and not to the setup.
+    """
+    search = results.config.get("search", {})
+    found = {"search", *search.get("chosen", ())}
+    options = {name: value for name, value in results.config.items() if name not in found}
+    return {"method": results.method, "net": results.net, **options}
 
 
 def _columns(results: list[Results]) -> list[Column]:

@@ -75,7 +75,11 @@ def _toy_arms(training: dict[str, Any]) -> dict[str, Arm]:
 
 
 def _arms(
-    training: dict[str, Any], *, examples: int, components: int | None, alphas: tuple[float, ...]
+    training: dict[str, Any],
+    *,
+    examples: int,
+    components: int | None = None,
+    alphas: tuple[float, ...] = ALPHAS,
 ) -> dict[str, Arm]:
     """Return the lines of the table and the points of the sweep; `examples` are trained on."""
     shared = {**training, "prior_precision": WEIGHT_DECAY * examples}
@@ -110,7 +114,7 @@ def _cpu() -> dict[str, Part]:
             task=task,
             task_options={"num_train": examples, **sizes},
             net="lenet",
-            arms=_arms(training, examples=examples, components=128, alphas=ALPHAS),
+            arms=_arms(training, examples=examples, components=128),
             seeds=tuple(seeds),
             validation=True,
         )
@@ -126,12 +130,18 @@ def _paper() -> dict[str, Part]:
     ):
         alphas = ALPHAS if name.startswith("cifar") else (0.0, 1.0)
         training = {**_SGD, "epochs": epochs, "num_modes": 10}
+        shared = {**training, "prior_precision": WEIGHT_DECAY * examples}
+        scale = 1e-3 if name == "cifar10" else 5e-3
         found[name] = Part(
             task=name,
             task_options={"num_val": examples // 9, "ood": [], "shifts": list(CORRUPTIONS)},
             net="resnet18",
             net_options={"zero_head": True, **net_options},
-            arms=_arms(training, examples=examples, components=None, alphas=alphas),
+            arms={
+                **_arms(training, examples=examples, alphas=alphas),
+                "feature-RDE": Arm("feature_rde", {**shared, "prior_scale": scale}),
+                "LIT": Arm("lit", shared),
+            },
             seeds=tuple(range(5)),
             validation=True,
         )
