@@ -199,3 +199,10 @@ def test_a_folder_of_another_study_or_preset_is_refused(done, command):
         == 2
     )
     assert "other data or options; choose another --out" in command.err
+
+
+def test_missing_data_are_named_in_one_command(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYMODE_DATA", str(tmp_path / "none"))
+    assert command("run", "forde", "--out", str(tmp_path / "w")) == 2
+    assert "polymode data get fashion_mnist cifar10" in command.err
+    assert not (tmp_path / "w").exists()

@@ -64,6 +64,9 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
         kinds = parts[name].task_options["shifts"]
         assert len(kinds) == 15 and "speckle_noise" not in kinds  # kept for choosing alpha
         assert parts[name].validation
+    pca = parts["fashion_mnist"].arms["FoRDE-PCA"].options
+    for name, more in setup.VARIANTS.items():
+        assert parts["fashion_mnist"].arms[name].options == {**pca, **more}
 
 
 def test_numbers_of_the_paper():
@@ -117,6 +120,7 @@ def test_the_benchmark_table(runs):
     assert gaps is not None
     pca = next(line for line in gaps.lines if line[0] == "FoRDE-PCA")
     assert pca[gaps.head.index("cA % ↑")].startswith("+3.00 [+") and pca[-2].endswith("*")
+    assert shown.variants(runs, "cifar10_subset") is None  # only Fashion-MNIST has them
     assert set(STUDY.tables(runs)) == {
         "benchmark_cifar10_subset", "differences_cifar10_subset", "paper_cifar10_subset",
     }  # fmt: skip

@@ -24,6 +24,7 @@ from polymode.plots.forest import Comparison
 from polymode.report.study import Shown, study_page
 from polymode.studies import STUDIES, Runs, Study
 from polymode.studies.study import parts_of
+from polymode.tasks.files import DATASETS, MissingData, require
 
 FILE = "study.json"
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
@@ -68,6 +69,7 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     plans = {}
+    _require_data([part.task for part in parts.values()])
     for name, part in parts.items():
         chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
         plans[name] = plan_part(
@@ -78,6 +80,14 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
             device=wanted.device,
         )
     return plans
+
+
+def _require_data(tasks: Sequence[str]) -> None:
+    """Name the one command that gets all missing data sets."""
+    try:
+        require(*(task for task in tasks if task in DATASETS))
+    except MissingData as error:
+        raise UsageProblem(str(error)) from error
 
 
 def is_study(path: Path) -> bool:

@@ -20,7 +20,7 @@ from polymode.plots import (
 )
 from polymode.plots.regression import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
-from polymode.studies.forde.setup import ALPHAS, name_of
+from polymode.studies.forde.setup import ALPHAS, VARIANTS, name_of
 from polymode.studies.study import Runs, Table
 
 TUNED = "FoRDE-Tuned"
@@ -48,6 +48,7 @@ def tables(runs: Runs) -> dict[str, Table]:
     for part in image_parts(runs):
         found[f"benchmark_{part}"] = benchmark(runs, part)
         found[f"differences_{part}"] = differences(runs, part)
+        found[f"variants_{part}"] = variants(runs, part)
         found[f"paper_{part}"] = published(PAPERS[part]) if part in PAPERS else None
     return {name: table for name, table in found.items() if table is not None}
 
@@ -102,25 +103,44 @@ def benchmark(runs: Runs, part: str) -> Table | None:
     lines = [line for line in LINES if runs.of(part, arm_of(runs, part, line))]
     if not lines:
         return None
-    columns = [_column(runs, part, lines, *where) for where in COLUMNS.values()]
+    arms = [arm_of(runs, part, line) for line in lines]
+    columns = [_column(runs, part, arms, *where) for where in COLUMNS.values()]
     alpha = chosen_alpha(runs, part)
     names = [line if line != TUNED else f"{TUNED} (α = {alpha:g})" for line in lines]
-    seeds = sorted({len(runs.of(part, arm_of(runs, part, line))) for line in lines})
     return Table(
         title=f"Benchmark: {part}",
         head=("method", *COLUMNS),
         lines=tuple(zip(names, *columns, strict=True)),
-        note=f"mean ± s.e. over {' to '.join(map(str, seeds))} seeds; c: mean over corruptions and"
+        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; c: mean over corruptions and"
         " severities; α of Tuned by NLL on the corrupted validation set",
     )
 
 
+def variants(runs: Runs, part: str) -> Table | None:
+    """Return what the savings `every` and `fraction`, and a stronger repulsion, change."""
+    arms = [arm for arm in ("DE", "FoRDE-PCA", *VARIANTS) if runs.of(part, arm)]
+    if len(arms) < 3:
+        return None
+    columns = [_column(runs, part, arms, *where) for where in COLUMNS.values()]
+    spread = _column(runs, part, arms, SHIFT_MEAN, "mutual_information", 1)
+    return Table(
+        title=f"Variants of FoRDE-PCA: {part}",
+        head=("arm", *COLUMNS, "c mutual information, nats"),
+        lines=tuple(zip(arms, *columns, spread, strict=True)),
+        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; the usual weight is 1/128",
+    )
+
+
+def _seeds(runs: Runs, part: str, arms: list[str]) -> str:
+    return " to ".join(map(str, sorted({len(runs.of(part, arm)) for arm in arms})))
+
+
 def _column(
-    runs: Runs, part: str, lines: list[str], dataset: str, metric: str, factor: int
+    runs: Runs, part: str, arms: list[str], dataset: str, metric: str, factor: int
 ) -> list[str]:
     found = []
-    for line in lines:
-        values = runs.values(part, arm_of(runs, part, line), dataset, metric)
+    for arm in arms:
+        values = runs.values(part, arm, dataset, metric)
         scaled = [factor * value for value in values.values()]
         found.append(mean_and_error(scaled) if scaled else (None, None))
     digits = decimals_for(*zip(*found, strict=True))
