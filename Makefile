@@ -1,5 +1,6 @@
 # make demo   compare methods on scikit-learn's digits and write a report
 # make test   the whole test suite
+# make test-browser   the report in a real browser, which is installed by apt-get where there is none
 # make test-data   statistics of the real data sets in $POLYMODE_DATA; those that are not there are skipped
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
@@ -7,7 +8,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo test test-data check bench docs clean
+.PHONY: help demo test test-browser test-data check bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -24,6 +25,11 @@ demo: $(STAMP)
 
 test: check
 	$(PYTHON) -m pytest
+
+test-browser: $(STAMP)
+	@command -v chromium google-chrome >/dev/null || apt-get install --yes --quiet chromium || \
+		{ echo "no chromium here, and apt-get cannot install it: install one yourself"; exit 1; }
+	POLYMODE_BROWSER=required $(PYTHON) -m pytest tests/browser
 
 test-data: $(STAMP)
 	$(PYTHON) -m pytest tests/real_data -rs

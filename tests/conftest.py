@@ -5,14 +5,19 @@ No cache of the user's is read or written.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
-import pytest
-import torch
+# Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import polymode as pm
-from polymode.metrics import compare, evaluate
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+import polymode as pm  # noqa: E402
+from polymode.core import choice  # noqa: E402
+from polymode.metrics import compare, evaluate  # noqa: E402
 
 THREADS = torch.get_num_threads()
 
@@ -21,6 +26,14 @@ THREADS = torch.get_num_threads()
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYMODE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_trials() -> Iterator[None]:
+    """Executions are still chosen by measurement, but not again and again for 1.5 s a job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "_BUDGET", 0.0)
         yield
 
 

@@ -224,7 +224,8 @@ def _high_pipe() -> tuple[int, int]:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
-        pytest.skip(f"no browser here: none of {', '.join(NAMES)} is on the path")
+        missing = f"no browser here: none of {', '.join(NAMES)} is on the path"
+        (pytest.fail if os.environ.get("POLYMODE_BROWSER") == "required" else pytest.skip)(missing)
     made = Browser(program, tmp_path_factory.mktemp("profile"))
     try:
         yield made

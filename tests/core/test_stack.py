@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -391,3 +392,19 @@ def test_a_cache_that_cannot_be_written_costs_a_measurement_only(tmp_path, monke
     file.write_text("")
     monkeypatch.setenv("POLYMODE_CACHE", str(file))
     assert choice._agree("job", Plan("loop")) == Plan("loop")
+
+
+@pytest.mark.parametrize(("saved", "wide"), [(0.05, False), (0.15, True)])
+def test_a_wide_convolution_must_save_a_tenth_to_be_chosen(saved, wide, monkeypatch) -> None:
+    """Trials of few members, by a clock that gives the wide plan so much less than the others."""
+
+    def clock(work: Callable[[], object]) -> float:
+        plan = inspect.getclosurevars(work).nonlocals["part"]._plans["gradients"]
+        return 1.0 - saved if plan.wide else 1.0
+
+    monkeypatch.setattr(choice, "_once", clock)
+    stack = Stack(lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), 4)
+    x = torch.zeros(2, 3, 4, 4)
+    plan = choice._measure(stack, lambda part, xs, ys: None, x, x, own=False)
+    assert plan.execution == "threads"
+    assert plan.wide is wide

@@ -41,6 +41,7 @@ _NEAR, _NEARER = 2.0, 1.25  # candidates within this factor of the best stay in,
 _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
 _MANY = 64  # members to try others on: what is fastest for these is so for more
 _THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
+_WIDE = 1.1  # a wide convolution must save as much: it grows with the members, trials have few
 _HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
 
 
@@ -131,7 +132,11 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
             break
         for plan in times:
             times[plan] = min(times[plan], _once(trials[plan]))
-    return min(times, key=lambda plan: times[plan] * (_THRIFT if plan.num_threads == 1 else 1.0))
+    return min(times, key=lambda plan: times[plan] * _handicap(plan))
+
+
+def _handicap(plan: Plan) -> float:
+    return _THRIFT if plan.num_threads == 1 else _WIDE if plan.wide else 1.0
 
 
 def _once(work: Callable[[], Any]) -> float:

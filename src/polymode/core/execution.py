@@ -334,7 +334,7 @@ def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | N
     if stack.training not in stack._random:
         probe = stack[:1].clone().train(stack.training)
         with torch.no_grad(), watch() as watcher:
-            probe.module(0)(x[0] if own else x)
+            probe.module(0)(x[0, :2] if own else x[:2])
         stack._random[stack.training] = watcher.drew
     return step_seeds(stack.seeds, step) if stack._random[stack.training] else None
 
