@@ -19,7 +19,7 @@ import sys
 import tarfile
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,22 @@ def tab(browser: Browser) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def axe() -> str:
+def axe(axe_source: str) -> Callable[[Tab], list[Any]]:
+    """Return a function that lists what axe-core finds wrong with a page, all of it unfolded."""
+
+    def violations(tab: Tab) -> list[Any]:
+        tab.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        tab.run(axe_source + ";undefined")
+        return tab.run(
+            "axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations.map((v) =>"
+            " [v.id, v.nodes.length, v.nodes[0].html.slice(0, 200), v.nodes[0].failureSummary]))"
+        )
+
+    return violations
+
+
+@pytest.fixture(scope="session")
+def axe_source() -> str:
     """Return the source of axe-core, from npm once and then from a cache; its hash is checked."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymode-tests"
     archive = folder / f"axe-core-{AXE}.tgz"

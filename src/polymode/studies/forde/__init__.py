@@ -7,7 +7,6 @@ the others a benchmark table and a sweep over the lengthscales each.
 
 from __future__ import annotations
 
-from polymode.metrics.leaderboard import SHIFT_MEAN
 from polymode.metrics.paired import mean_and_error
 from polymode.plots import Comparison
 from polymode.studies.forde import published, setup, shown
@@ -21,7 +20,7 @@ def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     for part, printed in published.TABLES.items() if preset == "paper" else ():
         for line, row in printed.items():
             arm = shown.arm_of(runs, part, line)
-            for field, (dataset, metric, factor) in _FIELDS.items():
+            for field, dataset, metric, factor in shown.COLUMNS.values():
                 values = runs.values(part, arm, dataset, metric).values()
                 mean, error = (
                     mean_and_error([factor * v for v in values]) if values else (None, None)
@@ -40,15 +39,6 @@ def comparisons(preset: str, runs: Runs) -> list[Comparison]:
                 )
     return found
 
-
-_FIELDS = {
-    "nll": ("test", "nll", 1),
-    "accuracy": ("test", "accuracy", 100),
-    "ece": ("test", "ece", 1),
-    "corrupted_nll": (SHIFT_MEAN, "nll", 1),
-    "corrupted_accuracy": (SHIFT_MEAN, "accuracy", 100),
-    "corrupted_ece": (SHIFT_MEAN, "ece", 1),
-}
 
 STUDIES.register("forde")(
     Study(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import SHIFT_MEAN
 from polymode.metrics.paired import mean_and_error
+from polymode.metrics.results import Results
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import (
     Display,
@@ -23,19 +26,31 @@ from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
 from polymode.studies.forde.setup import ALPHAS, VARIANTS, name_of
 from polymode.studies.study import Runs, Table
 
+
+class Column(NamedTuple):
+    """A column of the table: its field in the paper's, and where ours is in results.
+
+    `factor` turns our unit into the table's.
+    """
+
+    field: str
+    dataset: str
+    metric: str
+    factor: int = 1
+
+
 TUNED = "FoRDE-Tuned"
 LINES = (
     "DE", "weight-RDE", "function-RDE", "feature-RDE", "LIT", "FoRDE-PCA", "FoRDE-Identity", TUNED,
 )  # fmt: skip
 COLUMNS = {
-    "NLL ↓": ("test", "nll", 1),
-    "accuracy % ↑": ("test", "accuracy", 100),
-    "ECE ↓": ("test", "ece", 1),
-    "cNLL ↓": (SHIFT_MEAN, "nll", 1),
-    "cA % ↑": (SHIFT_MEAN, "accuracy", 100),
-    "cECE ↓": (SHIFT_MEAN, "ece", 1),
+    "NLL ↓": Column("nll", "test", "nll"),
+    "accuracy % ↑": Column("accuracy", "test", "accuracy", 100),
+    "ECE ↓": Column("ece", "test", "ece"),
+    "cNLL ↓": Column("corrupted_nll", SHIFT_MEAN, "nll"),
+    "cA % ↑": Column("corrupted_accuracy", SHIFT_MEAN, "accuracy", 100),
+    "cECE ↓": Column("corrupted_ece", SHIFT_MEAN, "ece"),
 }
-"""Heading, data set, metric, and what turns our unit into the table's."""
 
 TOYS = ("regression", "classification")
 PAPERS = {"cifar10_subset": "cifar10", **{part: part for part in TABLES}}
@@ -104,7 +119,7 @@ def benchmark(runs: Runs, part: str) -> Table | None:
     if not lines:
         return None
     arms = [arm_of(runs, part, line) for line in lines]
-    columns = [_column(runs, part, arms, *where) for where in COLUMNS.values()]
+    columns = [_column(runs, part, arms, column) for column in COLUMNS.values()]
     alpha = chosen_alpha(runs, part)
     names = [line if line != TUNED else f"{TUNED} (α = {alpha:g})" for line in lines]
     return Table(
@@ -121,8 +136,8 @@ def variants(runs: Runs, part: str) -> Table | None:
     arms = [arm for arm in ("DE", "FoRDE-PCA", *VARIANTS) if runs.of(part, arm)]
     if len(arms) < 3:
         return None
-    columns = [_column(runs, part, arms, *where) for where in COLUMNS.values()]
-    spread = _column(runs, part, arms, SHIFT_MEAN, "mutual_information", 1)
+    columns = [_column(runs, part, arms, column) for column in COLUMNS.values()]
+    spread = _column(runs, part, arms, Column("", SHIFT_MEAN, "mutual_information"))
     return Table(
         title=f"Variants of FoRDE-PCA: {part}",
         head=("arm", *COLUMNS, "c mutual information, nats"),
@@ -135,12 +150,10 @@ def _seeds(runs: Runs, part: str, arms: list[str]) -> str:
     return " to ".join(map(str, sorted({len(runs.of(part, arm)) for arm in arms})))
 
 
-def _column(
-    runs: Runs, part: str, arms: list[str], dataset: str, metric: str, factor: int
-) -> list[str]:
-    found = []
+def _column(runs: Runs, part: str, arms: list[str], column: Column) -> list[str]:
+    found, factor = [], column.factor
     for arm in arms:
-        values = runs.values(part, arm, dataset, metric)
+        values = runs.values(part, arm, column.dataset, column.metric)
         scaled = [factor * value for value in values.values()]
         found.append(mean_and_error(scaled) if scaled else (None, None))
     digits = decimals_for(*zip(*found, strict=True))
@@ -162,16 +175,11 @@ def published(part: str) -> Table:
 
 
 def _printed(row: Printed) -> tuple[str, ...]:
-    clean = [
-        f"{value:g}" if spread is None else f"{value:g} ± {spread:g}"
-        for value, spread in (
-            (row.nll, row.nll_spread),
-            (row.accuracy, row.accuracy_spread),
-            (row.ece, row.ece_spread),
-        )
-    ]
-    return (*clean, f"{row.corrupted_nll:g}", f"{row.corrupted_accuracy:g}",
-            f"{row.corrupted_ece:g}")  # fmt: skip
+    texts = []
+    for column in COLUMNS.values():
+        value, spread = getattr(row, column.field), getattr(row, f"{column.field}_spread", None)
+        texts.append(f"{value:g}" if spread is None else f"{value:g} ± {spread:g}")
+    return tuple(texts)
 
 
 def differences(runs: Runs, part: str) -> Table | None:
@@ -182,7 +190,7 @@ def differences(runs: Runs, part: str) -> Table | None:
     rows = []
     for line in lines:
         cells = []
-        for dataset, metric, factor in COLUMNS.values():
+        for _, dataset, metric, factor in COLUMNS.values():
             gap = runs.difference(part, arm_of(runs, part, line), "DE", dataset, metric)
             digits = 2 if factor == 100 else 4
             if gap is None:
@@ -202,10 +210,16 @@ def differences(runs: Runs, part: str) -> Table | None:
     )
 
 
+def _first(runs: Runs, part: str, kept: str) -> dict[str, Results]:
+    """Return the first seed of each arm; nothing unless all keep what is to be drawn."""
+    first = {arm: runs.of(part, arm)[0] for arm in runs.arms(part)}
+    return first if all(kept in each.kept for each in first.values()) else {}
+
+
 def figure_regression(runs: Runs) -> Display | None:
     """Return the epistemic bands of the 1-D regression, the first seed of each method."""
-    first = {arm: runs.of("regression", arm)[0] for arm in runs.arms("regression")}
-    if not first or any("curve" not in each.kept for each in first.values()):
+    first = _first(runs, "regression", "curve")
+    if not first:
         return None
     styles = palette(first)
     drawn = {arm: regression_band(r, label=arm, style=styles[arm]) for arm, r in first.items()}
@@ -225,8 +239,8 @@ def figure_regression(runs: Runs) -> Display | None:
 
 def figure_classification(runs: Runs) -> Display | None:
     """Return the predictive entropy over the plane, the first seed of each method."""
-    first = {arm: runs.of("classification", arm)[0] for arm in runs.arms("classification")}
-    if not first or any("plane" not in each.kept for each in first.values()):
+    first = _first(runs, "classification", "plane")
+    if not first:
         return None
     limits = map_limits(first.values())
     drawn = {arm: uncertainty_maps(r, label=arm, limits=limits) for arm, r in first.items()}
