@@ -62,6 +62,19 @@ def resnet8() -> nn.Sequential:
     )  # fmt: skip
 
 
+def resnet20() -> nn.Sequential:
+    """ResNet-20 for 3x32x32 images: as ResNet-8, with three blocks a stage."""
+    blocks = [
+        ResidualBlock(*sizes)
+        for sizes in (
+            (16, 16, 1), (16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 32, 1),
+            (32, 64, 2), (64, 64, 1), (64, 64, 1),
+        )
+    ]  # fmt: skip
+    head = resnet8()
+    return nn.Sequential(*head[:3], *blocks, *head[6:])
+
+
 @dataclass(frozen=True)
 class Case:
     """One line of work; `kind` says who contends (see `contenders`)."""
@@ -205,6 +218,19 @@ CASES = {
              _mlp_784, _GREY, num_examples=3072),
         Case("forde_lenet", "forde", "repulsion of 10 LeNets, 3,072 images 1x28x28",
              lenet, _GREY, num_examples=3072),
+        Case("forde_resnet20", "forde", "repulsion of 10 ResNet-20, 512 images 3x32x32",
+             resnet20, _COLOUR, num_examples=512),
+        *(Case(f"forde_memory_{name}", "forde_memory", f"4 steps of repulsion of 10 {title}",
+               net, shape, num_examples=512)
+          for name, title, net, shape in (("mlp_784", "MLPs 784-128-128-10", _mlp_784, _GREY),
+                                          ("lenet", "LeNets", lenet, _GREY),
+                                          ("resnet20", "ResNet-20", resnet20, _COLOUR))),
+        *(Case(f"forde_growth_{name}_{number}", "forde_growth",
+               f"repulsion of {number} {title}, 1,024 images 1x28x28", net, _GREY,
+               num_modes=number, num_examples=1024)
+          for name, title, net in (("mlp_784", "MLPs 784-128-128-10", _mlp_784),
+                                   ("lenet", "LeNets", lenet))
+          for number in (5, 10, 20, 40)),
         Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",
              _mlp_784, _GREY),
         Case("predict_lenet", "predict", "predict 6,000 images with 10 LeNets", lenet, _GREY),

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .cases import CASES, Case, data
-from .contenders import Job, load
+from .contenders import KINDS, Job, load
 
 IDLE_SECONDS = 600
 NOT_INSTALLED = ("polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning")
@@ -114,7 +114,7 @@ def check(case: Case, result: Any) -> float | None:
 def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
     """One timed round, scaled to the whole work; `others` is how many cores other processes had."""
     gc.collect()
-    if case.kind == "memory":
+    if KINDS[case.kind].figure == "allocated_mb":
         figures: dict[str, Any] = {"allocated_mb": job.scale * allocated_peak_mb(job.run)}
     else:
         figures = {}

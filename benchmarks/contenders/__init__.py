@@ -74,8 +74,27 @@ KINDS = {
             "forde, fraction=0.25": "forde.quarter",
             "forde, every=4, fraction=0.5": "forde.every_4_half",
         },
-        ratio="time ratio",
+        figure="cpu",
+        ratio="CPU ratio",
         check="loss",
+    ),
+    "forde_memory": Kind(
+        {
+            "deep_ensemble": "forde.deep_ensemble",
+            "forde": "forde.forde",
+            "forde, 64 components": "forde.truncated_pca",
+        },
+        figure="allocated_mb",
+        ratio="memory ratio",
+    ),
+    "forde_growth": Kind(
+        {
+            "forde": "forde.forde",
+            "deep_ensemble": "forde.deep_ensemble",
+            "kernel alone": "forde.kernel",
+        },
+        figure="cpu",
+        ratio="part of forde",
     ),
     "predict": Kind(
         {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..cases import Case, data
 from . import Job
 from .polymode_stack import pm  # sets the cache of this run before polymode is imported
+
+from polymode.methods.particles.repulsion import repulsion  # isort: skip
 
 
 def _training(case: Case, method: str, **options: Any) -> Job:
@@ -53,3 +57,15 @@ def every_4_half(case: Case) -> Job:
 def truncated_pca(case: Case) -> Job:
     """Lengthscales from 64 principal components of the inputs, found within the round."""
     return _training(case, "forde", lengthscales="pca", num_components=64)
+
+
+def kernel(case: Case) -> Job:
+    """What the members do together in a step, on given input gradients: the M² part."""
+    shape = case.num_modes, case.batch_size, math.prod(case.input_shape)
+    gradients = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def run() -> None:
+        for _ in range(case.num_steps):
+            repulsion(gradients)
+
+    return Job(run, case.num_steps)

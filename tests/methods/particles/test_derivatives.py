@@ -1,9 +1,12 @@
-"""Second derivatives of convolutions against torch's own, in float64."""
+"""Second derivatives of layers against torch's own, in float64."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from polymode.methods.particles.derivatives import QuickDerivatives
@@ -20,36 +23,92 @@ CASES = [
 ]
 
 
+class Residual(nn.Module):
+    """Max-pooling, ReLU in and out of place, BatchNorm with a channel at γ = 0, a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4, eps=0.1)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(48, 3)
+        with torch.no_grad():
+            for norm in (self.norm1, self.norm2):
+                norm.weight.copy_(torch.tensor([0.0, -0.5, 1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.relu(self.norm1(self.conv1(x))), 3, 2, 1)
+        x = torch.relu(self.norm2(self.conv2(x)) + x)
+        return self.head(F.max_pool2d(x, (1, 2), ceil_mode=True).flatten(1)[:, :48]).exp()
+
+
+def piecewise() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.MaxPool2d(2, 1),
+        nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 2),
+    )  # fmt: skip
+
+
+def gradients(net: nn.Module, x: torch.Tensor, mode: QuickDerivatives | None) -> list[torch.Tensor]:
+    """Outputs, input gradient and the gradients of a joint backward pass."""
+    leaf = x.detach().requires_grad_()
+    if mode is None:
+        out = net(leaf)
+    else:
+        mode.inputs = leaf.data_ptr()
+        with mode:
+            out = net(leaf)
+        mode.inputs_only = True
+    (j,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
+    if mode is not None:
+        mode.inputs_only = False
+    loss, parameters = out.square().sum(), list(net.parameters())
+    heads = [torch.ones_like(loss), x.flip(0).cos()]
+    grads = torch.autograd.grad([loss, j], parameters, heads)
+    return [out.detach(), j.detach(), *grads]
+
+
+def assert_as_torch(net: nn.Module, x: torch.Tensor, channels_last: bool) -> None:
+    net = net.double()
+    if channels_last:
+        net, x = (t.to(memory_format=torch.channels_last) for t in (net, x))
+    twin = copy.deepcopy(net)
+    found, expected = gradients(net, x, QuickDerivatives()), gradients(twin, x, None)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+    for one, other in zip(net.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", [(9, 8), (8, 12)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_joint_backward_equals_torch(case, channels_last) -> None:
+def test_convolutions(case, size, channels_last) -> None:
+    """Images of 8 × 12 pixels divide into the blocks of a turned convolution, 9 × 8 do not."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(out_channels=4, **case), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Tanh()
-    ).double()
-    x = torch.randn(3, case["in_channels"], 9, 8, dtype=torch.float64)
-    if channels_last:
-        net, x = (t.to(memory_format=torch.channels_last) for t in (net, x))
-    cotangent = torch.randn_like(x)
+    )
+    x = torch.randn(3, case["in_channels"], *size, dtype=torch.float64)
+    assert_as_torch(net, x, channels_last)
 
-    def gradients(mode: QuickDerivatives | None) -> list[torch.Tensor]:
-        leaf = x.detach().requires_grad_()
-        if mode is None:
-            out = net(leaf)
-        else:
-            mode.inputs = leaf.data_ptr()
-            with mode:
-                out = net(leaf)
-            mode.inputs_only = True
-        (j,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
-        if mode is not None:
-            mode.inputs_only = False
-        loss, parameters = out.square().sum(), list(net.parameters())
-        grads = torch.autograd.grad([loss, j], parameters, [torch.ones_like(loss), cotangent])
-        return [out.detach(), j.detach(), *grads]
 
-    for found, expected in zip(gradients(QuickDerivatives()), gradients(None), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("make", [Residual, piecewise])
+def test_masks_and_norms(make, channels_last) -> None:
+    torch.manual_seed(0)
+    side = 12 if make is Residual else 10
+    assert_as_torch(make(), torch.randn(5, 1, side, side, dtype=torch.float64), channels_last)
+
+
+def test_norms_of_features_and_of_evaluation() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh())
+    assert_as_torch(net, x, False)
+    assert_as_torch(net.eval(), x, False)
+    assert_as_torch(
+        nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, affine=False)), x, False
+    )
 
 
 def test_it_ends_with_the_context() -> None:

@@ -8,7 +8,12 @@ import statistics
 import pytest
 import torch
 
-from polymode.methods.particles.kernel import median_bandwidth, rbf, squared_distances
+from polymode.methods.particles.kernel import (
+    _sorted,
+    median_bandwidth,
+    rbf,
+    squared_distances,
+)
 
 STREAM = torch.Generator().manual_seed(0)
 
@@ -89,3 +94,10 @@ def test_bad_input_is_refused() -> None:
         squared_distances(torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(ValueError, match="'reference' or 'all', got 'row'"):
         median_bandwidth(torch.zeros(2, 2), over="row")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_values_are_sorted_as_torch_sorts(dtype) -> None:
+    values = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values[2, 1, 1] = math.nan
+    assert torch.equal(_sorted(values).nan_to_num(9), values.sort(0).values.nan_to_num(9))

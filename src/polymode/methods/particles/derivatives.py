@@ -1,16 +1,18 @@
-"""Convolutions and batched products whose second derivatives are as quick as their first.
+"""Linear layers whose second derivatives are as quick as their first.
 
-Torch differentiates the input gradient of a convolution by its weights through a convolution with
-kernels as large as the images, several times slower than the plain weight gradient. Yet it is one:
-with J = convᵀ(g, w), ⟨C, J⟩ = ⟨conv(C, w), g⟩, so its gradient by w is the weight gradient for the
-input C and the output gradient g, and its gradient by g is conv(C, w). Likewise for
-batched products, where torch's gradient by the weights comes transposed in memory and is slow to
-add. This is for the passes of `input_gradients.py`: a gradient by the inputs alone, then one
-backward pass.
+For the passes of `input_gradients.py`: a gradient J by the inputs alone, then one backward pass of
+⟨C, J⟩ and of the losses. With J = Aᵀ g for a linear layer A, ⟨C, J⟩ = ⟨A C, g⟩: its gradient by g
+is the layer applied to C, its gradient by the weights is the plain weight gradient for the input C
+and the output gradient g. Torch takes a convolution with kernels as large as images for the latter,
+and gives that of batched products transposed in memory.
+
+Gradients of ReLU and max-pooling are in `mask_derivatives.py`, those of BatchNorm in
+`norm_derivatives.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,29 +21,95 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from polymode.methods.particles.mask_derivatives import MaxPool, ReLU, blank
+from polymode.methods.particles.norm_derivatives import BatchNorm
+
 _FEW = 2  # input channels up to which a turned convolution is quicker than torch's own
+_BLOCK = 4  # it gives blocks of so many pixels squared, where the image divides into them
 _Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
+_aten = torch.ops.aten
 
 
 class QuickDerivatives(TorchFunctionMode):
-    """Within this context `conv2d` and `baddbmm` are those of this file.
+    """Within this context some layers are those of this file.
 
     Torch does not tell a backward pass which gradients are wanted: while `inputs_only` is set, none
     by the weights are computed, else none by the network's inputs, whose address is `inputs`.
+    Gradients of ⟨C, J⟩ by the weights of batched products are added, times `factor`, to the tensors
+    in `sums` (by the weights' address) where there are such: large weights are not written twice.
     """
 
     inputs_only = False
     inputs = 0
+    factor = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.conv2d and not kwargs and len(args) == 7 and args[0].dim() == 4:
-            x, weight, bias, stride, padding, dilation, groups = args
-            if not isinstance(padding, str):
-                geometry = _pair(stride), _pair(padding), _pair(dilation), groups
-                return _Convolution.apply(x, weight, bias, geometry, self)
-        if func is torch.baddbmm and not kwargs and len(args) == 3:
-            return _Product.apply(*args, self)
-        return func(*args, **(kwargs or {}))
+        quick = _QUICK.get(func)
+        found = None if quick is None else quick(self, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+def _conv2d(mode: QuickDerivatives, x: Tensor, *rest: Any, **named: Any) -> Tensor | None:
+    if named or len(rest) != 6 or x.dim() != 4 or isinstance(rest[3], str):
+        return None
+    weight, bias, stride, padding, dilation, groups = rest
+    geometry = _pair(stride), _pair(padding), _pair(dilation), groups
+    return _Convolution.apply(x, weight, bias, geometry, mode)
+
+
+def _baddbmm(mode: QuickDerivatives, *args: Any, **named: Any) -> Tensor | None:
+    return None if named or len(args) != 3 else _Product.apply(*args, mode)
+
+
+def _relu(mode: QuickDerivatives, x: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace and x._is_view() else ReLU.apply(x, inplace)
+
+
+def _max_pool2d(
+    mode: QuickDerivatives,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    if return_indices or x.dim() != 4:
+        return None
+    sizes = [_pair(s) for s in (kernel_size, stride or kernel_size, padding, dilation)]
+    return MaxPool.apply(x, (*sizes, ceil_mode))
+
+
+def _batch_norm(
+    mode: QuickDerivatives,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if not training or weight is None or bias is None or x.numel() <= weight.numel():
+        return None
+    return BatchNorm.apply(x, weight, bias, (running_mean, running_var, momentum, eps), mode)
+
+
+_QUICK: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv2d: _conv2d,
+    torch.baddbmm: _baddbmm,
+    F.relu: _relu,
+    torch.relu: _relu,
+    Tensor.relu: _relu,
+    F.max_pool2d: _max_pool2d,
+    F.batch_norm: _batch_norm,
+}
 
 
 class _Product(torch.autograd.Function):
@@ -53,7 +121,10 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, x)
         ctx.mode, ctx.first = mode, x.data_ptr() == mode.inputs
-        return torch.baddbmm(bias, weight, x)
+        if x.stride(0):
+            return torch.baddbmm(bias, weight, x)
+        members = weight.shape[:2]  # they share the inputs: one product for all
+        return torch.addmm(bias.flatten(0, 1), weight.flatten(0, 1), x[0]).unflatten(0, members)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -61,19 +132,25 @@ class _Product(torch.autograd.Function):
         inputs_only = ctx.mode.inputs_only
         by_input = None
         if ctx.needs_input_grad[2] and (inputs_only or not ctx.first):
-            by_input = _TransposedProduct.apply(weight, grad, ctx.first)
+            by_input = _TransposedProduct.apply(weight, grad, ctx.first, ctx.mode)
         if inputs_only:
             return None, None, by_input, None
         by_bias = grad.sum(2, keepdim=True) if ctx.needs_input_grad[0] else None
-        return by_bias, torch.bmm(grad, x.mT), by_input, None
+        if x.stride(0):
+            return by_bias, torch.bmm(grad, x.mT), by_input, None
+        by_weight = torch.mm(grad.flatten(0, 1), x[0].T).view_as(weight)
+        return by_bias, by_weight, by_input, None
 
 
 class _TransposedProduct(torch.autograd.Function):
     """Wᵀ G, for each member; `by_rows` lays the result out with one input after another."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, grad: Tensor, by_rows: bool) -> Tensor:
+    def forward(
+        ctx: Any, weight: Tensor, grad: Tensor, by_rows: bool, mode: QuickDerivatives
+    ) -> Tensor:
         ctx.save_for_backward(weight, grad)
+        ctx.mode = mode
         return torch.bmm(grad.mT, weight).mT if by_rows else torch.bmm(weight.mT, grad)
 
     @staticmethod
@@ -81,7 +158,11 @@ class _TransposedProduct(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         weight, grad = ctx.saved_tensors
         by_grad = torch.bmm(weight, cotangent) if ctx.needs_input_grad[1] else None
-        return torch.bmm(grad, cotangent.mT), by_grad, None
+        total = ctx.mode.sums.get(weight.data_ptr())
+        if total is None:
+            return torch.bmm(grad, cotangent.mT), by_grad, None, None
+        total.baddbmm_(grad, cotangent.mT, alpha=ctx.mode.factor)
+        return None, by_grad, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -97,24 +178,21 @@ class _Convolution(torch.autograd.Function):
         mode: QuickDerivatives,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.mode, ctx.has_bias, ctx.first = (
-            geometry,
-            mode,
-            bias is not None,
-            x.is_leaf,
-        )
+        ctx.geometry, ctx.mode = geometry, mode
+        ctx.has_bias, ctx.first = bias is not None, x.is_leaf
         return F.conv2d(x, weight, bias, *geometry)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        inputs_only = ctx.mode.inputs_only
-        by_input = by_weight = by_bias = None
-        if ctx.needs_input_grad[0] and (inputs_only or not ctx.first):
-            by_input = _InputGradient.apply(grad, weight, x.shape, ctx.geometry)
-        if not inputs_only and any(ctx.needs_input_grad[1:3]):
-            by_weight, by_bias = _weight_gradient(grad, x, weight, ctx.geometry, ctx.has_bias)
-        return by_input, by_weight, by_bias, None, None
+        if ctx.mode.inputs_only:
+            by_input = None
+            if ctx.needs_input_grad[0]:
+                by_input = _InputGradient.apply(grad, weight, x.shape, ctx.geometry)
+            return by_input, None, None, None, None
+        wanted = ctx.needs_input_grad
+        mask = [wanted[0] and not ctx.first, wanted[1], ctx.has_bias and wanted[2]]
+        return *_conv_backward(grad, x, weight, ctx.geometry, mask), None, None
 
 
 class _InputGradient(torch.autograd.Function):
@@ -126,7 +204,13 @@ class _InputGradient(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(grad, weight)
         ctx.geometry = geometry
-        return _input_gradient(grad, weight, shape, geometry)
+        turned = _turned(grad, weight, shape, geometry)
+        if turned is not None:
+            return turned
+        x = blank(grad, shape, like=grad)
+        by_input = _conv_backward(grad, x, weight, geometry, [True, False, False])[0]
+        assert by_input is not None
+        return by_input
 
     @staticmethod
     @once_differentiable
@@ -136,36 +220,42 @@ class _InputGradient(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_grad = F.conv2d(cotangent, weight, None, *ctx.geometry)
         if ctx.needs_input_grad[1]:
-            by_weight, _ = _weight_gradient(grad, cotangent, weight, ctx.geometry)
+            mask = [False, True, False]
+            by_weight = _conv_backward(grad, cotangent, weight, ctx.geometry, mask)[1]
         return by_grad, by_weight, None, None
 
 
-def _input_gradient(grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry) -> Tensor:
+def _turned(grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry) -> Tensor | None:
+    """Return convᵀ(g, w) as a convolution with the turned kernel, or None where that is slower.
+
+    Convolutions on a processor compute 8 or 16 channels at a time, so the pixels of a block stand
+    for channels: one kernel for each place within it.
+    """
     stride, padding, dilation, groups = geometry
-    size = weight.shape[2:]
+    (high, wide), channels = weight.shape[2:], shape[1]
     plain = (stride, dilation, groups) == ((1, 1), (1, 1), 1)
-    if plain and shape[1] <= _FEW and padding[0] < size[0] and padding[1] < size[1]:
-        turned = weight.flip(2, 3).transpose(0, 1).contiguous()
-        margins = size[0] - 1 - padding[0], size[1] - 1 - padding[1]
-        return F.conv2d(grad.contiguous(), turned, None, 1, margins)
-    x = grad.new_empty(1).expand(shape)
-    return _backward(grad, x, weight, geometry, [True, False, False])[0]
+    if not plain or channels > _FEW or padding[0] >= high or padding[1] >= wide:
+        return None
+    side = 1 if shape[2] % _BLOCK or shape[3] % _BLOCK else _BLOCK
+    turned = F.pad(weight.flip(2, 3).transpose(0, 1), (side - 1,) * 4)
+    windows = turned.unfold(2, high + side - 1, 1).unfold(3, wide + side - 1, 1)
+    kernels = windows.flip(2, 3).permute(0, 2, 3, 1, 4, 5)
+    margins = high - 1 - padding[0], wide - 1 - padding[1]
+    out = F.conv2d(grad.contiguous(), kernels.flatten(0, 2), None, side, margins)
+    return F.pixel_shuffle(out, side)
 
 
-def _weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: _Geometry, has_bias: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    found = _backward(grad, x, weight, geometry, [False, True, has_bias])
-    return found[1], found[2] if has_bias else None
-
-
-def _backward(
+def _conv_backward(
     grad: Tensor, x: Tensor, weight: Tensor, geometry: _Geometry, mask: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     stride, padding, dilation, groups = geometry
-    return torch.ops.aten.convolution_backward(
+    found = _aten.convolution_backward(
         grad, x, weight, [weight.shape[0]], stride, padding, dilation, False, (0, 0), groups, mask
     )
+    by_input, by_weight, by_bias = (
+        g if wanted else None for g, wanted in zip(found, mask, strict=True)
+    )
+    return by_input, by_weight, by_bias
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:

@@ -6,6 +6,11 @@ meet once, in between: (1) forward pass and input gradient of every member, (2) 
 the numbers J alone, (3) one backward pass a member, through its outputs and its input gradient
 together. (1) and (3) run as the stack's gradients do: batched, in a loop or in threads.
 
+Where the network is piecewise linear and so is the scalar, J depends on weights and masks but not
+on activations. Then the losses have their backward pass in (1) already, and what it needed is freed
+before the next member's turn. Members whose graphs do not fit into half of the free memory go
+through (1) again in (3).
+
 Where only some of the inputs are to repel, the others go through a forward pass of their own,
 unless the network mixes examples (BatchNorm) or draws noise (dropout): then all go through one, so
 that statistics and masks are those of the plain step.
@@ -24,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core import execution
+from polymode.core.choice import _members_that_fit
 from polymode.core.dense import dense_forward
 from polymode.core.execution import Loss, Plan, limit_threads
 from polymode.core.stack import Stack
@@ -59,12 +65,13 @@ class _Unit(NamedTuple):
     # None: the leaves are the stack's own
     members: int | None  # None: one member without the axis
     mode: QuickDerivatives
+    buffers: list[Tensor]  # views of the stack's
 
 
 class _Passed(NamedTuple):
-    """A unit after its forward pass: losses and input gradient, with their graph."""
+    """A unit after its forward pass; with their graphs, unless these were dropped."""
 
-    losses: Tensor
+    losses: Tensor  # requires gradients if their backward pass is still to come
     gradient: Tensor
 
 
@@ -72,15 +79,16 @@ def repelled_gradients(
     stack: Stack, terms: Terms, x: Tensor, y: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
     """Set `.grad` of the stack's leaves; return the members' losses (M,) and repulsions (M,)."""
-    plan = stack._plans.get("repulsion") or execution._choose(
-        stack,
-        "repulsion",
-        lambda part, xs, ys: _run(part, part._plans["gradients"], terms, xs, ys, step),
-        x,
-        y,
-        False,
-    )
-    return _run(stack, plan, terms, x, y, step)
+    if "repulsion" not in stack._plans:
+
+        def run(part: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+            return _run(part, part._plans["gradients"], terms, xs, ys, step)
+
+        plan = execution._choose(stack, "repulsion", run, x, y, False)
+        if plan.execution in ("loop", "threads"):  # so many members keep their graphs
+            kept = stack.chunk_size or _members_that_fit(stack, run, x, y, False)
+            stack._plans["repulsion"] = plan._replace(chunk_size=kept)
+    return _run(stack, stack._plans["repulsion"], terms, x, y, step)
 
 
 def _run(
@@ -91,22 +99,32 @@ def _run(
     x = execution._format(x, plan.channels_last)
     with limit_threads(plan.num_threads):
         units = _units(stack, plan, seeds)
+        kept = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
         spread = for_each_member if plan.execution == "threads" else _in_turn
         passed: list[Any] = [None] * len(units)
 
         def forward(k: int) -> None:
-            passed[k] = _forward(units[k], terms, x, y, whole)
+            found = _forward(units[k], terms, x, y, whole)
+            fits = kept is None or k < kept
+            passed[k] = found if fits else _Passed(*(t.detach() for t in found))
 
         spread(len(units), forward)
         parts = [_rows(unit, p) for unit, p in zip(units, passed, strict=True)]
         gradients = parts[0] if len(parts) == 1 else torch.cat(parts)
         values, cotangent = terms.repel(gradients)
-        cotangents = cotangent.mul_(terms.weight).split([unit.members or 1 for unit in units])
+        cotangents = cotangent.split([unit.members or 1 for unit in units])
         losses = torch.cat([p.losses.detach().reshape(-1) for p in passed])
+        del gradients, parts
 
         def backward(k: int) -> None:
-            _backward(units[k], passed[k], cotangents[k])
-            passed[k] = None  # frees the graph
+            found, passed[k] = passed[k], None  # frees the graph
+            before = []
+            if not found.gradient.requires_grad:  # it was dropped
+                before = [buffer.clone() for buffer in units[k].buffers]
+                found = _forward(units[k], terms, x, y, whole)
+            _backward(units[k], found, cotangents[k], terms.weight)
+            for buffer, value in zip(units[k].buffers, before, strict=False):
+                buffer.copy_(value)  # running statistics do not move twice
 
         spread(len(units), backward)
     return losses, values
@@ -124,7 +142,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
         if len(chunks) == 1:
             mode = QuickDerivatives()
             whole = partial(_together, stack, seeds, mode)
-            return [_Unit(whole, stack.extra, stack.leaves(), None, stack.num_modes, mode)]
+            return [_Unit(whole, stack.extra, stack.leaves(), None, stack.num_modes, mode, [])]
         execution._grad_buffers(stack)
         grads = [leaf.grad for leaf in stack.leaves()]
         modes = [QuickDerivatives() for _ in chunks]
@@ -136,6 +154,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
                 [grad[a:b] for grad in grads if grad is not None],
                 b - a,
                 mode,
+                list(part.buffers.values()),
             )
             for (part, a, b), mode in zip(chunks, modes, strict=True)
         ]
@@ -149,6 +168,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
             views[k],
             None,
             modes[k],
+            [buffer[k] for buffer in stack.buffers.values()],
         )
         for k in range(stack.num_modes)
     ]
@@ -167,10 +187,9 @@ def _member(
 ) -> Callable[[Tensor], Tensor]:
     """Return the forward pass of member k; the module is built here, not in a thread."""
     module = execution._module(stack, k)
-    images = any(isinstance(layer, nn.Conv2d) for layer in stack.template.modules())
 
     def forward(x: Tensor) -> Tensor:
-        with execution._noise(seeds, stacked=False), mode if images else nullcontext():
+        with execution._noise(seeds, stacked=False), mode:
             outputs = module(x)
         if stack.training and stack.buffers:
             stack.write_back_buffers(k)
@@ -180,19 +199,14 @@ def _member(
 
 
 def _forward(unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool) -> _Passed:
-    """Outputs, losses and the input gradient of a unit, all with their graph."""
+    """Losses and input gradient of a unit; writes the gradients of the losses where J allows it."""
     axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
     inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
-    if whole:
-        leaf = inputs.detach().requires_grad_()
-        unit.mode.inputs = leaf.data_ptr()
-        outputs = unit.forward(leaf)
-    else:
-        leaf = inputs.narrow(axis, 0, rows).detach().requires_grad_()
-        unit.mode.inputs = leaf.data_ptr()
-        rest = inputs.narrow(axis, rows, len(x) - rows)
-        outputs = torch.cat([unit.forward(leaf), unit.forward(rest)], axis)
-    repelled = outputs if rows == len(x) else outputs.narrow(axis, 0, rows)
+    leaf = inputs if whole else inputs.narrow(axis, 0, rows)
+    leaf = leaf.detach().requires_grad_()
+    unit.mode.inputs = leaf.data_ptr()
+    outputs = unit.forward(leaf)
+    repelled = outputs if rows == outputs.shape[axis] else outputs.narrow(axis, 0, rows)
     scalars = terms.scalar(repelled, y[:rows], unit.extra)
     if not scalars.requires_grad:
         raise _independent()
@@ -201,10 +215,31 @@ def _forward(unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool) -> _P
     unit.mode.inputs_only = False
     if gradient is None:
         raise _independent()
+    if not whole:
+        outputs = unit.forward(inputs)
     losses = terms.loss(outputs, y, unit.extra)
     if gradient.shape[axis] != rows:
         gradient = gradient.narrow(axis, 0, rows)
+    if not whole or not _leads_to(gradient, leaf):
+        ones = torch.ones_like(losses)
+        found = torch.autograd.grad(losses, unit.leaves, ones, retain_graph=True, allow_unused=True)
+        _write(unit, found)
+        losses = losses.detach()
     return _Passed(losses, gradient)
+
+
+def _leads_to(value: Tensor, leaf: Tensor) -> bool:
+    """Whether the graph of `value` ends in `leaf`, too."""
+    todo, seen = [value.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if getattr(node, "variable", None) is leaf:
+            return True
+        seen.add(node)
+        todo += [source for source, _ in node.next_functions]
+    return False
 
 
 def _rows(unit: _Unit, passed: _Passed) -> Tensor:
@@ -213,21 +248,45 @@ def _rows(unit: _Unit, passed: _Passed) -> Tensor:
     return (gradient if unit.members else gradient.unsqueeze(0)).flatten(2)
 
 
-def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor) -> None:
-    """Write the gradients of losses + ⟨cotangent, input gradient⟩ by the unit's leaves."""
-    heads = [passed.losses]
-    weights = [torch.ones_like(passed.losses)]
-    if passed.gradient.requires_grad:
-        heads.append(passed.gradient)
-        weights.append(cotangent.reshape(passed.gradient.shape))
-    found = torch.autograd.grad(heads, unit.leaves, weights, allow_unused=True)
-    pairs = zip(unit.leaves, found, strict=True)
-    grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]
+def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, weight: float) -> None:
+    """Add the gradients of weight · ⟨cotangent, input gradient⟩ to those of the losses."""
+    losses, gradient = passed
+    if not gradient.requires_grad:  # it is the same whatever the weights are
+        return
+    force = cotangent.reshape(gradient.shape)
+    if losses.requires_grad:
+        heads = [torch.ones_like(losses), force.mul(weight)]
+        found = torch.autograd.grad([losses, gradient], unit.leaves, heads, allow_unused=True)
+        _write(unit, found)
+        return
+    pairs = zip(unit.leaves, _grads(unit), strict=True)
+    unit.mode.sums = {leaf.data_ptr(): grad for leaf, grad in pairs}
+    unit.mode.factor = weight
+    found = torch.autograd.grad(gradient, unit.leaves, force, allow_unused=True)
+    _write(unit, found, weight)
+
+
+def _write(unit: _Unit, found: tuple[Tensor | None, ...], weight: float | None = None) -> None:
+    """Set the unit's gradients, or add `weight` times these to them; None is zero."""
+    if weight is not None:
+        pairs = [p for p in zip(_grads(unit), found, strict=True) if p[1] is not None]
+        if pairs:
+            torch._foreach_add_(*map(list, zip(*pairs, strict=True)), alpha=weight)
+        return
+    grads = [
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip(unit.leaves, found, strict=True)
+    ]
     if unit.grads is not None:
         torch._foreach_copy_(unit.grads, grads)
         return
     for leaf, grad in zip(unit.leaves, grads, strict=True):
         leaf.grad = execution._in_layout_of(leaf, grad)
+
+
+def _grads(unit: _Unit) -> list[Tensor]:
+    """Return where the unit's gradients are, in the order of its leaves."""
+    return unit.grads or [leaf.grad for leaf in unit.leaves if leaf.grad is not None]
 
 
 def _mixes_examples(stack: Stack) -> bool:

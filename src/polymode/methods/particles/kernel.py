@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,11 +93,18 @@ def median_bandwidth(squared: Tensor, *, over: str = "reference") -> Tensor:
         shape = squared.shape[1:] if over == "reference" else (1, *squared.shape[2:])
         return squared.new_ones(1, *shape)
     count = values.shape[0]
-    ordered = values.sort(0).values
+    ordered = _sorted(values)
     median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     if over == "all":
         median = median.unsqueeze(0)
     return median.unsqueeze(0) / math.log(number) + _FLOOR
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Return the values in ascending order along the first axis; NumPy is several times faster."""
+    if values.device.type != "cpu" or values.dtype is torch.bfloat16:
+        return values.sort(0).values
+    return torch.from_numpy(np.sort(values.movedim(0, -1).numpy(), axis=-1)).movedim(-1, 0)
 
 
 def rbf(squared: Tensor, bandwidth: Tensor | float) -> Tensor:

@@ -91,16 +91,20 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
             target.copy_(source)  # one matrix after another: torch transposes these by blocks
         j = rows
     at_inputs = j.transpose(0, 1)  # (B, M, D)
-    products = torch.bmm(at_inputs, at_inputs.mT)  # (B, M, M)
-    squares = products.diagonal(dim1=1, dim2=2)  # (B, M)
+    axes, alpha = scales.axes, 0.0 if scales.axes is None else scales.alpha
+    metric = scaled = None
+    if alpha < 1:
+        metric = torch.bmm(at_inputs, at_inputs.mT)  # (B, M, M)
+        squares = metric.diagonal(dim1=1, dim2=2)  # (B, M)
+    else:
+        squares = torch.linalg.vector_norm(j, dim=-1).square().T
     inverse = torch.where(squares > _EPS, (squares + _EPS).rsqrt(), 0.0)
     norms = inverse.unsqueeze(2) * inverse.unsqueeze(1)  # (B, M, M)
-    alpha = 0.0 if scales.axes is None else scales.alpha
-    scaled = None
-    metric = products
-    if scales.axes is not None:
-        scaled = at_inputs @ scales.axes  # (B, M, K)
-        metric = torch.lerp(products, torch.bmm(scaled, scaled.mT), alpha)
+    if axes is not None:
+        scaled = (j.flatten(0, 1) @ axes).unflatten(0, j.shape[:2]).transpose(0, 1)  # (B, M, K)
+        inner = torch.bmm(scaled, scaled.mT)
+        metric = inner if metric is None else torch.lerp(metric, inner, alpha)
+    assert metric is not None
     cosines = metric * norms
     own = cosines.diagonal(dim1=1, dim2=2)
     squared = own.unsqueeze(2) + own.unsqueeze(1) - 2 * cosines
@@ -110,15 +114,19 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     if h.amin() * math.log(len(j)) < _TRUSTED * error:
         return None
     value, mixing = _between(squared, h, error)
-    along = (mixing * cosines).sum(2)  # (B, M)
+    along = (mixing * cosines).sum(2).mul_(inverse.square())  # (B, M)
     mixing = mixing.mul_(norms)
-    weights = mixing if alpha == 0 else (1 - alpha) * mixing
-    weights = weights - torch.diag_embed(along * inverse.square())
-    derivative = torch.bmm(weights, at_inputs)  # (B, M, D)
-    if scaled is not None and scales.axes is not None:
-        mixed = torch.bmm(mixing, scaled)  # (B, M, K)
-        derivative.flatten(0, 1).addmm_(mixed.flatten(0, 1), scales.axes.T, alpha=alpha)
-    return value, derivative.transpose(0, 1)
+    if alpha < 1:
+        weights = (1 - alpha) * mixing - torch.diag_embed(along)
+        derivative = torch.bmm(weights, at_inputs).transpose(0, 1)  # (M, B, D)
+    else:
+        derivative = j * along.T.neg().unsqueeze(2)
+    if axes is not None and scaled is not None:
+        mixed = torch.bmm(mixing, scaled).transpose(0, 1)  # (M, B, K)
+        if alpha < 1:
+            return value, derivative + (mixed @ axes.T).mul_(alpha)
+        derivative.flatten(0, 1).addmm_(mixed.flatten(0, 1), axes.T)
+    return value, derivative
 
 
 def _between(squared: Tensor, h: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
