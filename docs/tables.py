@@ -6,7 +6,7 @@ and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
-study's folder.
+study's folder, which `python -m docs.tables --take runs/STUDY` brings there.
 """
 
 from __future__ import annotations
@@ -146,6 +146,17 @@ def study_text(name: str) -> str:
     return "\n\n".join(["", *parts, "### Runs", markdown(rows), ""])
 
 
+def take(folder: Path) -> None:
+    """Copy what a study shows to `results/`, without what belongs to the folder."""
+    held = json.loads((folder / "study.json").read_text())
+    place = ROOT / "results" / held["study"]
+    place.mkdir(parents=True, exist_ok=True)
+    held = {key: value for key, value in held.items() if key not in ("command", "parts")}
+    (place / "study.json").write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+    for name in held["figures"]:
+        (place / f"{name}.svg").write_bytes((folder / "figures" / f"{name}.svg").read_bytes())
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with tables, as they should be."""
     readme = between(README.read_text(), "speed", speed_table(json.loads(BENCHMARKS.read_text())))
@@ -159,6 +170,8 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
+    if "--take" in sys.argv:
+        take(Path(sys.argv[sys.argv.index("--take") + 1]))
     wanted = pages()
     if "--check" in sys.argv:
         old = [page.name for page, text in wanted.items() if page.read_text() != text]
