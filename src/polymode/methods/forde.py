@@ -28,10 +28,10 @@ for all outputs); inputs of one dimension use the tangent (1, f′) / |·| of th
 direction of a number has no derivative. `every` and `fraction` save time: repulsion in every k-th
 step, with k times the weight, so that the mean force stays, and on a part of the batch.
 
-Limits: a second derivative a step, about twice the cost of a deep ensemble, and with "tuned" as
-many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an input
-gradient contains the other examples of the batch; in ReLU networks the repulsion moves weights, not
-biases.
+Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
+as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an
+input gradient contains the other examples of the batch; in ReLU networks the repulsion moves
+weights, not biases.
 Reference: T. Trinh, M. Heinonen, L. Acerbi, S. Kaski, Input-gradient space particle inference for
     neural network ensembles, ICLR 2024.
 
@@ -318,7 +318,7 @@ METHODS.register(
     kind="many modes",
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w ln Σⱼ mean_b exp(−|sᵢ_b − sⱼ_b|²/h) ],  s = ∇ₓf_y / |∇ₓf_y|",
-    cost="about 2 × M × training, M × prediction",
+    cost="2 to 3 × M × training, M × prediction",
     limits="A second derivative a step; all members share their batches; which directions count is"
     " set by the lengthscales, and with the identity the members of image networks differ little"
     " from a deep ensemble's.",

@@ -145,7 +145,7 @@ METHODS.register(
     kind="many modes",
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w/(M − 1) Σⱼ mean_b cos²(∇ₓfᵢ, ∇ₓfⱼ) ]",
-    cost="about 2 × M × training, M × prediction",
+    cost="2 to 3 × M × training, M × prediction",
     limits="A second derivative a step; at most D gradients of dimension D can be orthogonal; they"
     " may be so across the data, where it does not matter.",
     paper="Ross et al. 2020",
