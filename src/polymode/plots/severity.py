@@ -8,34 +8,31 @@ import numpy as np
 
 from polymode.core.registry import suggest
 from polymode.metrics.leaderboard import Leaderboard
-from polymode.plots.axes import axis_title, legend_below, over_seeds, panel_title
-from polymode.plots.display import INK, Display, Style, palette
+from polymode.plots.axes import axis_title, over_seeds, panel_title
+from polymode.plots.display import INK, Style, palette
+from polymode.plots.lines import PanelDisplay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
 
-class Severity(Display):
+class Severity(PanelDisplay):
     """One line a method, mean ± s.e. over seeds; one panel a metric."""
 
     size = (4.0, 5.2)
 
     def plot(self, ax: Axes, metric: str = "") -> Axes:
         """Draw one metric, by default the first."""
-        self._lines(ax, metric or str(self.data["metric"][0]))
-        ax.set_xlabel(f"severity of {self.label} (0: test set)")
-        ax.legend()
+        super().plot(ax, metric).set_xlabel(f"severity of {self.label} (0: test set)")
         return ax
 
     def draw(self, figure: FigureBase) -> None:
-        metrics = [str(metric) for metric in self.data["metric"]]
-        panels = np.atleast_1d(figure.subplots(len(metrics), 1, sharex=True))
-        for ax, metric in zip(panels, metrics, strict=True):
-            self._lines(ax, metric)
+        super().draw(figure)
         figure.suptitle(self.title, fontsize=9, color=INK)
-        panels[-1].set_xlabel("severity (0: test set)")
-        legend_below(figure, panels[0], self.size[0])
+
+    def _axis(self, ax: Axes) -> None:
+        ax.set_xlabel("severity (0: test set)")
 
     def _lines(self, ax: Axes, metric: str) -> None:
         for label, style in self.styles.items():

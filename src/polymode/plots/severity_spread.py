@@ -8,39 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polymode.metrics.leaderboard import Leaderboard
-from polymode.plots.axes import axis_title, legend_below, panel_title
-from polymode.plots.display import Display, Style, palette
+from polymode.plots.axes import axis_title, panel_title
+from polymode.plots.display import Style, palette
+from polymode.plots.lines import PanelDisplay
 from polymode.plots.severity import default_metrics, levels_of, shifts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 WIDTH = 0.45  # of a severity's step that the methods stand in, side by side
 
 
-class SeveritySpread(Display):
+class SeveritySpread(PanelDisplay):
     """A line of means a method; at each severity a thin bar from the best kind of shift to the
     worst, a thick one over the middle half, and a cross at the worst."""
 
     size = (4.8, 5.2)
 
-    def plot(self, ax: Axes, metric: str = "") -> Axes:
-        """Draw one metric, by default the first."""
-        self._bars(ax, metric or str(self.data["metric"][0]))
-        ax.legend()
-        return ax
+    def _axis(self, ax: Axes) -> None:
+        ax.set_xlabel("severity (0: test set)")
 
-    def draw(self, figure: FigureBase) -> None:
-        metrics = [str(metric) for metric in self.data["metric"]]
-        panels = np.atleast_1d(figure.subplots(len(metrics), 1, sharex=True))
-        for ax, metric in zip(panels, metrics, strict=True):
-            self._bars(ax, metric)
-            ax.set_xlabel("")
-        panels[-1].set_xlabel("severity (0: test set)")
-        legend_below(figure, panels[0], self.size[0])
-
-    def _bars(self, ax: Axes, metric: str) -> None:
+    def _lines(self, ax: Axes, metric: str) -> None:
         data, levels = self.data, self.data["severity"]
         drawn = [label for label in self.styles if f"{label} {metric} mean" in data]
         step = WIDTH / max(len(drawn), 1)
@@ -64,7 +52,6 @@ class SeveritySpread(Display):
                 label=label,
             )
         panel_title(ax, axis_title(metric, str(data[f"unit {metric}"][0])))
-        ax.set_xlabel("severity (0: test set)")
         ax.set_xticks(levels)
 
 

@@ -12,40 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polymode.plots.axes import axis_title, legend_below, over_seeds, panel_title
-from polymode.plots.display import INK, PALE, Display, Style, palette
+from polymode.plots.axes import axis_title, over_seeds, panel_title
+from polymode.plots.display import INK, PALE, Style, palette
+from polymode.plots.lines import PanelDisplay
 from polymode.plots.sources import numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 GAP = 0.9  # between 0 and the least other value, in steps of the grid
 MARKS = ("-.", ":", (0, (1, 3)))
 
 
-class Sweep(Display):
+class Sweep(PanelDisplay):
     """Panels on one axis of the hyperparameter; the chosen value is marked in all."""
 
     size = (4.0, 2.4)
     legend_more = (0, 2)
-
-    def plot(self, ax: Axes, metric: str = "") -> Axes:
-        """Draw one metric, by default the first."""
-        metric = metric or str(self.data["metric"][0])
-        self._lines(ax, metric)
-        self._ticks(ax)
-        if ax.get_legend_handles_labels()[1]:
-            ax.legend()
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        metrics = [str(metric) for metric in self.data["metric"]]
-        panels = np.atleast_1d(figure.subplots(len(metrics), 1, sharex=True))
-        for ax, metric in zip(panels, metrics, strict=True):
-            self._lines(ax, metric)
-        self._ticks(panels[-1])
-        legend_below(figure, panels[0], self.size[0])
 
     def _lines(self, ax: Axes, metric: str) -> None:
         data, places = self.data, self.data["place"]
@@ -78,7 +61,7 @@ class Sweep(Display):
             )
         panel_title(ax, axis_title(metric))
 
-    def _ticks(self, ax: Axes) -> None:
+    def _axis(self, ax: Axes) -> None:
         data = self.data
         places, values = data["place"], data["value"]
         some = _named(values)
