@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(
     study: Annotated[
         str | None,
-        typer.Argument(metavar="[STUDY]", help="a paper's runs; see `polymode list studies`"),
+        typer.Argument(metavar="STUDY", help="a paper's runs; see `polymode list studies`"),
     ] = None,
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
