@@ -88,7 +88,8 @@ def image_parts(runs: Runs) -> list[str]:
 def chosen_alpha(runs: Runs, part: str) -> float | None:
     """Return the alpha of lowest NLL on the shifted validation set, mean over seeds and shifts.
 
-    Nothing of the test set is looked at. None before all arms of a sweep have a result.
+    Nothing of the test set is looked at. Of an unfinished sweep, the alphas that have results are
+    compared, each by its own seeds; None for fewer than two.
     """
     found = {}
     for alpha in ALPHAS:
