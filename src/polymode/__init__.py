@@ -18,6 +18,7 @@ with it, cost next to nothing.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "fit",
     "list_methods", "load", "methods", "nets", "report", "task",
 ]  # fmt: skip
+
+# Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
     "Posterior": "posterior",

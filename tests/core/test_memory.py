@@ -1,10 +1,11 @@
-"""Memory that is freed stays with the process, unless the user objects."""
+"""Memory that is freed stays with the process, in large pages, unless the user objects."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,31 @@ for _ in range(8):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(statistics.median(faults[3:]))
 """
+
+
+HUGE = """
+import polymode, torch
+held = torch.ones(2**24)
+rollup = open("/proc/self/smaps_rollup").read().split("AnonHugePages:")[1]
+print(rollup.split()[0])
+"""
+
+
+def _huge_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
+
+
+@pytest.mark.skipif(not _huge_pages(), reason="the system has no transparent huge pages")
+def test_large_tensors_lie_in_huge_pages() -> None:
+    """64 MB in pages of 2 MB, all but the few that the system may not find at once."""
+    environment = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
+    run = [sys.executable, "-c", HUGE]
+    done = subprocess.run(run, capture_output=True, check=True, env=environment)
+    assert int(done.stdout) > 32 * 1024
+    unwanted = {**environment, "THP_MEM_ALLOC_ENABLE": "0"}
+    done = subprocess.run(run, capture_output=True, check=True, env=unwanted)
+    assert int(done.stdout) < 32 * 1024
 
 
 @pytest.mark.skipif("glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="glibc only")

@@ -11,7 +11,11 @@ from torch import Tensor, fx, nn
 
 from polymode.core.stack import Stack
 from polymode.core.trace import pool_by_2, quick_of, quicken, trace
-from polymode.nets import lenet
+from polymode.nets import lenet, resnet8
+
+
+def resnet() -> nn.Module:
+    return resnet8((1, 12, 12), 3)
 
 
 class Residual(nn.Module):
@@ -36,8 +40,30 @@ def images(channels_last: bool) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
+class Sums(nn.Module):
+    """Sums of layers' results, of one that is used again and of one with another shape; ReLUs that
+    share their gradient with another term of a sum, and one that is an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.narrow = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.first(x)
+        a, b = F.relu(self.norm(start)), F.relu(self.second(start))
+        h = a + b  # one gradient goes to both
+        h = F.relu(self.second(h) + h)
+        h = F.relu(self.narrow(h) + self.second(h))  # of other shapes
+        h = F.relu(start + self.second(h))
+        h = self.second(h)
+        h = h + h
+        return F.relu(self.last((h + start).mean((2, 3))))
+
+
 @pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("net", [lambda: lenet((1, 12, 12), 3), Residual])
+@pytest.mark.parametrize("net", [lambda: lenet((1, 12, 12), 3), Residual, Sums, resnet])
 def test_no_bit_changes(net, channels_last) -> None:
     torch.manual_seed(1)
     template, x = net(), images(channels_last)
@@ -47,8 +73,12 @@ def test_no_bit_changes(net, channels_last) -> None:
         assert not quick or quicken(module, graph, gradients=True)
         module = fx.GraphModule(module, graph)
         out = module(x)
-        grads = torch.autograd.grad(out.square().sum(), list(module.parameters()))
-        results.append([out, *grads])
+        of_output = 2 * out.detach()
+        weights, before = list(module.parameters()), of_output.clone()
+        grads = torch.autograd.grad(out, weights, of_output, retain_graph=True)
+        again = torch.autograd.grad(out, weights, of_output, create_graph=True)
+        assert torch.equal(of_output, before)
+        results.append([out, *grads, *again])
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
     module, graph = trace(template.eval())
     assert quicken(module, graph, gradients=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried 
 _MANY = 64  # members to try others on: what is fastest for these is so for more
 _THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
 _WIDE = 1.1  # a wide convolution must save as much: it grows with the members, trials have few
+_SHARED = 1.1  # and so must operations on all cores: each waits for the core that is disturbed
 _HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
 
 
@@ -132,11 +134,18 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
             break
         for plan in times:
             times[plan] = min(times[plan], _once(trials[plan]))
-    return min(times, key=lambda plan: times[plan] * _handicap(plan))
+    return min(times, key=lambda plan: times[plan] * _handicap(plan, count, stack.num_modes))
 
 
-def _handicap(plan: Plan) -> float:
-    return _THRIFT if plan.num_threads == 1 else _WIDE if plan.wide else 1.0
+def _handicap(plan: Plan, tried: int, num_modes: int) -> float:
+    """What to multiply the time of a trial with: see above, and cores idle in a last, partial turn
+    of members side by side, which a trial with one member a core does not show."""
+    if plan.execution == "threads":
+        idle = math.ceil(num_modes / tried) * tried / num_modes
+        return idle * (_WIDE if plan.wide else 1.0)
+    if plan.num_threads == 1:
+        return _THRIFT
+    return _SHARED if plan.execution == "loop" else 1.0
 
 
 def _once(work: Callable[[], Any]) -> float:
@@ -151,7 +160,7 @@ def _members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -
     """Return how many members may be batched together within half of the free memory."""
     if not torch.is_grad_enabled():
         return stack.num_modes
-    trial = stack[:1].clone().train(stack.training)
+    trial = stack[[0]].train(stack.training)
     trial._plans = {"outputs": Plan("loop"), "gradients": Plan("loop")}
     trial._random = dict(stack._random)
     one = saved_bytes(lambda: run(trial, x[:1] if own else x, y[:1] if own else y))

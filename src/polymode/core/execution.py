@@ -332,7 +332,7 @@ def _noise(seeds: list[int] | None, *, stacked: bool) -> Any:
 def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
     if stack.training not in stack._random:
-        probe = stack[:1].clone().train(stack.training)
+        probe = stack[[0]].train(stack.training)
         with torch.no_grad(), watch() as watcher:
             probe.module(0)(x[0, :2] if own else x[:2])
         stack._random[stack.training] = watcher.drew

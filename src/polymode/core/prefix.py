@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from polymode.core.modules import channels_to_last
 from polymode.core.threads import for_each_member
-from polymode.core.trace import Bound, pool_by_2, quicken, trace
+from polymode.core.trace import Bound, pool_by_2, quicken, relu_in_place, trace
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
@@ -32,8 +32,8 @@ _CHANNELWISE: tuple[type[nn.Module], ...] = (
     nn.MaxPool2d, nn.AvgPool2d,
 )  # fmt: skip
 _CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    F.relu, torch.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus,
-    F.avg_pool2d, pool_by_2,
+    F.relu, torch.relu, torch.relu_, relu_in_place, torch.tanh, torch.sigmoid, F.gelu, F.silu,
+    F.elu, F.leaky_relu, F.softplus, F.avg_pool2d, pool_by_2,
 )  # fmt: skip
 
 

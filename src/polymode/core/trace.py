@@ -1,9 +1,10 @@
 """The graph of a network, and the same network in fewer passes over memory.
 
-Two rewritings change no bit of outputs or gradients: max-pooling before a ReLU instead of after it
+Some rewritings change no bit of outputs or gradients: max-pooling before a ReLU instead of after it
 (the largest value of a window stays the largest, and a ReLU of a quarter of the values costs a
-quarter), and a ReLU in place where nobody else sees its input. Where no gradients are wanted,
-max-pooling by 2 of channels_last maps is two maxima of slices, without indices.
+quarter); a sum, or a ReLU, in place where nobody else sees its input, and the gradient of a ReLU in
+place where nobody else sees the gradient that arrives. Where no gradients are wanted, max-pooling
+by 2 of channels_last maps is two maxima of slices, without indices.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 import operator
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,20 +75,54 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
     for node in list(graph.nodes):
         source = _only_source(node)
         if source is not None and _is_relu(node, module) and _makes_memory(source, module):
-            with graph.inserting_before(node):
-                inplace = graph.call_function(F.relu, (source,), {"inplace": True})
-            node.replace_all_uses_with(inplace)
-            graph.erase_node(node)
+            own = gradients and _gradient_is_own(node, module)
+            _replace(graph, node, relu_in_place if own else torch.relu_, source)
             changed = True
+        elif _is_sum(node):
+            spare = [a for a in node.args if list(a.users) == [node] and _makes_memory(a, module)]
+            if spare:
+                other = node.args[1] if spare[0] is node.args[0] else node.args[0]
+                _replace(graph, node, add_in_place, spare[0], other)
+                changed = True
         elif not gradients and _is(node, module, nn.MaxPool2d):
-            pool = module.get_submodule(str(node.target))
-            if _halves(pool):
-                with graph.inserting_before(node):
-                    quick = graph.call_function(pool_by_2, (node.args[0],))
-                node.replace_all_uses_with(quick)
-                graph.erase_node(node)
+            if _halves(module.get_submodule(str(node.target))):
+                _replace(graph, node, pool_by_2, node.args[0])
                 changed = True
     return changed
+
+
+def _replace(graph: fx.Graph, node: fx.Node, function: Callable[..., Tensor], *args: Any) -> None:
+    with graph.inserting_before(node):
+        node.replace_all_uses_with(graph.call_function(function, args))
+    graph.erase_node(node)
+
+
+def add_in_place(a: Tensor, b: Tensor) -> Tensor:
+    """Return `a + b`, in the memory of `a` where the result has its shape and type."""
+    return a.add_(b) if a.shape == b.shape and a.dtype == b.dtype else a + b
+
+
+def relu_in_place(x: Tensor) -> Tensor:
+    """Return ReLU(x) in the memory of x; its gradient takes that of the gradient that arrives."""
+    result: Tensor = _ReluInPlace.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ReluInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x.relu_())
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a graph of the gradient is wanted
+            return grad * (out > 0)
+        if grad.stride() != out.stride():  # expanded, or in another layout
+            return torch.ops.aten.threshold_backward(grad, out, 0)
+        return torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad)
 
 
 def pool_by_2(x: Tensor) -> Tensor:
@@ -100,7 +136,7 @@ def pool_by_2(x: Tensor) -> Tensor:
 
 def _bind(module: nn.Module, stack: Stack, k: int) -> nn.Module:
     """Return a copy of a traced module (or of a part of it) with the tensors of member k."""
-    bound = copy.deepcopy(module)
+    bound = _share(module)
     whole = stack.module(k)
     named: dict[str, Tensor] = dict(whole.named_parameters(remove_duplicate=False))
     named |= dict(whole.named_buffers(remove_duplicate=False))
@@ -109,6 +145,21 @@ def _bind(module: nn.Module, stack: Stack, k: int) -> nn.Module:
     for name in held:
         assign(bound, name, named[name])
     return bound
+
+
+def _share(module: nn.Module) -> nn.Module:
+    """Return a copy with places for tensors of its own; all else is the same objects.
+
+    A deep copy would take longer than a step of a small network; traced modules have no state but
+    tensors (see `trace`).
+    """
+    shared = object.__new__(type(module))
+    shared.__dict__.update(module.__dict__)
+    for group in ("_parameters", "_buffers", "_modules"):
+        shared.__dict__[group] = dict(module.__dict__[group])
+    for name, child in module._modules.items():
+        shared._modules[name] = None if child is None else _share(child)
+    return shared
 
 
 class Bound:
@@ -155,11 +206,30 @@ def _is_relu(node: fx.Node, module: nn.Module) -> bool:
     return function or _is(node, module, nn.ReLU)
 
 
+def _is_sum(node: fx.Node) -> bool:
+    added = node.op == "call_function" and node.target is operator.add
+    terms = {a for a in node.args if isinstance(a, fx.Node)}
+    return added and len(terms) == 2
+
+
 def _makes_memory(node: fx.Node, module: nn.Module) -> bool:
     """Whether the result is a tensor of its own that its backward pass does not look at."""
-    if node.op == "call_function":
-        return node.target is operator.add and all(isinstance(a, fx.Node) for a in node.args)
+    return _is_sum(node) or node.target is add_in_place or _is_fresh(node, module)
+
+
+def _is_fresh(node: fx.Node, module: nn.Module) -> bool:
     return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), _FRESH)
+
+
+def _gradient_is_own(node: fx.Node, module: nn.Module) -> bool:
+    """Whether the gradient that arrives at the node is a tensor that nothing else holds.
+
+    A sum hands one and the same gradient to all its terms; layers make theirs, and what autograd
+    adds up for a node with several users is new unless all of them are sums.
+    """
+    if any(user.op == "output" for user in node.users):
+        return False
+    return any(_is_fresh(user, module) for user in node.users)
 
 
 def _halves(pool: nn.Module) -> bool:

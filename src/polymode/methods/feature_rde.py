@@ -181,7 +181,7 @@ def leading_directions(gradients: Tensor, number: int | None) -> Tensor:
 
 def find_head(stack: Stack, x: Tensor) -> str:
     """Return the path of the linear layer whose outputs are the network's."""
-    module = stack[:1].clone().module(0).eval()
+    module = stack[[0]].module(0).eval()
     seen: dict[str, Tensor] = {}
     hooks = [
         layer.register_forward_hook(lambda _, args, out, path=path: seen.update({path: out}))
