@@ -1,5 +1,5 @@
 # make demo   compare methods on scikit-learn's digits and write a report
-# make test   the whole test suite
+# make test   the whole test suite, one process a core
 # make test-browser   the report in a real browser, which is installed by apt-get where there is none
 # make test-data   statistics of the real data sets in $POLYMODE_DATA; those that are not there are skipped
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(PYTHON) -m polymode run --task digits --method map --method deep_ensemble --seeds 0-2 --out runs/demo
 
 test: check
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-browser: $(STAMP)
 	@command -v chromium google-chrome >/dev/null || apt-get install --yes --quiet chromium || \

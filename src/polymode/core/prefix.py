@@ -32,7 +32,7 @@ _CHANNELWISE: tuple[type[nn.Module], ...] = (
     nn.MaxPool2d, nn.AvgPool2d,
 )  # fmt: skip
 _CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    F.relu, torch.relu, torch.relu_, relu_in_place, torch.tanh, torch.sigmoid, F.gelu, F.silu,
+    F.relu, torch.relu, relu_in_place, torch.tanh, torch.sigmoid, F.gelu, F.silu,
     F.elu, F.leaky_relu, F.softplus, F.avg_pool2d, pool_by_2,
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from polymode.core.modules import assign
 
@@ -76,7 +77,10 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
         source = _only_source(node)
         if source is not None and _is_relu(node, module) and _makes_memory(source, module):
             own = gradients and _gradient_is_own(node, module)
-            _replace(graph, node, relu_in_place if own else torch.relu_, source)
+            if own:
+                _replace(graph, node, relu_in_place, source)
+            else:
+                _replace(graph, node, F.relu, source, inplace=True)
             changed = True
         elif _is_sum(node):
             spare = [a for a in node.args if list(a.users) == [node] and _makes_memory(a, module)]
@@ -91,9 +95,11 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
     return changed
 
 
-def _replace(graph: fx.Graph, node: fx.Node, function: Callable[..., Tensor], *args: Any) -> None:
+def _replace(
+    graph: fx.Graph, node: fx.Node, function: Callable[..., Tensor], *args: Any, **named: Any
+) -> None:
     with graph.inserting_before(node):
-        node.replace_all_uses_with(graph.call_function(function, args))
+        node.replace_all_uses_with(graph.call_function(function, args, named))
     graph.erase_node(node)
 
 
@@ -104,6 +110,8 @@ def add_in_place(a: Tensor, b: Tensor) -> Tensor:
 
 def relu_in_place(x: Tensor) -> Tensor:
     """Return ReLU(x) in the memory of x; its gradient takes that of the gradient that arrives."""
+    if has_torch_function_unary(x):  # or a mode is active, which may know better
+        return handle_torch_function(relu_in_place, (x,), x)
     result: Tensor = _ReluInPlace.apply(x)  # type: ignore[no-untyped-call]
     return result
 

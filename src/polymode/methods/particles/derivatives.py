@@ -13,6 +13,7 @@ Gradients of ReLU and max-pooling are in `mask_derivatives.py`, those of BatchNo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from polymode.core.trace import relu_in_place
 from polymode.methods.particles.mask_derivatives import MaxPool, ReLU, blank
 from polymode.methods.particles.norm_derivatives import BatchNorm
 
@@ -107,6 +109,7 @@ _QUICK: dict[Any, Callable[..., Tensor | None]] = {
     F.relu: _relu,
     torch.relu: _relu,
     Tensor.relu: _relu,
+    relu_in_place: partial(_relu, inplace=True),
     F.max_pool2d: _max_pool2d,
     F.batch_norm: _batch_norm,
 }
