@@ -214,8 +214,10 @@ CASES = {
              lenet, _GREY),
         Case("train_resnet8", "train", "train 4 ResNet-8, one epoch of 1,024 images 3x32x32",
              resnet8, _COLOUR, num_modes=4, num_examples=1024),
-        Case("forde_mlp_784", "forde", "repulsion of 10 MLPs 784-128-128-10, 3,072 images",
-             _mlp_784, _GREY, num_examples=3072),
+        Case("forde_mlp_small", "forde", "repulsion of 10 MLPs 2-64-64-2, 6,400 points, 4 epochs",
+             _mlp_small, (2,), num_classes=2, num_examples=6400, epochs=4),
+        Case("forde_mlp_784", "forde", "repulsion of 10 MLPs 784-128-128-10, 3,072 images, 6 epochs",
+             _mlp_784, _GREY, num_examples=3072, epochs=6),
         Case("forde_lenet", "forde", "repulsion of 10 LeNets, 3,072 images 1x28x28",
              lenet, _GREY, num_examples=3072),
         Case("forde_resnet20", "forde", "repulsion of 10 ResNet-20, 512 images 3x32x32",
@@ -227,9 +229,9 @@ CASES = {
                                           ("resnet20", "ResNet-20", resnet20, _COLOUR))),
         *(Case(f"forde_growth_{name}_{number}", "forde_growth",
                f"repulsion of {number} {title}, 1,024 images 1x28x28", net, _GREY,
-               num_modes=number, num_examples=1024)
-          for name, title, net in (("mlp_784", "MLPs 784-128-128-10", _mlp_784),
-                                   ("lenet", "LeNets", lenet))
+               num_modes=number, num_examples=1024, epochs=epochs)
+          for name, title, net, epochs in (("mlp_784", "MLPs 784-128-128-10", _mlp_784, 8),
+                                           ("lenet", "LeNets", lenet, 1))
           for number in (5, 10, 20, 40)),
         Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",
              _mlp_784, _GREY),

@@ -73,6 +73,8 @@ KINDS = {
             "forde, every=4": "forde.every_4",
             "forde, fraction=0.25": "forde.quarter",
             "forde, every=4, fraction=0.5": "forde.every_4_half",
+            "plain loop, no repulsion": "plain_loop.train",
+            "plain loop, autograd twice": "plain_forde.train",
         },
         figure="cpu",
         ratio="CPU ratio",

@@ -13,6 +13,7 @@ from ..cases import Case, data
 from . import Job
 from .polymode_stack import pm  # sets the cache of this run before polymode is imported
 
+from polymode.core.memory import keep_freed_memory  # isort: skip
 from polymode.methods.particles.repulsion import repulsion  # isort: skip
 
 
@@ -63,6 +64,7 @@ def kernel(case: Case) -> Job:
     """What the members do together in a step, on given input gradients: the M² part."""
     shape = case.num_modes, case.batch_size, math.prod(case.input_shape)
     gradients = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    keep_freed_memory()  # as a fit does
 
     def run() -> None:
         for _ in range(case.num_steps):

@@ -64,6 +64,9 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
         kinds = parts[name].task_options["shifts"]
         assert len(kinds) == 15 and "speckle_noise" not in kinds  # kept for choosing alpha
         assert parts[name].validation
+    for name, net in (("fashion_mnist_few", "lenet"), ("cifar10_resnet8", "resnet8")):
+        assert parts[name].net == net and list(parts[name].arms) == ["DE", "FoRDE-PCA"]
+    assert {"feature-RDE", "LIT"} < set(parts["fashion_mnist"].arms)
     pca = parts["fashion_mnist"].arms["FoRDE-PCA"].options
     for name, more in setup.VARIANTS.items():
         assert parts["fashion_mnist"].arms[name].options == {**pca, **more}
@@ -122,8 +125,27 @@ def test_the_benchmark_table(runs):
     assert pca[gaps.head.index("cA % ↑")].startswith("+3.00 [+") and pca[-2].endswith("*")
     assert shown.variants(runs, "cifar10_subset") is None  # only Fashion-MNIST has them
     assert set(STUDY.tables(runs)) == {
-        "benchmark_cifar10_subset", "differences_cifar10_subset", "paper_cifar10_subset",
+        "benchmark_cifar10_subset", "differences_cifar10_subset", "families_cifar10_subset",
+        "paper_cifar10_subset",
     }  # fmt: skip
+
+
+def test_differences_by_kind_of_corruption(runs):
+    """The runs have fog alone, which is weather."""
+    table = shown.families(runs, "cifar10_subset")
+    assert table is not None and table.head == ("method", "noise", "blur", "weather", "digital")
+    pca, identity = table.lines
+    assert pca[3].startswith("+3.00 [+") and pca[3].endswith("*")
+    assert (pca[1], pca[2], pca[4]) == ("n/a",) * 3
+    assert identity[0] == "FoRDE-Identity" and identity[3].startswith("+0.00")
+    kinds = [kind for family in setup.FAMILIES.values() for kind in family]
+    assert sorted(kinds) == sorted(setup.HELD_OUT)
+
+
+def test_parts_with_two_arms_have_three_claims(make):
+    cells = [cell(make, arm, seed, 0.9, 0.7) for arm in ("DE", "FoRDE-PCA") for seed in range(2)]
+    found = claims(Runs({"fashion_mnist_few": cells}))
+    assert len(found) == 3 and {claim.verdict for claim in found} <= {"undecided", "holds"}
 
 
 def test_claims_follow_the_numbers(runs):

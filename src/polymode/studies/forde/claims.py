@@ -25,10 +25,10 @@ def claims(runs: Runs) -> list[Claim]:
         found += [
             _corrupted_accuracy(runs, part),
             _corrupted_nll(runs, part),
-            _pca_not_identity(runs, part),
             _clean(runs, part),
-            _rising(runs, part),
         ]
+        if runs.of(part, "FoRDE-Identity"):
+            found += [_pca_not_identity(runs, part), _rising(runs, part)]
     return found
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from polymode.metrics.compare import compare
-from polymode.metrics.leaderboard import SHIFT_MEAN
-from polymode.metrics.paired import mean_and_error
+from polymode.metrics.leaderboard import SHIFT_MEAN, value_of
+from polymode.metrics.paired import Difference, mean_and_error, paired
 from polymode.metrics.results import Results
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import (
@@ -23,7 +23,7 @@ from polymode.plots import (
 )
 from polymode.plots.regression import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
-from polymode.studies.forde.setup import ALPHAS, VARIANTS, name_of
+from polymode.studies.forde.setup import ALPHAS, FAMILIES, VARIANTS, name_of
 from polymode.studies.study import Runs, Table
 
 
@@ -63,6 +63,7 @@ def tables(runs: Runs) -> dict[str, Table]:
     for part in image_parts(runs):
         found[f"benchmark_{part}"] = benchmark(runs, part)
         found[f"differences_{part}"] = differences(runs, part)
+        found[f"families_{part}"] = families(runs, part)
         found[f"variants_{part}"] = variants(runs, part)
         found[f"paper_{part}"] = published(PAPERS[part]) if part in PAPERS else None
     return {name: table for name, table in found.items() if table is not None}
@@ -190,25 +191,66 @@ def differences(runs: Runs, part: str) -> Table | None:
         return None
     rows = []
     for line in lines:
-        cells = []
-        for _, dataset, metric, factor in COLUMNS.values():
-            gap = runs.difference(part, arm_of(runs, part, line), "DE", dataset, metric)
-            digits = 2 if factor == 100 else 4
-            if gap is None:
-                cells.append("n/a")
-                continue
-            text = f"{factor * gap.mean:+.{digits}f}".replace("-", "−")
-            if gap.low is not None and gap.high is not None:
-                ends = (f"{factor * end:+.{digits}f}" for end in (gap.low, gap.high))
-                text += f" [{', '.join(ends)}]".replace("-", "−") + ("*" if gap.clear else "")
-            cells.append(text)
-        rows.append((line, *cells))
+        arm = arm_of(runs, part, line)
+        gaps = [
+            _gap(runs.difference(part, arm, "DE", dataset, metric), factor)
+            for _, dataset, metric, factor in COLUMNS.values()
+        ]
+        rows.append((line, *gaps))
     return Table(
         title=f"Difference to the deep ensemble: {part}",
         head=("method", *COLUMNS),
         lines=tuple(rows),
-        note="paired over seeds, 95 % t-interval; * leaves out zero",
+        note=_PAIRED,
     )
+
+
+_PAIRED = "paired over seeds, 95 % t-interval; * leaves out zero"
+
+
+def _gap(gap: Difference | None, factor: int) -> str:
+    if gap is None:
+        return "n/a"
+    digits = 2 if factor == 100 else 4
+    text = f"{factor * gap.mean:+.{digits}f}"
+    if gap.low is not None and gap.high is not None:
+        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
+    return text.replace("-", "−") + ("*" if gap.clear else "")
+
+
+def families(runs: Runs, part: str) -> Table | None:
+    """Return the differences in corrupted accuracy by the kind of corruption."""
+    arms = [arm for arm in ("FoRDE-PCA", "FoRDE-Identity") if runs.of(part, arm)]
+    rows = []
+    for arm in arms if runs.of(part, "DE") else ():
+        gaps = []
+        for kinds in FAMILIES.values():
+            ours, theirs = (_mean_over(runs, part, each, kinds) for each in (arm, "DE"))
+            gaps.append(paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
+        rows.append((arm, *(_gap(gap, 100) for gap in gaps)))
+    if not rows:
+        return None
+    return Table(
+        title=f"Difference to the deep ensemble by corruption, accuracy in points: {part}",
+        head=("method", *FAMILIES),
+        lines=tuple(rows),
+        note=f"means over kinds and severities; {_PAIRED}",
+    )
+
+
+def _mean_over(runs: Runs, part: str, arm: str, kinds: tuple[str, ...]) -> dict[int, float]:
+    """Return the accuracy by seed, mean over all severities of these corruptions."""
+    found = {}
+    for each in runs.of(part, arm):
+        names = [
+            name
+            for name in each.datasets
+            if name.startswith("shift:") and name.split(":")[1] in kinds
+        ]
+        values = [value_of(each, name, "accuracy") for name in names]
+        if values and None not in values:
+            found[each.seed] = float(np.mean(np.array(values, dtype=float)))
+    return found
 
 
 def _first(runs: Runs, part: str, kept: str) -> dict[str, Results]:
