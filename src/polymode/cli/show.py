@@ -215,7 +215,7 @@ def _study_table(folder: Path, name: str, paper: bool) -> None:
     from polymode.cli.study import OUTSIDE, outside, read_shown
     from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
 
-    shown = read_shown(folder)
+    shown = read_shown(folder, figures=False)
     tables = [t for key, t in shown.tables.items() if paper or not key.startswith("paper_")]
     if paper:
         tables += [claim_table(shown.claims)] if shown.claims else []

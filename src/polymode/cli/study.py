@@ -124,13 +124,13 @@ def begin_study(path: Path, wanted: StudyRequest, parts: Sequence[str]) -> None:
     _write(path / FILE, content)
 
 
-def read_shown(path: Path) -> Shown:
-    """Return what a study shows, made from the files of its parts."""
+def read_shown(path: Path, *, figures: bool = True) -> Shown:
+    """Return what a study shows, made from the files of its parts; figures need predictions."""
     held = read_study(path)
     study = study_named(held["study"])
     folders = {name: RunFolder(path / name) for name in held["parts"]}
     there = {name: folder for name, folder in folders.items() if folder.path.is_dir()}
-    runs = Runs({name: folder.results(predictions=True) for name, folder in there.items()})
+    runs = Runs({name: folder.results(predictions=figures) for name, folder in there.items()})
     if not runs.parts:
         raise UsageProblem(f"{path} has no finished cell yet; run it first")
     return Shown(
@@ -138,7 +138,7 @@ def read_shown(path: Path) -> Shown:
         preset=held["preset"],
         study=study,
         tables=study.tables(runs),
-        figures=study.figures(runs),
+        figures=study.figures(runs) if figures else {},
         claims=study.claims(runs),
         comparisons=study.comparisons(held["preset"], runs),
         parts={name: _about(name, there[name], runs) for name in runs.parts},

@@ -53,7 +53,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
         return Plan("batched")
     if stack.execution == "chunked":
         return Plan(
-            "chunked", chunk_size=stack.chunk_size or _members_that_fit(stack, run, x, y, own)
+            "chunked", chunk_size=stack.chunk_size or members_that_fit(stack, run, x, y, own)
         )
     job = _job(stack, kind, x, own)
     if job not in _known:
@@ -62,7 +62,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
         _known[job] = _agree(job, _measure(stack, run, x, y, own))
     plan = _known[job]
     if plan.execution == "batched":
-        size = _members_that_fit(stack, run, x, y, own)
+        size = members_that_fit(stack, run, x, y, own)
         if size < stack.num_modes:
             return Plan("chunked", chunk_size=size)
     return plan
@@ -156,7 +156,7 @@ def _once(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> int:
+def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> int:
     """Return how many members may be batched together within half of the free memory."""
     if not torch.is_grad_enabled():
         return stack.num_modes

@@ -48,10 +48,10 @@ class Plan(NamedTuple):
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, own)
-    plan = stack._plans.get("outputs") or _choose(
+    plan = stack._plans.get("outputs") or plan_for(
         stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own
     )
-    seeds = _noise_seeds(stack, x, own, step)
+    seeds = noise_seeds(stack, x, own, step)
     with limit_threads(plan.num_threads):
         return _outputs(stack, plan, x, own, seeds)
 
@@ -59,24 +59,24 @@ def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
 def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
     if plan.execution in ("batched", "chunked"):
         parts = [
-            _batched(part, x[a:b] if own else x, own, seeds and seeds[a:b])
-            for part, a, b in _chunks(stack, plan, views=torch.is_grad_enabled())
+            batched(part, x[a:b] if own else x, own, seeds and seeds[a:b])
+            for part, a, b in chunks(stack, plan, views=torch.is_grad_enabled())
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     prefix = _prefix(stack, plan, own, seeds)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
-    shared = _format(x, plan.channels_last)
+    shared = formatted(x, plan.channels_last)
 
     def work(k: int) -> None:
         inputs = shared[k] if own else shared
-        with _noise(seeds and seeds[k : k + 1], stacked=False):
+        with noise_of(seeds and seeds[k : k + 1], stacked=False):
             results[k] = _single(stack, k, inputs)
 
     if plan.execution == "threads" and not torch.is_grad_enabled():
         for k in range(stack.num_modes):
-            _module(stack, k)
+            quick_module(stack, k)
         for_each_member(stack.num_modes, work)
     else:
         for k in range(stack.num_modes):
@@ -87,10 +87,10 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
 def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, own)
-    plan = stack._plans.get("gradients") or _choose(
+    plan = stack._plans.get("gradients") or plan_for(
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
-    seeds = _noise_seeds(stack, x, own, step)
+    seeds = noise_seeds(stack, x, own, step)
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
     if plan.num_threads is None:
@@ -110,22 +110,22 @@ def _gradients_batched(
 ) -> Tensor:
     """All members, or a chunk of them, in one forward and one backward pass."""
     leaves = stack.leaves()
-    chunks = _chunks(stack, plan, views=False)
-    if len(chunks) == 1:
-        losses = loss(_batched(stack, x, own, seeds), y, stack.extra)
+    parts = chunks(stack, plan, views=False)
+    if len(parts) == 1:
+        losses = loss(batched(stack, x, own, seeds), y, stack.extra)
         for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
-            leaf.grad = _in_layout_of(leaf, grad)
+            leaf.grad = in_layout_of(leaf, grad)
         return losses.detach()
-    _grad_buffers(stack)
-    parts = []
-    for part, a, b in chunks:
+    grad_buffers(stack)
+    found = []
+    for part, a, b in parts:
         inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
-        losses = loss(_batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
+        losses = loss(batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
         for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
             assert leaf.grad is not None
             leaf.grad[a:b] = grad
-        parts.append(losses.detach())
-    return torch.cat(parts)
+        found.append(losses.detach())
+    return torch.cat(found)
 
 
 def _gradients_each(
@@ -138,13 +138,13 @@ def _gradients_each(
     seeds: list[int] | None,
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
-    buffers = _grad_buffers(stack)
+    buffers = grad_buffers(stack)
     prefix = _prefix(stack, plan, own, seeds)
     if prefix is not None:
         for k in range(stack.num_modes):
             stack.leaf_views(k)
         return wide_gradients(stack, prefix, loss, x, y, buffers)
-    x = _format(x, plan.channels_last)
+    x = formatted(x, plan.channels_last)
     if stack.num_modes == 1:
         value, grads = _member_gradients(
             stack, 0, loss, x[0] if own else x, y[0] if own else y, seeds
@@ -153,7 +153,7 @@ def _gradients_each(
         return value.view(1)
     losses: list[Any] = [None] * stack.num_modes
     for k in range(stack.num_modes):
-        stack.leaf_views(k), _module(stack, k)  # built here: that is not for several threads
+        stack.leaf_views(k), quick_module(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
         inputs, targets = (x[k], y[k]) if own else (x, y)
@@ -179,7 +179,7 @@ def _prefix(stack: Stack, plan: Plan, own: bool, seeds: list[int] | None) -> Pre
     return stack._prefixes[mode]
 
 
-def _module(stack: Stack, k: int) -> nn.Module:
+def quick_module(stack: Stack, k: int) -> nn.Module:
     """Return member k in its quick form, if it has one."""
     mode = stack.training, torch.is_grad_enabled()
     if mode not in stack._quick:
@@ -193,17 +193,17 @@ def _member_gradients(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the loss of member k and its gradients, in the order of `leaves()`."""
     if seeds is None:
-        out = _module(stack, k)(x)
+        out = quick_module(stack, k)(x)
     else:
         with MemberNoise(seeds, stacked=False):
-            out = _module(stack, k)(x)
+            out = quick_module(stack, k)(x)
     if stack.training and stack.buffers:
         stack.write_back_buffers(k)
     value = loss(out, y, stack.extra_of(k) if stack.extra else {})
     return value.detach(), _grad(value, stack.leaf_views(k))
 
 
-def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
+def batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
     """All members in one computation."""
     if stack.members_differ:
         raise ValueError(
@@ -217,7 +217,7 @@ def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Ten
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
         for alias, name in stack._second_names:
             tensors[alias] = tensors[name]
-        with _noise(seeds, stacked=True):
+        with noise_of(seeds, stacked=True):
             return dense(tensors, x if own else x.expand(stack.num_modes, *x.shape))
     if seeds is not None and not own:  # noise on inputs must differ between members
         x, own = x.expand(stack.num_modes, *x.shape), True
@@ -232,7 +232,7 @@ def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Ten
         anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
         return out, anew
 
-    with _noise(seeds, stacked=True):
+    with noise_of(seeds, stacked=True):
         out, anew = vmap(one, in_dims=(0, 0, 0 if own else None), randomness="different")(
             {**stack.params, **stack.frozen}, stack.buffers, x
         )
@@ -244,7 +244,7 @@ def _batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Ten
 def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
     """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
     if not torch.is_grad_enabled():
-        out = _module(stack, k)(x)
+        out = quick_module(stack, k)(x)
     else:
         module = stack.module(k)
         tensors = {
@@ -268,7 +268,7 @@ def _grad(losses: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     return grads
 
 
-def _in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
+def in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient in the memory layout of its parameter.
 
     Torch's fused optimisers take that for granted: with another layout they update the wrong
@@ -277,7 +277,7 @@ def _in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
     return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
 
 
-def _grad_buffers(stack: Stack) -> list[list[Tensor]]:
+def grad_buffers(stack: Stack) -> list[list[Tensor]]:
     """Return, for each member, where its gradients are written: views of the leaves' `.grad`."""
     leaves = stack.leaves()
     if stack._grads is None:
@@ -290,7 +290,7 @@ def _grad_buffers(stack: Stack) -> list[list[Tensor]]:
     return views
 
 
-def _chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
+def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
     """Return sub-stacks with the span of their members; `views` keeps them differentiable."""
     size = min(plan.chunk_size or stack.num_modes, stack.num_modes)
     if size == stack.num_modes:
@@ -325,11 +325,11 @@ class limit_threads:
 _SILENCE = nullcontext()
 
 
-def _noise(seeds: list[int] | None, *, stacked: bool) -> Any:
+def noise_of(seeds: list[int] | None, *, stacked: bool) -> Any:
     return _SILENCE if seeds is None else MemberNoise(seeds, stacked=stacked)
 
 
-def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | None:
+def noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
     if stack.training not in stack._random:
         probe = stack[[0]].train(stack.training)
@@ -339,7 +339,7 @@ def _noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | N
     return step_seeds(stack.seeds, step) if stack._random[stack.training] else None
 
 
-def _format(x: Tensor, channels_last: bool) -> Tensor:
+def formatted(x: Tensor, channels_last: bool) -> Tensor:
     return channels_to_last(x) if channels_last and x.dim() >= 4 else x
 
 
@@ -351,7 +351,7 @@ def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
         )
 
 
-def _choose(
+def plan_for(
     stack: Stack,
     kind: str,
     run: Callable[[Stack, Tensor, Tensor], Any],

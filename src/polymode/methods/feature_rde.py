@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.augment import is_number
-from polymode.core.execution import _in_layout_of
+from polymode.core.execution import in_layout_of
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
@@ -143,7 +143,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     if config.head == "shared":
         by_beside[: len(own)] = [g.mean(0).expand_as(g) for g in by_beside[: len(own)]]
     for leaf, grad in zip([*leaves, *beside], [*by_body, *by_beside], strict=True):
-        leaf.grad = _in_layout_of(leaf, grad)
+        leaf.grad = in_layout_of(leaf, grad)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     if config.head == "shared":

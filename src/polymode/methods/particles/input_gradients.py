@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core import execution
-from polymode.core.choice import _members_that_fit
+from polymode.core.choice import members_that_fit
 from polymode.core.dense import dense_forward
 from polymode.core.execution import Loss, Plan, limit_threads
 from polymode.core.stack import Stack
@@ -84,9 +84,9 @@ def repelled_gradients(
         def run(part: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
             return _run(part, part._plans["gradients"], terms, xs, ys, step)
 
-        plan = execution._choose(stack, "repulsion", run, x, y, False)
+        plan = execution.plan_for(stack, "repulsion", run, x, y, False)
         if plan.execution in ("loop", "threads"):  # so many members keep their graphs
-            kept = stack.chunk_size or _members_that_fit(stack, run, x, y, False)
+            kept = stack.chunk_size or members_that_fit(stack, run, x, y, False)
             stack._plans["repulsion"] = plan._replace(chunk_size=kept)
     return _run(stack, stack._plans["repulsion"], terms, x, y, step)
 
@@ -94,9 +94,9 @@ def repelled_gradients(
 def _run(
     stack: Stack, plan: Plan, terms: Terms, x: Tensor, y: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
-    seeds = execution._noise_seeds(stack, x, False, step)
+    seeds = execution.noise_seeds(stack, x, False, step)
     whole = terms.rows == len(x) or seeds is not None or _mixes_examples(stack)
-    x = execution._format(x, plan.channels_last)
+    x = execution.formatted(x, plan.channels_last)
     with limit_threads(plan.num_threads):
         units = _units(stack, plan, seeds)
         kept = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
@@ -138,12 +138,12 @@ def _in_turn(number: int, work: Callable[[int], None]) -> None:
 def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
     """Return the members, or chunks of them, as the plan evaluates them."""
     if plan.execution in ("batched", "chunked"):
-        chunks = execution._chunks(stack, plan, views=False)
+        chunks = execution.chunks(stack, plan, views=False)
         if len(chunks) == 1:
             mode = QuickDerivatives()
             whole = partial(_together, stack, seeds, mode)
             return [_Unit(whole, stack.extra, stack.leaves(), None, stack.num_modes, mode, [])]
-        execution._grad_buffers(stack)
+        execution.grad_buffers(stack)
         grads = [leaf.grad for leaf in stack.leaves()]
         modes = [QuickDerivatives() for _ in chunks]
         return [
@@ -158,7 +158,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
             )
             for (part, a, b), mode in zip(chunks, modes, strict=True)
         ]
-    views = execution._grad_buffers(stack)
+    views = execution.grad_buffers(stack)
     modes = [QuickDerivatives() for _ in range(stack.num_modes)]
     return [
         _Unit(
@@ -179,17 +179,17 @@ def _together(part: Stack, seeds: list[int] | None, mode: QuickDerivatives, x: T
     if part.training not in part._forwards:
         part._forwards[part.training] = dense_forward(part.template)
     with nullcontext() if part._forwards[part.training] is None else mode:
-        return execution._batched(part, x, True, seeds)
+        return execution.batched(part, x, True, seeds)
 
 
 def _member(
     stack: Stack, k: int, seeds: list[int] | None, mode: QuickDerivatives
 ) -> Callable[[Tensor], Tensor]:
     """Return the forward pass of member k; the module is built here, not in a thread."""
-    module = execution._module(stack, k)
+    module = execution.quick_module(stack, k)
 
     def forward(x: Tensor) -> Tensor:
-        with execution._noise(seeds, stacked=False), mode:
+        with execution.noise_of(seeds, stacked=False), mode:
             outputs = module(x)
         if stack.training and stack.buffers:
             stack.write_back_buffers(k)
@@ -281,7 +281,7 @@ def _write(unit: _Unit, found: tuple[Tensor | None, ...], weight: float | None =
         torch._foreach_copy_(unit.grads, grads)
         return
     for leaf, grad in zip(unit.leaves, grads, strict=True):
-        leaf.grad = execution._in_layout_of(leaf, grad)
+        leaf.grad = execution.in_layout_of(leaf, grad)
 
 
 def _grads(unit: _Unit) -> list[Tensor]:
