@@ -55,6 +55,11 @@ def every_4_half(case: Case) -> Job:
     return _training(case, "forde", every=4, fraction=0.5)
 
 
+def two_kept(case: Case) -> Job:
+    """The graphs of two members at a time; the others' are made twice."""
+    return _training(case, "forde", chunk_size=2)
+
+
 def truncated_pca(case: Case) -> Job:
     """Lengthscales from 64 principal components of the inputs, found within the round."""
     return _training(case, "forde", lengthscales="pca", num_components=64)

@@ -368,7 +368,7 @@ def test_architectures_must_agree() -> None:
 def test_unknown_execution_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'threads'"):
         Stack(Residual, 2, execution="thread")
-    with pytest.raises(ValueError, match="`chunk_size` must be at least 1"):
+    with pytest.raises(ValueError, match="`chunk_size` must be an integer of at least 1"):
         Stack(Residual, 2, chunk_size=0)
 
 

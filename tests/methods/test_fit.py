@@ -18,8 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.core import choice
 from polymode.core.augment import Crop, Flip
 from polymode.core.events import Event
+from polymode.core.execution import Plan
 from polymode.core.likelihoods import Gaussian
 from polymode.core.loop import Divergence
 from polymode.core.store import FileProblem
@@ -179,6 +181,18 @@ def test_functional_core_equals_fit() -> None:
         assert torch.equal(tensor, state.stack.tensors()[name])
 
 
+def test_few_members_at_a_time_give_the_same(monkeypatch) -> None:
+    """`auto` finds "batched" for these; then chunks of two follow."""
+    monkeypatch.setattr(choice, "_measure", lambda *_: Plan("batched"))
+    posts = [
+        pm.fit("deep_ensemble", net=net, task=task(), num_modes=5, chunk_size=size, **QUICK)
+        for size in (None, 2)
+    ]
+    assert posts[1].stack._plans["gradients"] == Plan("chunked", chunk_size=2)
+    for a, b in zip(posts[0].stack.leaves(), posts[1].stack.leaves(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_own_data_order_makes_members_differ_by_it_alone() -> None:
     """Equal starts and orders agree up to rounding, which depends on a member's place in memory."""
     torch.manual_seed(0)
@@ -285,6 +299,7 @@ def test_bad_data(changes, message) -> None:
         ({"seed": -1}, "`seed` must be an integer of at least 0, got -1"),
         ({"progress": "loud"}, "`progress` must be one of"),
         ({"execution": "batch"}, "Did you mean 'batched'"),
+        ({"chunk_size": 2.5}, "`chunk_size` must be an integer of at least 1, got 2.5"),
         ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
     ],
 )

@@ -62,7 +62,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
         _known[job] = _agree(job, _measure(stack, run, x, y, own))
     plan = _known[job]
     if plan.execution == "batched":
-        size = members_that_fit(stack, run, x, y, own)
+        size = stack.chunk_size or members_that_fit(stack, run, x, y, own)
         if size < stack.num_modes:
             return Plan("chunked", chunk_size=size)
     return plan

@@ -47,8 +47,8 @@ class Stack:
         seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
             is torch's; a factory that draws from NumPy or `random` seeds those itself.
         execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
-        chunk_size: members at a time with "chunked"; by default as many as half of the free memory
-            holds.
+        chunk_size: members whose computation is held in memory at a time, with "chunked" and
+            "auto"; by default as many as half of the free memory holds.
 
     Attributes:
         params: trainable network parameters, name -> leaf tensor (M, ...).
@@ -75,8 +75,8 @@ class Stack:
                 f"`execution` must be one of {', '.join(EXECUTIONS)}, got '{execution}'."
                 + suggest(execution, EXECUTIONS)
             )
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}")
+        if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
+            raise ValueError(f"`chunk_size` must be an integer of at least 1, got {chunk_size!r}")
         self.execution = execution
         self.chunk_size = chunk_size
         self.channels_last: bool | None = None  # memory format of convolutions; None: not decided

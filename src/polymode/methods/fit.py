@@ -37,6 +37,7 @@ def fit(
     task: Task,
     seed: int = 0,
     execution: str = "auto",
+    chunk_size: int | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     progress: str = "auto",
@@ -57,6 +58,8 @@ def fit(
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`.
         seed: of everything random; the same seed gives the same posterior.
         execution: how members are evaluated, see `core/execution.py`.
+        chunk_size: members whose computation is held in memory at a time; less memory, more time.
+            By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
         progress: "auto" (a bar on a terminal, else a line for every tenth), "bar", "lines" or
@@ -86,7 +89,8 @@ def fit(
     search = core.search(config, task) if core.search is not None else None
 
     def train(options: Training, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
-        stack = _stack(net, task, options, seed, execution, dtype, device)
+        how = {"execution": execution, "chunk_size": chunk_size, "dtype": dtype, "device": device}
+        stack = _stack(net, task, options, seed, how)
         kept = None if folder is None else (folder, checkpoint_seconds)
         return _train(name, core, options, stack, task, seed, observers, kept)
 
@@ -249,15 +253,13 @@ def _stack(
     task: Task,
     config: Any,
     seed: int,
-    execution: str,
-    dtype: torch.dtype | None,
-    device: torch.device,
+    how: dict[str, Any],
 ) -> Stack:
     networks = networks_for(net, task.input_shape, task.num_outputs)
     given = isinstance(networks, (nn.Module, Sequence))
     default = type(config)().num_modes
     wanted = None if given and config.num_modes == default else config.num_modes
-    return Stack(networks, wanted, seed=seed, execution=execution, dtype=dtype, device=device)
+    return Stack(networks, wanted, seed=seed, **how)
 
 
 def _identity(
