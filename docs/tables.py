@@ -24,6 +24,7 @@ METRICS = ROOT / "docs" / "metrics.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
+FORDE = ROOT / "docs" / "methods" / "forde.md"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -88,6 +89,54 @@ def _speed_up(case: dict[str, Any], start: str) -> str:
         return "n/a"
     ratios = [b["wall"] / a["wall"] for a, b in zip(own, other["rounds"], strict=True)]
     return f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f})"
+
+
+def forde_tables(report: dict[str, Any]) -> str:
+    """Return what FoRDE costs: time and memory beside a deep ensemble, growth with members."""
+    cases = {case["name"]: case for case in report["cases"] if case["name"].startswith("forde_")}
+    if not cases:
+        return "not measured yet"
+    growth = {name: case for name, case in cases.items() if case["kind"] == "forde_growth"}
+    ratios = {name: case for name, case in cases.items() if name not in growth}
+    lines = list(dict.fromkeys(name for case in ratios.values() for name in case["contenders"]))
+    rows = [["", *(_forde_title(case) for case in ratios.values())]]
+    rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
+    grown = [["", "ms a step", "deep ensemble", "kernel alone", "part of the step"]]
+    for case in growth.values():
+        steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
+        part = steps["kernel alone"] / steps["forde"]
+        shown = [f"{steps[n]:.3g}" for n in ("forde", "deep_ensemble", "kernel alone")]
+        grown.append([case["title"].split(",")[0].removeprefix("repulsion of "), *shown])
+        grown[-1].append(f"{100 * part:.0f} %")
+    rounds = sorted({len(case["contenders"]["forde"]["rounds"]) for case in cases.values()})
+    dates = " and ".join(sorted({case["date"][:10] for case in cases.values()}))
+    about = (
+        "CPU time and allocated memory, each as a ratio to the deep ensemble, median over rounds"
+        f" with their range; {report['cpu']}, one thread, {rounds[0]} to {rounds[-1]} rounds,"
+        f" {dates}."
+    )
+    return "\n\n".join(["", markdown(rows), *([markdown(grown)] if growth else []), about, ""])
+
+
+def _forde_title(case: dict[str, Any]) -> str:
+    kind = "memory, " if case["kind"] == "forde_memory" else ""
+    return kind + case["title"].split(",")[0].split("repulsion of ")[1]
+
+
+def _forde_ratio(case: dict[str, Any], name: str) -> str:
+    """Return a ratio to the deep ensemble, taken within rounds."""
+    base = case["contenders"]["deep_ensemble"]["rounds"]
+    rounds = case["contenders"].get(name, {}).get("rounds")
+    if not rounds:
+        return ""
+    figure = case["figure"]
+    found = [a[figure] / b[figure] for a, b in zip(rounds, base, strict=True)]
+    return f"{median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+
+
+def _ms_a_step(case: dict[str, Any], name: str) -> float:
+    seconds = median(each["cpu"] for each in case["contenders"][name]["rounds"])
+    return 1000 * seconds / case["sizes"]["num_steps"]
 
 
 def demo_table(cells: list[dict[str, Any]]) -> str:
@@ -159,14 +208,16 @@ def take(folder: Path) -> None:
 
 def pages() -> dict[Path, str]:
     """Return the pages with tables, as they should be."""
-    readme = between(README.read_text(), "speed", speed_table(json.loads(BENCHMARKS.read_text())))
+    report = json.loads(BENCHMARKS.read_text())
+    readme = between(README.read_text(), "speed", speed_table(report))
     readme = between(readme, "demo", demo_table(json.loads(DEMO.read_text())))
     metrics = between(METRICS.read_text(), "metrics", metrics_table())
     studies = {
         page: between(page.read_text(), page.stem, study_text(page.stem))
         for page in sorted(STUDIES.glob("*.md"))
     }
-    return {README: readme, METRICS: metrics, **studies}
+    forde = between(FORDE.read_text(), "cost", forde_tables(report))
+    return {README: readme, METRICS: metrics, FORDE: forde, **studies}
 
 
 def main() -> None:

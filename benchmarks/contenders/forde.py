@@ -50,9 +50,9 @@ def quarter(case: Case) -> Job:
     return _training(case, "forde", fraction=0.25)
 
 
-def every_4_half(case: Case) -> Job:
-    """Repulsion in every fourth step, on half of the batch."""
-    return _training(case, "forde", every=4, fraction=0.5)
+def every_8(case: Case) -> Job:
+    """Repulsion in every eighth step."""
+    return _training(case, "forde", every=8)
 
 
 def two_kept(case: Case) -> Job:

@@ -114,6 +114,7 @@ def _further(shared: dict[str, Any], prior_scale: float) -> dict[str, Arm]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "PCA, every 4th step": {"every": 4},
+    "PCA, every 8th step": {"every": 8},
     "PCA, a quarter of the batch": {"fraction": 0.25},
     "PCA, weight 0.1": {"weight": 0.1},
     "PCA, weight 1": {"weight": 1.0},
