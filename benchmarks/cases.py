@@ -220,8 +220,8 @@ CASES = {
              _mlp_784, _GREY, num_examples=3072, epochs=6),
         Case("forde_lenet", "forde", "repulsion of 10 LeNets, 3,072 images 1x28x28",
              lenet, _GREY, num_examples=3072),
-        Case("forde_resnet20", "forde", "repulsion of 10 ResNet-20, 512 images 3x32x32",
-             resnet20, _COLOUR, num_examples=512),
+        Case("forde_resnet20", "forde_large", "repulsion of 10 ResNet-20, 1,024 images 3x32x32",
+             resnet20, _COLOUR, num_examples=1024),
         *(Case(f"forde_memory_{name}", "forde_memory", f"4 steps of repulsion of 10 {title}",
                net, shape, num_examples=512)
           for name, title, net, shape in (("mlp_784", "MLPs 784-128-128-10", _mlp_784, _GREY),

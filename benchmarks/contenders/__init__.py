@@ -81,6 +81,16 @@ KINDS = {
         ratio="CPU ratio",
         check="loss",
     ),
+    "forde_large": Kind(
+        {
+            "deep_ensemble": "forde.deep_ensemble",
+            "forde": "forde.forde",
+            "forde, every=8": "forde.every_8",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+        check="loss",
+    ),
     "forde_memory": Kind(
         {
             "deep_ensemble": "forde.deep_ensemble",
