@@ -61,8 +61,9 @@ def two_kept(case: Case) -> Job:
 
 
 def truncated_pca(case: Case) -> Job:
-    """Lengthscales from 64 principal components of the inputs, found within the round."""
-    return _training(case, "forde", lengthscales="pca", num_components=64)
+    """Lengthscales from 64 principal components of the inputs, or all if there are fewer."""
+    components = min(64, math.prod(case.input_shape))  # found within the round
+    return _training(case, "forde", lengthscales="pca", num_components=components)
 
 
 def kernel(case: Case) -> Job:
