@@ -101,6 +101,8 @@ def forde_tables(report: dict[str, Any]) -> str:
     lines = list(dict.fromkeys(name for case in ratios.values() for name in case["contenders"]))
     rows = [["", *(_forde_title(case) for case in ratios.values())]]
     rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
+    beside = [_forde_ratio(case, "forde", PLAIN) for case in ratios.values()]
+    rows.append([f"forde, beside the {PLAIN}", *beside])
     grown = [["", "ms a step", "deep ensemble", "kernel alone", "part of the step"]]
     for case in growth.values():
         steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
@@ -111,7 +113,8 @@ def forde_tables(report: dict[str, Any]) -> str:
     rounds = sorted({len(case["contenders"]["forde"]["rounds"]) for case in cases.values()})
     dates = " and ".join(sorted({case["date"][:10] for case in cases.values()}))
     about = (
-        "CPU time and allocated memory, each as a ratio to the deep ensemble, median over rounds"
+        "CPU time and allocated memory as ratios to the deep ensemble of this library (in the last"
+        " line to one in a plain loop), median over rounds"
         f" with their range; {report['cpu']}, one thread, {rounds[0]} to {rounds[-1]} rounds,"
         f" {dates}."
     )
@@ -123,11 +126,13 @@ def _forde_title(case: dict[str, Any]) -> str:
     return kind + case["title"].split(",")[0].split("repulsion of ")[1]
 
 
-def _forde_ratio(case: dict[str, Any], name: str) -> str:
-    """Return a ratio to the deep ensemble, taken within rounds."""
-    base = case["contenders"]["deep_ensemble"]["rounds"]
-    rounds = case["contenders"].get(name, {}).get("rounds")
-    if not rounds:
+PLAIN = "plain loop, no repulsion"
+
+
+def _forde_ratio(case: dict[str, Any], name: str, other: str = "deep_ensemble") -> str:
+    """Return a ratio to another contender, taken within rounds."""
+    rounds, base = (case["contenders"].get(key, {}).get("rounds") for key in (name, other))
+    if not rounds or not base:
         return ""
     figure = case["figure"]
     found = [a[figure] / b[figure] for a, b in zip(rounds, base, strict=True)]
