@@ -377,6 +377,21 @@ def test_own_inputs_need_a_batch_for_each_member(data) -> None:
         Stack(Residual, 3)(data[0], own=True)
 
 
+def test_trials_with_few_members_count_for_all() -> None:
+    """Two cores: three members side by side take two turns; an even number leaves no core idle.
+
+    Operations on all cores have a handicap where there are several, and none on one core.
+    """
+    torch.set_num_threads(2)
+    side_by_side, loop = Plan("threads"), Plan("loop")
+    assert choice._handicap(side_by_side, 2, 3) == pytest.approx(4 / 3)
+    for tried, members in ((2, 4), (10, 10), (64, 100)):
+        assert choice._handicap(side_by_side, tried, members) == 1.0
+    assert choice._handicap(loop, 2, 4) > 1.0
+    torch.set_num_threads(1)
+    assert choice._handicap(loop, 2, 4) == choice._handicap(Plan("batched"), 2, 4) == 1.0
+
+
 def test_processes_that_measured_at_once_agree_on_the_execution(tmp_path, monkeypatch):
     """The first choice on file counts, whatever a second process has measured."""
     monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))

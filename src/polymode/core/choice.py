@@ -138,14 +138,16 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
 
 
 def _handicap(plan: Plan, tried: int, num_modes: int) -> float:
-    """What to multiply the time of a trial with: see above, and cores idle in a last, partial turn
-    of members side by side, which a trial with one member a core does not show."""
+    """What to multiply the time of a trial with: see above, and cores that idle in a last, partial
+    turn of members side by side, which a trial with fewer members does not show."""
+    cores = torch.get_num_threads()
     if plan.execution == "threads":
-        idle = math.ceil(num_modes / tried) * tried / num_modes
+        turns, turns_tried = math.ceil(num_modes / cores), math.ceil(tried / cores)
+        idle = turns / turns_tried * tried / num_modes
         return idle * (_WIDE if plan.wide else 1.0)
     if plan.num_threads == 1:
         return _THRIFT
-    return _SHARED if plan.execution == "loop" else 1.0
+    return _SHARED if plan.execution == "loop" and cores > 1 else 1.0
 
 
 def _once(work: Callable[[], Any]) -> float:
