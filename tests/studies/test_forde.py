@@ -64,7 +64,14 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
         kinds = parts[name].task_options["shifts"]
         assert len(kinds) == 15 and "speckle_noise" not in kinds  # kept for choosing alpha
         assert parts[name].validation
-    for name, net in (("fashion_mnist_few", "lenet"), ("cifar10_resnet8", "resnet8")):
+    few, long = (parts[f"fashion_mnist_{name}"].arms["DE"].options for name in ("few", "long"))
+    assert long == {**few, "epochs": 5 * few["epochs"]}
+    twos = {
+        "fashion_mnist_few": "lenet",
+        "fashion_mnist_long": "lenet",
+        "cifar10_resnet8": "resnet8",
+    }
+    for name, net in twos.items():
         assert parts[name].net == net and list(parts[name].arms) == ["DE", "FoRDE-PCA"]
     assert {"feature-RDE", "LIT"} < set(parts["fashion_mnist"].arms)
     pca = parts["fashion_mnist"].arms["FoRDE-PCA"].options

@@ -84,10 +84,10 @@ def prefix_of(stack: Stack) -> Prefix | None:
     if traced is None:
         return None
     template, graph = traced
+    if any(node.op == "get_attr" for node in graph.nodes):
+        return None
     quicken(template, graph, gradients=torch.is_grad_enabled())
     nodes = list(graph.nodes)
-    if any(node.op == "get_attr" for node in nodes):
-        return None
     if len(nodes) < 3 or [n.op for n in nodes].count("placeholder") != 1:
         return None
     first = nodes[1]

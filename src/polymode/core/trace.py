@@ -4,7 +4,8 @@ Some rewritings change no bit of outputs or gradients: max-pooling before a ReLU
 (the largest value of a window stays the largest, and a ReLU of a quarter of the values costs a
 quarter); a sum, or a ReLU, in place where nobody else sees its input, and the gradient of a ReLU in
 place where nobody else sees the gradient that arrives. Where no gradients are wanted, max-pooling
-by 2 of channels_last maps is two maxima of slices, without indices.
+by 2 of channels_last maps is two maxima of slices, without indices. Shortcuts of residual blocks
+(`core/strided.py`) have their gradients in another order of additions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from polymode.core.modules import assign
+from polymode.core.strided import pair_shortcuts
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
@@ -92,7 +94,7 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
             if _halves(module.get_submodule(str(node.target))):
                 _replace(graph, node, pool_by_2, node.args[0])
                 changed = True
-    return changed
+    return gradients and pair_shortcuts(module, graph) or changed
 
 
 def _replace(
@@ -128,8 +130,8 @@ class _ReluInPlace(torch.autograd.Function):
         (out,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a graph of the gradient is wanted
             return grad * (out > 0)
-        if grad.stride() != out.stride():  # expanded, or in another layout
-            return torch.ops.aten.threshold_backward(grad, out, 0)
+        if grad.stride() != out.stride():  # expanded, or in another layout: slow in one pass
+            grad = torch.empty_like(out).copy_(grad)
         return torch.ops.aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad)
 
 

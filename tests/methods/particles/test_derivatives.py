@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
+from polymode.core.trace import quicken, trace
 from polymode.methods.particles.derivatives import QuickDerivatives
+from polymode.nets import resnet8
 
 CASES = [
     {"in_channels": 1, "kernel_size": 5},
@@ -98,6 +100,23 @@ def test_masks_and_norms(make, channels_last) -> None:
     torch.manual_seed(0)
     side = 12 if make is Residual else 10
     assert_as_torch(make(), torch.randn(5, 1, side, side, dtype=torch.float64), channels_last)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_strided_pairs(channels_last) -> None:
+    """The quick form of a residual network under the mode against the plain one under torch."""
+    torch.manual_seed(0)
+    template = resnet8((1, 8, 8), 3, width=4).double()
+    module, graph = trace(template)
+    quicken(module, graph, gradients=True)
+    quick, x = fx.GraphModule(module, graph), torch.randn(5, 1, 8, 8, dtype=torch.float64)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    found, expected = gradients(quick, x, QuickDerivatives()), gradients(template, x, None)
+    names = ["outputs", "j", *dict(quick.named_parameters())]
+    theirs = dict(zip(["outputs", "j", *dict(template.named_parameters())], expected, strict=True))
+    for name, one in zip(names, found, strict=True):
+        torch.testing.assert_close(one, theirs[name], rtol=1e-9, atol=1e-10)
 
 
 def test_norms_of_features_and_of_evaluation() -> None:

@@ -95,12 +95,52 @@ def test_piecewise_linear_networks_free_their_activations(
     seen, forward = [], input_gradients._forward
 
     def watch(*args):
-        seen.append(forward(*args))
-        return seen[-1]
+        found = forward(*args)
+        seen.append(found[0])
+        return found
 
     monkeypatch.setattr(input_gradients, "_forward", watch)
     run(net, execution)
     assert {not passed.losses.requires_grad for passed in seen} == {apart}
+
+
+def test_input_gradients_keep_less_than_the_activations(monkeypatch) -> None:
+    """Of pooling and ReLU what is kept for the second derivative is small numbers and bytes."""
+    kept, forward = [], input_gradients._forward
+
+    def watch(*args):
+        found = forward(*args)
+        kept.append(_kept_bytes(found[0].edge.node))
+        return found
+
+    monkeypatch.setattr(input_gradients, "_forward", watch)
+    run(pooled, "loop")
+    convolved = 8 * 16 * 8 * 8 * 8  # bytes of what the convolution gives for the batch
+    pooled_ = convolved // 4
+    most = pooled_ + pooled_ // 4 + pooled_ // 8  # gradient in float64, places in int16, bytes
+    assert max(kept) < 1.05 * most + 8 * 3 * 256 + 10_000  # and weights
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(256, 3),
+    )  # fmt: skip
+
+
+def _kept_bytes(node) -> int:
+    """Bytes that the graph from this node on keeps, each storage counted once."""
+    todo, seen, storages = [node], set(), {}
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for tensor in getattr(node, "saved_tensors", ()):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        todo += [source for source, _ in node.next_functions]
+    return sum(storages.values())
 
 
 def test_constant_input_gradients() -> None:

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from polymode.core.strided import Geometry, strided_pair
 from polymode.core.trace import relu_in_place
-from polymode.methods.particles.mask_derivatives import MaxPool, ReLU, blank
+from polymode.methods.particles.mask_derivatives import MaxPool, Recipe, ReLU, blank, recipe_of
 from polymode.methods.particles.norm_derivatives import BatchNorm
 
 _FEW = 2  # input channels up to which a turned convolution is quicker than torch's own
@@ -39,11 +40,14 @@ class QuickDerivatives(TorchFunctionMode):
     by the weights are computed, else none by the network's inputs, whose address is `inputs`.
     Gradients of ⟨C, J⟩ by the weights of batched products are added, times `factor`, to the tensors
     in `sums` (by the weights' address) where there are such: large weights are not written twice.
+    `keeps`: activations are kept until then, since a second derivative needs them; where they are
+    not, a ReLU's mask takes a byte and no number.
     """
 
     inputs_only = False
     inputs = 0
     factor = 1.0
+    keeps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,12 +67,20 @@ def _conv2d(mode: QuickDerivatives, x: Tensor, *rest: Any, **named: Any) -> Tens
     return _Convolution.apply(x, weight, bias, geometry, mode)
 
 
+def _strided_pair(
+    mode: QuickDerivatives, x: Tensor, weight: Tensor, shortcut: Tensor, geometry: Geometry
+) -> Any:
+    first = _Convolution.apply(x, weight, None, (*geometry, 1), mode)
+    plain = geometry[0], (0, 0), (1, 1), 1
+    return first, _Convolution.apply(x, shortcut, None, plain, mode)
+
+
 def _baddbmm(mode: QuickDerivatives, *args: Any, **named: Any) -> Tensor | None:
     return None if named or len(args) != 3 else _Product.apply(*args, mode)
 
 
 def _relu(mode: QuickDerivatives, x: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace and x._is_view() else ReLU.apply(x, inplace)
+    return None if inplace and x._is_view() else ReLU.apply(x, inplace, mode)
 
 
 def _max_pool2d(
@@ -100,11 +112,13 @@ def _batch_norm(
 ) -> Tensor | None:
     if not training or weight is None or bias is None or x.numel() <= weight.numel():
         return None
+    mode.keeps = True
     return BatchNorm.apply(x, weight, bias, (running_mean, running_var, momentum, eps), mode)
 
 
 _QUICK: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: _conv2d,
+    strided_pair: _strided_pair,
     torch.baddbmm: _baddbmm,
     F.relu: _relu,
     torch.relu: _relu,
@@ -205,8 +219,9 @@ class _InputGradient(torch.autograd.Function):
     def forward(
         ctx: Any, grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry
     ) -> Tensor:
-        ctx.save_for_backward(grad, weight)
-        ctx.geometry = geometry
+        recipe = recipe_of(grad)
+        ctx.geometry, ctx.recipe = geometry, None if recipe is None else recipe[2:]
+        ctx.save_for_backward(weight, *([grad] if recipe is None else recipe[:2]))
         turned = _turned(grad, weight, shape, geometry)
         if turned is not None:
             return turned
@@ -218,12 +233,13 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad, weight = ctx.saved_tensors
+        weight, *saved = ctx.saved_tensors
         by_grad = by_weight = None
         if ctx.needs_input_grad[0]:
             by_grad = F.conv2d(cotangent, weight, None, *ctx.geometry)
         if ctx.needs_input_grad[1]:
             mask = [False, True, False]
+            grad = saved[0] if ctx.recipe is None else Recipe(*saved, *ctx.recipe)()
             by_weight = _conv_backward(grad, cotangent, weight, ctx.geometry, mask)[1]
         return by_grad, by_weight, None, None
 

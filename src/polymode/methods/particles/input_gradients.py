@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from polymode.core import execution
 from polymode.core.choice import members_that_fit
@@ -72,7 +73,8 @@ class _Passed(NamedTuple):
     """A unit after its forward pass; with their graphs, unless these were dropped."""
 
     losses: Tensor  # requires gradients if their backward pass is still to come
-    gradient: Tensor
+    edge: GradientEdge | None  # where a backward pass of the input gradient begins
+    shape: torch.Size  # of the input gradient
 
 
 def repelled_gradients(
@@ -102,26 +104,27 @@ def _run(
         kept = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
         spread = for_each_member if plan.execution == "threads" else _in_turn
         passed: list[Any] = [None] * len(units)
+        parts: list[Any] = [None] * len(units)
 
         def forward(k: int) -> None:
-            found = _forward(units[k], terms, x, y, whole)
+            found, parts[k] = _forward(units[k], terms, x, y, whole)
             fits = kept is None or k < kept
-            passed[k] = found if fits else _Passed(*(t.detach() for t in found))
+            passed[k] = found if fits else found._replace(losses=found.losses.detach(), edge=None)
 
         spread(len(units), forward)
-        parts = [_rows(unit, p) for unit, p in zip(units, passed, strict=True)]
         gradients = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts.clear()
         values, cotangent = terms.repel(gradients)
+        del gradients
         cotangents = cotangent.split([unit.members or 1 for unit in units])
         losses = torch.cat([p.losses.detach().reshape(-1) for p in passed])
-        del gradients, parts
 
         def backward(k: int) -> None:
             found, passed[k] = passed[k], None  # frees the graph
             before = []
-            if not found.gradient.requires_grad:  # it was dropped
+            if found.edge is None:  # it was dropped
                 before = [buffer.clone() for buffer in units[k].buffers]
-                found = _forward(units[k], terms, x, y, whole)
+                found, _ = _forward(units[k], terms, x, y, whole)
             _backward(units[k], found, cotangents[k], terms.weight)
             for buffer, value in zip(units[k].buffers, before, strict=False):
                 buffer.copy_(value)  # running statistics do not move twice
@@ -198,8 +201,13 @@ def _member(
     return forward
 
 
-def _forward(unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool) -> _Passed:
-    """Losses and input gradient of a unit; writes the gradients of the losses where J allows it."""
+def _forward(
+    unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool
+) -> tuple[_Passed, Tensor]:
+    """Return losses and input gradient of a unit, and the latter's values (members, R, D).
+
+    Writes the gradients of the losses where J allows it.
+    """
     axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
     inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
     leaf = inputs if whole else inputs.narrow(axis, 0, rows)
@@ -225,7 +233,10 @@ def _forward(unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool) -> _P
         found = torch.autograd.grad(losses, unit.leaves, ones, retain_graph=True, allow_unused=True)
         _write(unit, found)
         losses = losses.detach()
-    return _Passed(losses, gradient)
+    edge = get_gradient_edge(gradient) if gradient.requires_grad else None
+    values = gradient.detach()
+    values = (values if unit.members else values.unsqueeze(0)).flatten(2)
+    return _Passed(losses, edge, gradient.shape), values
 
 
 def _leads_to(value: Tensor, leaf: Tensor) -> bool:
@@ -242,27 +253,22 @@ def _leads_to(value: Tensor, leaf: Tensor) -> bool:
     return False
 
 
-def _rows(unit: _Unit, passed: _Passed) -> Tensor:
-    """Return the unit's input gradients as (members, R, D), without their graph."""
-    gradient = passed.gradient.detach()
-    return (gradient if unit.members else gradient.unsqueeze(0)).flatten(2)
-
-
 def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, weight: float) -> None:
     """Add the gradients of weight · ⟨cotangent, input gradient⟩ to those of the losses."""
-    losses, gradient = passed
-    if not gradient.requires_grad:  # it is the same whatever the weights are
+    losses, edge, shape = passed
+    if edge is None:  # the input gradient is the same whatever the weights are
         return
-    force = cotangent.reshape(gradient.shape)
+    force = cotangent.reshape(shape)
     if losses.requires_grad:
         heads = [torch.ones_like(losses), force.mul(weight)]
-        found = torch.autograd.grad([losses, gradient], unit.leaves, heads, allow_unused=True)
+        ends = [get_gradient_edge(losses), edge]
+        found = torch.autograd.grad(ends, unit.leaves, heads, allow_unused=True)
         _write(unit, found)
         return
     pairs = zip(unit.leaves, _grads(unit), strict=True)
     unit.mode.sums = {leaf.data_ptr(): grad for leaf, grad in pairs}
     unit.mode.factor = weight
-    found = torch.autograd.grad(gradient, unit.leaves, force, allow_unused=True)
+    found = torch.autograd.grad(edge, unit.leaves, force, allow_unused=True)
     _write(unit, found, weight)
 
 

@@ -7,7 +7,7 @@ the forward pass must be kept for it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ class ReLU(torch.autograd.Function):
     """max(x, 0)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, inplace: bool, mode: Any) -> Tensor:
+        ctx.mode = mode
         if inplace:
             ctx.mark_dirty(x)
         out = x.relu_() if inplace else x.relu()
@@ -28,11 +29,11 @@ class ReLU(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        out = ctx.saved_tensors[0].detach()
         if not torch.is_grad_enabled():  # nobody asks for a second derivative
-            return _aten.threshold_backward(grad, mask, 0), None
-        return _Masked.apply(grad, mask.detach()), None
+            return _aten.threshold_backward(grad, out, 0), None, None
+        return _Masked.apply(grad, out if ctx.mode.keeps else out > 0), None, None
 
 
 class _Masked(torch.autograd.Function):
@@ -41,12 +42,18 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return _aten.threshold_backward(grad, mask, 0)
+        return _masked(grad, mask)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return _aten.threshold_backward(cotangent, ctx.saved_tensors[0], 0), None
+        return _masked(cotangent, ctx.saved_tensors[0]), None
+
+
+def _masked(grad: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype is torch.bool:
+        return torch.where(mask, grad, 0)
+    return _aten.threshold_backward(grad, mask, 0)
 
 
 class MaxPool(torch.autograd.Function):
@@ -74,19 +81,43 @@ class _Unpooled(torch.autograd.Function):
     def forward(
         ctx: Any, grad: Tensor, indices: Tensor, shape: torch.Size, sizes: tuple[Any, ...]
     ) -> Tensor:
-        ctx.save_for_backward(indices)
+        least = torch.int16 if shape[2] * shape[3] < 2**15 else torch.int32
+        ctx.save_for_backward(grad, indices.to(least))
+        ctx.shape, ctx.sizes = shape, sizes
         return _unpooled(grad, indices, shape, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
-        (indices,) = ctx.saved_tensors
+        indices = ctx.saved_tensors[1].long()
         size, flat, places = indices.shape[2:], cotangent.flatten(2), indices.flatten(2)
         if is_channels_last(indices):
             taken = flat.mT.gather(1, places.mT).mT
         else:
             taken = flat.gather(2, places)
         return taken.unflatten(2, size), None, None, None
+
+
+class Recipe(NamedTuple):
+    """How to make the gradient of a max-pooling again, of far fewer numbers."""
+
+    grad: Tensor
+    indices: Tensor
+    shape: torch.Size
+    sizes: tuple[Any, ...]
+
+    def __call__(self) -> Tensor:
+        """Return the gradient."""
+        return _unpooled(self.grad, self.indices.long(), self.shape, self.sizes)
+
+
+def recipe_of(value: Tensor) -> Recipe | None:
+    """Return the recipe of a value that comes from max-pooling, else None."""
+    node: Any = value.grad_fn
+    if type(node).__name__ != "_UnpooledBackward":
+        return None
+    grad, indices = node.saved_tensors
+    return Recipe(grad, indices, node.shape, node.sizes)
 
 
 def _unpooled(grad: Tensor, indices: Tensor, shape: torch.Size, sizes: tuple[Any, ...]) -> Tensor:

@@ -69,10 +69,10 @@ def _by_differences(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Te
     inverse = (squares + _EPS).rsqrt()
     directions = j * inverse
     t = scales.apply(directions)
-    squared = squared_distances(t, t)
+    squared = squared_distances(t, t).permute(2, 0, 1)  # (B, M, M)
     rounding = 8 * torch.finfo(j.dtype).eps
     least = rounding**2 * t.square().sum(-1).amax()
-    value, mixing = _between(squared, median_bandwidth(squared, over=bandwidth), least)
+    value, mixing = _between(squared, _bandwidths(squared, bandwidth), least)
     cotangent = scales.transpose(torch.bmm(mixing, t.transpose(0, 1)).transpose(0, 1))
     along = (directions * cotangent).sum(-1, keepdim=True)
     inverse = torch.where(squares > _EPS, inverse, 0.0)
@@ -107,9 +107,8 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     assert metric is not None
     cosines = metric * norms
     own = cosines.diagonal(dim1=1, dim2=2)
-    squared = own.unsqueeze(2) + own.unsqueeze(1) - 2 * cosines
-    squared = squared.clamp_min_(0).permute(1, 2, 0).contiguous()  # (M, M, B)
-    h = median_bandwidth(squared, over=bandwidth)
+    squared = (own.unsqueeze(2) + own.unsqueeze(1)).sub_(cosines, alpha=2).clamp_min_(0)
+    h = _bandwidths(squared, bandwidth)
     error = 64 * torch.finfo(j.dtype).eps * own.amax()
     if h.amin() * math.log(len(j)) < _TRUSTED * error:
         return None
@@ -117,7 +116,8 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     along = (mixing * cosines).sum(2).mul_(inverse.square())  # (B, M)
     mixing = mixing.mul_(norms)
     if alpha < 1:
-        weights = (1 - alpha) * mixing - torch.diag_embed(along)
+        weights = (1 - alpha) * mixing
+        weights.diagonal(dim1=1, dim2=2).sub_(along)
         derivative = torch.bmm(weights, at_inputs).transpose(0, 1)  # (M, B, D)
     else:
         derivative = j * along.T.neg().unsqueeze(2)
@@ -129,17 +129,21 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     return value, derivative
 
 
+def _bandwidths(squared: Tensor, over: str) -> Tensor:
+    """Return the bandwidths h_jb (B, 1, M), or (B, 1, 1) over all pairs; distances (B, M, M)."""
+    return median_bandwidth(squared.permute(2, 1, 0), over=over).permute(2, 0, 1)
+
+
 def _between(squared: Tensor, h: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Return R (M,) and the matrices A (B, M, M) with ∂R_i/∂t_i = Σ_j A_ij t_j at each input.
 
     Args:
-        squared: distances (M, M, B).
+        squared: distances (B, M, M).
         h: bandwidth, broadcastable to them.
         least: distances up to this are rounding and exert no force.
     """
-    batch = squared.shape[2]
-    logs = squared.div(h).neg_()
-    total = logs.flatten(1).logsumexp(1)  # (M,)
-    forces = torch.where(squared > least, logs.sub_(total.view(-1, 1, 1)).exp_().div_(h), 0.0)
-    forces = 2 * forces.permute(2, 0, 1)
-    return total - math.log(batch), forces - torch.diag_embed(forces.sum(2))
+    kernels = squared.div(h).neg_().exp_()
+    total = kernels.sum((0, 2))  # (M,), at least B: each particle's kernel with itself is 1
+    forces = kernels.div_(total.div(2).unsqueeze(1) * h).mul_(squared > least)
+    forces.diagonal(dim1=1, dim2=2).sub_(forces.sum(2))
+    return total.log() - math.log(len(squared)), forces
