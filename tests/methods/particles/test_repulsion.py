@@ -160,9 +160,11 @@ def test_zero_gradients_give_finite_results(num_modes, dimension) -> None:
 
 @pytest.mark.parametrize("over", ["reference", "all"])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_inner_products_equal_differences(alpha, over) -> None:
-    """The two ways to the same numbers; a member with zero gradients is among them."""
-    gradients = draw(5, 7, 9)
+@pytest.mark.parametrize("num_modes", [5, 16, 17, 35])
+def test_inner_products_equal_differences(num_modes, alpha, over) -> None:
+    """The two ways to the same numbers; a member with zero gradients is among them. More than 16
+    members are multiplied by blocks."""
+    gradients = draw(num_modes, 7, 9)
     gradients[2, 3] = 0
     scales_, _ = scales(9, alpha)
     found = _by_products(gradients, scales_, over)

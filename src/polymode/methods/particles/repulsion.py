@@ -33,6 +33,7 @@ from polymode.methods.particles.lengthscales import IDENTITY, Lengthscales
 _EPS = 1e-24
 _LARGE = 1 << 18  # numbers in all differences, above which inner products take their place
 _TRUSTED = 64  # medians this many times the error of a distance are precise enough
+_BLOCK = 16  # rows of a small matrix product
 BANDWIDTHS = ("reference", "all")
 
 
@@ -94,7 +95,7 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     axes, alpha = scales.axes, 0.0 if scales.axes is None else scales.alpha
     metric = scaled = None
     if alpha < 1:
-        metric = torch.bmm(at_inputs, at_inputs.mT)  # (B, M, M)
+        metric = _inner_products(at_inputs)  # (B, M, M)
         squares = metric.diagonal(dim1=1, dim2=2)  # (B, M)
     else:
         squares = torch.linalg.vector_norm(j, dim=-1).square().T
@@ -102,7 +103,7 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     norms = inverse.unsqueeze(2) * inverse.unsqueeze(1)  # (B, M, M)
     if axes is not None:
         scaled = (j.flatten(0, 1) @ axes).unflatten(0, j.shape[:2]).transpose(0, 1)  # (B, M, K)
-        inner = torch.bmm(scaled, scaled.mT)
+        inner = _inner_products(scaled)
         metric = inner if metric is None else torch.lerp(metric, inner, alpha)
     assert metric is not None
     cosines = metric * norms
@@ -127,6 +128,25 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
             return value, derivative + (mixed @ axes.T).mul_(alpha)
         derivative.flatten(0, 1).addmm_(mixed.flatten(0, 1), axes.T)
     return value, derivative
+
+
+def _inner_products(rows: Tensor) -> Tensor:
+    """Return the products of all pairs of rows (B, M, D) -> (B, M, M).
+
+    Products of matrices with more rows than `_BLOCK` run at half the speed, and by blocks only one
+    half of the pairs is computed.
+    """
+    number = rows.shape[1]
+    if number <= _BLOCK:
+        return torch.bmm(rows, rows.mT)
+    found = rows.new_empty(len(rows), number, number)
+    size = math.ceil(number / math.ceil(number / _BLOCK))
+    for a in range(0, number, size):
+        b = min(a + size, number)
+        part = torch.bmm(rows[:, a:b], rows[:, a:].mT)
+        found[:, a:b, a:] = part
+        found[:, b:, a:b] = part[:, :, b - a :].mT
+    return found
 
 
 def _bandwidths(squared: Tensor, over: str) -> Tensor:
