@@ -33,7 +33,8 @@ class ReLU(torch.autograd.Function):
         out = ctx.saved_tensors[0].detach()
         if not torch.is_grad_enabled():  # nobody asks for a second derivative
             return _aten.threshold_backward(grad, out, 0), None, None
-        return _Masked.apply(grad, out if ctx.mode.keeps else out > 0), None, None
+        mask = out if ctx.mode.keeps else out.sign().to(torch.int8)
+        return _Masked.apply(grad, mask), None, None
 
 
 class _Masked(torch.autograd.Function):
@@ -51,8 +52,8 @@ class _Masked(torch.autograd.Function):
 
 
 def _masked(grad: Tensor, mask: Tensor) -> Tensor:
-    if mask.dtype is torch.bool:
-        return torch.where(mask, grad, 0)
+    if mask.dtype is torch.int8:
+        return mask.to(grad.dtype).mul_(grad)  # several times faster than `where` with bool
     return _aten.threshold_backward(grad, mask, 0)
 
 
