@@ -1,13 +1,18 @@
-"""Memory that is freed stays with the process, in large pages, unless the user objects."""
+"""Memory that is freed stays with the process, in large pages, unless the user objects; what is
+kept for backward passes is counted."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
+
+from polymode.core.memory import saved_bytes
 
 CODE = """
 import resource, statistics, torch
@@ -63,3 +68,35 @@ def test_a_step_does_not_take_its_memory_anew() -> None:
         done = subprocess.run(run, capture_output=True, check=True, env=environment)
         faults[keep] = float(done.stdout)
     assert faults["1"] < faults["0"] / 4
+
+
+def test_counting_what_is_saved_holds_nothing_and_changes_nothing() -> None:
+    """With a layer that saves its own output, and a second derivative, which frees no graph."""
+    x = torch.randn(50, 3, requires_grad=True)
+    weight = torch.randn(3, 3, requires_grad=True)
+    held, found = [], []
+
+    def work() -> None:
+        out = OwnOutput.apply(x @ weight)
+        held.append(weakref.ref(out))
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), weight)[0])
+
+    assert saved_bytes(work) >= 50 * 3 * 4
+    work()
+    assert torch.equal(*found)
+    assert [ref() for ref in held] == [None, None]
+
+
+class OwnOutput(torch.autograd.Function):
+    """exp(x)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        out = x.exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]

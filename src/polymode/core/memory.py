@@ -33,7 +33,7 @@ def saved_bytes(work: Callable[[], Any]) -> int:
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # itself, it would hold the graph that holds it
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         work()
