@@ -86,7 +86,6 @@ KINDS = {
             "deep_ensemble": "forde.deep_ensemble",
             "forde": "forde.forde",
             "forde, every=8": "forde.every_8",
-            "forde, chunk_size=2": "forde.two_kept",
         },
         figure="cpu",
         ratio="CPU ratio",

@@ -155,7 +155,7 @@ def _cpu() -> dict[str, Part]:
         "fashion_mnist": _part("fashion_mnist", grey, "lenet", arms, 5),
         "cifar10_subset": _part(images, colour, "lenet", coloured, 3),
         "fashion_mnist_few": _part("fashion_mnist", small, "lenet", fitted, 8),
-        "fashion_mnist_long": _part("fashion_mnist", small, "lenet", longer, 5),
+        "fashion_mnist_long": _part("fashion_mnist", small, "lenet", longer, 4),
         "cifar10_resnet8": _part(images, small, "resnet8", residual, 3),
     }
 
