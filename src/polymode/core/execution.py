@@ -295,14 +295,15 @@ def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, i
     size = min(plan.chunk_size or stack.num_modes, stack.num_modes)
     if size == stack.num_modes:
         return [(stack, 0, size)]
-    parts = []
-    for a in range(0, stack.num_modes, size):
-        b = min(a + size, stack.num_modes)
-        part = stack[a:b].train(stack.training)
+    parts = stack._parts.get((size, views))
+    if parts is None:
+        spans = [(a, min(a + size, stack.num_modes)) for a in range(0, stack.num_modes, size)]
+        parts = stack._parts[size, views] = [(stack[a:b], a, b) for a, b in spans]
+    for part, a, b in parts:
+        part.train(stack.training)
         part._forwards = stack._forwards
         if views:
             part.params = {name: tensor[a:b] for name, tensor in stack.params.items()}
-        parts.append((part, a, b))
     return parts
 
 

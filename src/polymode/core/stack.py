@@ -316,6 +316,7 @@ class Stack:
         self._prefixes: dict[tuple[bool, bool], Any] = {}
         self._quick: dict[tuple[bool, bool], Any] = {}
         self._leaf_views: dict[int, list[Tensor]] = {}
+        self._parts: dict[tuple[int, bool], list[tuple[Stack, int, int]]] = {}
         self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
 
     def _forget_views(self) -> None:
