@@ -97,6 +97,7 @@ KINDS = {
             "forde": "forde.forde",
             "forde, 64 components": "forde.truncated_pca",
             "forde, chunk_size=2": "forde.two_kept",
+            "forde, chunk_size=1": "forde.one_kept",
         },
         figure="allocated_mb",
         ratio="memory ratio",

@@ -60,6 +60,11 @@ def two_kept(case: Case) -> Job:
     return _training(case, "forde", chunk_size=2)
 
 
+def one_kept(case: Case) -> Job:
+    """The graph of one member at a time."""
+    return _training(case, "forde", chunk_size=1)
+
+
 def truncated_pca(case: Case) -> Job:
     """Lengthscales from 64 principal components of the inputs, or all if there are fewer."""
     components = min(64, math.prod(case.input_shape))  # found within the round

@@ -108,7 +108,7 @@ def _run(
 
         def forward(k: int) -> None:
             found, parts[k] = _forward(units[k], terms, x, y, whole)
-            fits = kept is None or k < kept
+            fits = kept is None or k >= len(units) - kept  # the last: none waits for others
             passed[k] = found if fits else found._replace(losses=found.losses.detach(), edge=None)
 
         spread(len(units), forward)
@@ -119,7 +119,8 @@ def _run(
         cotangents = cotangent.split([unit.members or 1 for unit in units])
         losses = torch.cat([p.losses.detach().reshape(-1) for p in passed])
 
-        def backward(k: int) -> None:
+        def backward(turn: int) -> None:
+            k = len(units) - 1 - turn
             found, passed[k] = passed[k], None  # frees the graph
             before = []
             if found.edge is None:  # it was dropped
