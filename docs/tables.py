@@ -31,6 +31,7 @@ PEERS = {
     "`torch.func.vmap`": "vmap",
     "TorchUncertainty": "torch_uncertainty",
 }
+PLAIN = "plain loop, no repulsion"
 OTHER_CASES = {
     "scores_shared": "torchmetrics",
     "scores_all": "torchmetrics with TorchUncertainty's metrics",
@@ -124,9 +125,6 @@ def forde_tables(report: dict[str, Any]) -> str:
 def _forde_title(case: dict[str, Any]) -> str:
     kind = "memory, " if case["kind"] == "forde_memory" else ""
     return kind + case["title"].split(",")[0].split("repulsion of ")[1]
-
-
-PLAIN = "plain loop, no repulsion"
 
 
 def _forde_ratio(case: dict[str, Any], name: str, other: str = "deep_ensemble") -> str:

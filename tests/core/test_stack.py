@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core import choice
-from polymode.core.execution import Plan
+from polymode.core.execution import Plan, chunks
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 
@@ -423,3 +423,21 @@ def test_a_wide_convolution_must_save_a_tenth_to_be_chosen(saved, wide, monkeypa
     plan = choice._measure(stack, lambda part, xs, ys: None, x, x, own=False)
     assert plan.execution == "threads"
     assert plan.wide is wide
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_chunks_are_built_once_and_follow_the_stack(views) -> None:
+    stack, plan = Stack(lambda: nn.Linear(2, 3), 5), Plan("chunked", chunk_size=2)
+    parts = chunks(stack, plan, views=views)
+    assert [(a, b) for _, a, b in parts] == [(0, 2), (2, 4), (4, 5)]
+    stack.eval()
+    with torch.no_grad():
+        stack.params["weight"].add_(1.0)
+    again = chunks(stack, plan, views=views)
+    assert all(
+        new[0] is old[0] and not new[0].training for new, old in zip(again, parts, strict=True)
+    )
+    for part, a, b in again:
+        assert torch.equal(part.params["weight"], stack.params["weight"][a:b])
+    stack.add_parameters({"noise": torch.zeros(5)})
+    assert "noise" in chunks(stack, plan, views=views)[0][0].extra

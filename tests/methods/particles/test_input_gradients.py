@@ -70,6 +70,23 @@ def test_graphs_that_are_dropped_are_made_again(net, execution, rows) -> None:
     assert_same(kept, dropped)
 
 
+def test_the_last_graphs_are_kept_and_freed_first(monkeypatch) -> None:
+    """So that none of them waits while another member's is made."""
+    seen = {"_forward": [], "_backward": []}
+
+    def watch(name: str, made, unit, *rest):
+        seen[name].append(unit.grads[0].data_ptr())
+        return made(unit, *rest)
+
+    for name in seen:
+        wrapped = partial(watch, name, getattr(input_gradients, name))
+        monkeypatch.setattr(input_gradients, name, wrapped)
+    run(piecewise, "loop", chunk_size=1)
+    forward, backward = seen["_forward"][-7:], seen["_backward"][-4:]  # trials went before
+    assert backward == forward[:4][::-1]
+    assert forward[4:] == backward[1:]
+
+
 def test_gradients_do_not_pile_up() -> None:
     """Products are added in place to the gradients of the losses, which every step sets anew."""
     for net in (piecewise, dense):
