@@ -1,15 +1,9 @@
-"""`fit`, from the first call to the interrupted one."""
+"""`fit`: what it learns, what it takes and what it tells."""
 
 from __future__ import annotations
 
 import copy
 import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 
 import numpy as np
 import pytest
@@ -23,28 +17,8 @@ from polymode.core.augment import Crop, Flip
 from polymode.core.events import Event
 from polymode.core.execution import Plan
 from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Divergence
-from polymode.core.store import FileProblem
 
-X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-Y = (X.sum(1) > 0).long()
-QUICK = {"epochs": 3, "batch_size": 16, "progress": "silent"}
-
-
-def net() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(3, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.Dropout(0.1), nn.Linear(5, 2)
-    )
-
-
-def task(**changes) -> pm.Task:
-    return pm.Task(**{"train": (X, Y), "likelihood": "categorical"} | changes)
-
-
-def same(a: pm.Posterior, b: pm.Posterior) -> bool:
-    mine, theirs = a.stack.tensors(), b.stack.tensors()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
-
+from .small_fits import QUICK, X, Y, net, same, task
 
 # ------------------------------------------------------------------------------------ it learns
 
@@ -234,6 +208,11 @@ def test_augmentation_is_seeded_and_seen() -> None:
         assert not same(first, plain)
 
 
+def test_numpy_inputs_predict() -> None:
+    post = pm.fit("map", net=net, task=task(), **QUICK)
+    assert torch.equal(post.predict(X.numpy().astype(np.float64)).mean, post.predict(X).mean)
+
+
 # ---------------------------------------------------------------------------------- what it tells
 
 
@@ -261,195 +240,3 @@ def test_lines_are_one_for_each_tenth(capsys) -> None:
     assert 1 <= len(lines) <= 10
     assert "100 %" in lines[-1]
     assert "to go" in lines[-1]
-
-
-# ------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train": (X[:0], Y[:0])}, "empty: 0 examples"),
-        ({"train": (X.index_fill(0, torch.tensor([4]), math.nan), Y)}, "NaN"),
-        ({"train": (X, Y.float() + 0.5)}, "Labels must be integers"),
-        ({"train": (X, Y - 1)}, "-1"),
-        ({"train": (X, Y), "test": (X[:, :2], Y)}, r"\(2,\)"),
-        ({"likelihood": "categoricl"}, "Did you mean 'categorical'"),
-        ({"likelihood": "gaussian"}, "noise"),
-    ],
-)
-def test_bad_data(changes, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        task(**changes)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"net": lambda: nn.Linear(3, 1)}, "gives 1 outputs.*needs 2"),
-        ({"net": lambda: nn.Linear(4, 2)}, r"cannot evaluate inputs of shape \(3,\)"),
-        ({"net": lambda: nn.Flatten(0)}, "outputs of shape"),
-        ({"net": lambda: nn.LSTM(3, 2)}, "returns a tuple"),
-        ({"net": lambda width: nn.Linear(3, 2)}, "needs width"),
-        ({"net": "lenet"}, "must hold at least one nn.Module"),
-        ({"num_modes": 0}, "`num_modes` of MAP must be an integer of at least 1, got 0"),
-        ({"n_members": 3}, "Did you mean 'num_modes'"),
-        ({"device": "cuda"}, "torch sees no GPU"),
-        ({"device": "gpu"}, "`device`"),
-        ({"seed": -1}, "`seed` must be an integer of at least 0, got -1"),
-        ({"progress": "loud"}, "`progress` must be one of"),
-        ({"execution": "batch"}, "Did you mean 'batched'"),
-        ({"chunk_size": 2.5}, "`chunk_size` must be an integer of at least 1, got 2.5"),
-        ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
-    ],
-)
-def test_bad_calls(options, message, monkeypatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match=message):
-        pm.fit("map", **({"net": net, "task": task()} | QUICK | options))
-
-
-def test_unknown_method_suggests_the_nearest() -> None:
-    with pytest.raises(
-        ValueError, match="Unknown method 'deep_ensembles'. Did you mean 'deep_ensemble'"
-    ):
-        pm.fit("deep_ensembles", net=net, task=task())
-
-
-def test_bad_batches_of_a_loader_are_found_when_they_come() -> None:
-    x = X.clone()
-    x[40] = math.inf
-    with pytest.raises(ValueError, match="inputs have 3 of"):
-        pm.fit(
-            "map", net=net, **QUICK,
-            task=task(train=DataLoader(TensorDataset(x, Y), 16), target_size=2),
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="dictionaries with keys"):
-        task(train=DataLoader([{"x": X[0], "y": 1}]))
-
-
-# ------------------------------------------------------------------------- divergence, interrupts
-
-
-def test_divergence_is_told_at_its_step() -> None:
-    with pytest.raises(Divergence, match=r"diverged at step [\d,]+: .*Try lr=") as caught:
-        pm.fit(
-            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=10.0, epochs=500,
-            progress="silent",
-            task=pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
-        )  # fmt: skip
-    assert "last finite" in str(caught.value)
-
-
-def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
-    """The loss of the only step is finite, its update is not: nothing is returned or kept."""
-    with pytest.raises(Divergence, match="is not finite after it"):
-        pm.fit(
-            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
-            task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
-            progress="silent", checkpoint=tmp_path,
-        )  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
-LONG = {"epochs": 30, "batch_size": 8, "num_modes": 2, "schedule": "cosine", "data_order": "own"}
-
-SCRIPT = """
-import sys, torch
-sys.path.insert(0, {tests!r})
-from test_fit import LONG, net, task
-import polymode as pm
-post = pm.fit("deep_ensemble", net=net, task=task(), checkpoint={folder!r}, checkpoint_seconds=0,
-              progress="silent", execution="loop", **LONG)
-post.save({out!r})
-"""
-
-
-def start(tmp_path, folder: str, out: str) -> subprocess.Popen:
-    code = textwrap.dedent(SCRIPT).format(
-        tests=os.path.dirname(__file__), folder=str(tmp_path / folder), out=str(tmp_path / out)
-    )
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.threads_of_torch
-def test_killed_and_restarted_gives_equal_bits(tmp_path) -> None:
-    """SIGKILL in the middle of training, at three different moments, then run to the end."""
-    whole = pm.fit(
-        "deep_ensemble", net=net, task=task(), progress="silent", execution="loop", **LONG
-    )
-    file = tmp_path / "run" / "training.safetensors"
-    kills = 0
-    for wait in (0.05, 0.15, 0.1):
-        process = start(tmp_path, "run", "post")
-        seen = file.stat().st_mtime_ns if file.exists() else 0
-        while process.poll() is None and not (file.exists() and file.stat().st_mtime_ns > seen):
-            time.sleep(0.01)
-        time.sleep(wait)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills >= 1
-    process = start(tmp_path, "run", "post")
-    assert process.wait() == 0, process.stderr.read()
-    process.stderr.close()
-    assert same(pm.load(tmp_path / "post", net=net), whole)
-
-
-def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
-    """Ctrl-C (a real signal) finishes the step and keeps it; the same call ends in equal bits."""
-    options = {"net": net, "task": task(), "execution": "loop", "progress": "silent"} | LONG
-    whole = pm.fit("deep_ensemble", **options)
-
-    def interrupt(event: Event) -> None:
-        if event.kind == "start":
-            signal.setitimer(signal.ITIMER_REAL, 0.08)
-
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        with pytest.raises(KeyboardInterrupt, match="the same call resumes from"):
-            pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=interrupt, **options)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    events: list[Event] = []
-    resumed = pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=events.append, **options)
-    assert events[0].kind == "resume"
-    assert events[0].step > 0
-    assert same(resumed, whole)
-    again = pm.fit("deep_ensemble", checkpoint=tmp_path, **options)
-    assert same(again, whole)
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"lr": 0.5}, "options differ"),
-        ({"seed": 1}, "seed differ"),
-        ({"task": task(train=(X + 1, Y))}, "data differ"),
-        ({"net": pm.nets.mlp}, "network differ"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, word) -> None:
-    options = {"net": net, "task": task(), "checkpoint": tmp_path} | QUICK
-    pm.fit("map", **options)
-    with pytest.raises(FileProblem, match=word):
-        pm.fit("map", **(options | change))
-
-
-def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
-    """The data are the same, so only the likelihood itself can tell."""
-    for noise in (0.1, 0.2):
-        lines = pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=noise))
-        options = {"net": lambda: nn.Linear(1, 1), "task": lines, "checkpoint": tmp_path} | QUICK
-        if noise == 0.1:
-            pm.fit("map", **options)
-        else:
-            with pytest.raises(FileProblem, match="likelihood differ"):
-                pm.fit("map", **options)
-
-
-def test_numpy_inputs_predict() -> None:
-    post = pm.fit("map", net=net, task=task(), **QUICK)
-    assert torch.equal(post.predict(X.numpy().astype(np.float64)).mean, post.predict(X).mean)

@@ -16,6 +16,8 @@ from polymode.core.stack import Stack
 from polymode.methods.lit import LIT, init, similarity, step
 from polymode.methods.method import Problem
 
+from .small_fits import same
+
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(12, 4, generator=STREAM, dtype=torch.float64)
 IMAGES = torch.randn(6, 2, 8, 8, generator=STREAM, dtype=torch.float64)
@@ -163,11 +165,6 @@ def fit(method: str, **options) -> pm.Posterior:
     task = pm.Task(train=(X.float(), LABELS), likelihood="categorical")
     own = {"net": with_batch_norm, "task": task, "epochs": 6, "batch_size": 5}
     return pm.fit(method, **own | {"progress": "silent"} | options)
-
-
-def same(a: pm.Posterior, b: pm.Posterior) -> bool:
-    theirs = b.stack.tensors()
-    return all(torch.equal(tensor, theirs[n]) for n, tensor in a.stack.tensors().items())
 
 
 def test_without_weight_it_is_a_deep_ensemble_and_alone_it_is_map_bit_for_bit() -> None:

@@ -21,6 +21,8 @@ from polymode.methods.forde import ALPHAS, FoRDE, init, shifted_nll
 from polymode.methods.method import Problem
 from polymode.tasks.validation import validation_shifts
 
+from .small_fits import same
+
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(60, 4, generator=STREAM) * torch.tensor([3.0, 1.0, 0.5, 0.1])
 Y = (X[:, 0] + 4 * X[:, 2] > 0).long()
@@ -45,11 +47,6 @@ def fit(**options) -> pm.Posterior:
 
 def tuned(**options) -> pm.Posterior:
     return fit(**{"lengthscales": "tuned", "alphas": TRIED} | options)
-
-
-def same(a: pm.Posterior, b: pm.Posterior) -> bool:
-    mine, theirs = a.stack.tensors(), b.stack.tensors()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
 
 
 def scores(post: pm.Posterior) -> dict[float, float]:

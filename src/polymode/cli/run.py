@@ -19,58 +19,71 @@ if TYPE_CHECKING:
     from polymode.metrics import Leaderboard
 
 
+StudyName = Annotated[
+    str | None,
+    typer.Argument(metavar="STUDY", help="a paper's runs; see `polymode list studies`"),
+]
+TaskName = Annotated[
+    str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
+]
+MethodNames = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METHOD", help="see `polymode list methods`; repeat it for several"),
+]
+Seeds = Annotated[
+    str | None, typer.Option(metavar="SEEDS", help="such as 0-2 or 0,3,7; by default 0")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="PRESET", help="smoke (seconds), cpu (the default) or paper"),
+]
+PartNames = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
+]
+NetName = Annotated[
+    str | None,
+    typer.Option(metavar="NET", help="see `polymode list nets`; by default the task's own"),
+]
+Out = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK or runs/STUDY"),
+]
+Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in its own process")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")]
+
+
 def run(
-    study: Annotated[
-        str | None,
-        typer.Argument(metavar="STUDY", help="a paper's runs; see `polymode list studies`"),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD", help="see `polymode list methods`; repeat it for several"),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="SEEDS", help="such as 0-2 or 0,3,7; by default 0")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(metavar="PRESET", help="smoke (seconds), cpu (the default) or paper"),
-    ] = None,
-    part: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
-    ] = None,
-    net: Annotated[
-        str | None,
-        typer.Option(metavar="NET", help="see `polymode list nets`; by default the task's own"),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK or runs/STUDY"),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(metavar="N", help="cells at a time, each in its own process")
-    ] = 1,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")] = "cpu",
-    fresh: Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")] = False,
+    study: StudyName = None,
+    task: TaskName = None,
+    method: MethodNames = None,
+    seeds: Seeds = None,
+    set_: Settings = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    part: PartNames = None,
+    net: NetName = None,
+    out: Out = None,
+    jobs: Jobs = 1,
+    device: Device = "cpu",
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
     """Compare methods on a task, or reproduce a study; ends with a report.
@@ -87,17 +100,12 @@ def run(
     from polymode.cli.plan import make_plan
     from polymode.cli.request import request
 
-    if jobs < 1:
-        raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+    _check_jobs(jobs)
     if study is not None:
         from polymode.cli.run_study import run_study
 
-        given = {"--task": task, "--method": method, "--net": net, "--config": config}
-        if wrong := [name for name, value in given.items() if value]:
-            raise UsageProblem(
-                f"study '{study}' has its own tasks and methods; leave out {', '.join(wrong)}, or"
-                " change it by --set, --seeds and --preset"
-            )
+        chosen = {"--task": task, "--method": method, "--net": net, "--config": config}
+        _refuse_beside_study(study, chosen)
         run_study(
             study,
             preset=preset or "cpu",
@@ -112,8 +120,7 @@ def run(
             quiet=quiet,
             json_=json_,
         )
-    if part:
-        raise UsageProblem("--part belongs to a study, as in polymode run forde --part regression")
+    _refuse_without_study(part)
     wanted = request(
         task=task,
         methods=method or [],
@@ -124,14 +131,37 @@ def run(
         out=out,
         config=config,
     )
-    for line in wanted.left_out:
-        say(line)
+    _tell_left_out(wanted)
     plan = make_plan(wanted, device)
     folder = RunFolder(_folder(wanted))
     if dry_run:
         _dry_run(plan, folder, jobs, fresh, json_)
     else:
         _run(plan, folder, jobs, fresh, quiet, json_)
+
+
+def _check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+
+
+def _refuse_beside_study(study: str, chosen: dict[str, Any]) -> None:
+    """Refuse options, by their names, that choose what a study has chosen."""
+    if wrong := [name for name, value in chosen.items() if value]:
+        raise UsageProblem(
+            f"study '{study}' has its own tasks and methods; leave out {', '.join(wrong)}, or"
+            " change it by --set, --seeds and --preset"
+        )
+
+
+def _refuse_without_study(part: list[str] | None) -> None:
+    if part:
+        raise UsageProblem("--part belongs to a study, as in polymode run forde --part regression")
+
+
+def _tell_left_out(wanted: Request) -> None:
+    for line in wanted.left_out:
+        say(line)
 
 
 def _folder(wanted: Request) -> Path:

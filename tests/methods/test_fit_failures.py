@@ -1,0 +1,104 @@
+"""What `fit` says of bad data, bad calls and trainings that diverge."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymode as pm
+from polymode.core.likelihoods import Gaussian
+from polymode.core.loop import Divergence
+
+from .small_fits import QUICK, X, Y, net, task
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": (X[:0], Y[:0])}, "empty: 0 examples"),
+        ({"train": (X.index_fill(0, torch.tensor([4]), math.nan), Y)}, "NaN"),
+        ({"train": (X, Y.float() + 0.5)}, "Labels must be integers"),
+        ({"train": (X, Y - 1)}, "-1"),
+        ({"train": (X, Y), "test": (X[:, :2], Y)}, r"\(2,\)"),
+        ({"likelihood": "categoricl"}, "Did you mean 'categorical'"),
+        ({"likelihood": "gaussian"}, "noise"),
+    ],
+)
+def test_bad_data(changes, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        task(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"net": lambda: nn.Linear(3, 1)}, "gives 1 outputs.*needs 2"),
+        ({"net": lambda: nn.Linear(4, 2)}, r"cannot evaluate inputs of shape \(3,\)"),
+        ({"net": lambda: nn.Flatten(0)}, "outputs of shape"),
+        ({"net": lambda: nn.LSTM(3, 2)}, "returns a tuple"),
+        ({"net": lambda width: nn.Linear(3, 2)}, "needs width"),
+        ({"net": "lenet"}, "must hold at least one nn.Module"),
+        ({"num_modes": 0}, "`num_modes` of MAP must be an integer of at least 1, got 0"),
+        ({"n_members": 3}, "Did you mean 'num_modes'"),
+        ({"device": "cuda"}, "torch sees no GPU"),
+        ({"device": "gpu"}, "`device`"),
+        ({"seed": -1}, "`seed` must be an integer of at least 0, got -1"),
+        ({"progress": "loud"}, "`progress` must be one of"),
+        ({"execution": "batch"}, "Did you mean 'batched'"),
+        ({"chunk_size": 2.5}, "`chunk_size` must be an integer of at least 1, got 2.5"),
+        ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
+    ],
+)
+def test_bad_calls(options, message, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        pm.fit("map", **({"net": net, "task": task()} | QUICK | options))
+
+
+def test_unknown_method_suggests_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match="Unknown method 'deep_ensembles'. Did you mean 'deep_ensemble'"
+    ):
+        pm.fit("deep_ensembles", net=net, task=task())
+
+
+def test_bad_batches_of_a_loader_are_found_when_they_come() -> None:
+    x = X.clone()
+    x[40] = math.inf
+    with pytest.raises(ValueError, match="inputs have 3 of"):
+        pm.fit(
+            "map", net=net, **QUICK,
+            task=task(train=DataLoader(TensorDataset(x, Y), 16), target_size=2),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="dictionaries with keys"):
+        task(train=DataLoader([{"x": X[0], "y": 1}]))
+
+
+# ------------------------------------------------------------------------------------ divergence
+
+
+def test_divergence_is_told_at_its_step() -> None:
+    with pytest.raises(Divergence, match=r"diverged at step [\d,]+: .*Try lr=") as caught:
+        pm.fit(
+            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=10.0, epochs=500,
+            progress="silent",
+            task=pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
+        )  # fmt: skip
+    assert "last finite" in str(caught.value)
+
+
+def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
+    """The loss of the only step is finite, its update is not: nothing is returned or kept."""
+    with pytest.raises(Divergence, match="is not finite after it"):
+        pm.fit(
+            "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
+            task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
+            progress="silent", checkpoint=tmp_path,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,115 @@
+"""`fit` killed or interrupted: the same call ends in equal bits, another call is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from torch import nn
+
+import polymode as pm
+from polymode.core.events import Event
+from polymode.core.likelihoods import Gaussian
+from polymode.core.store import FileProblem
+
+from .small_fits import LONG, QUICK, X, Y, net, same, task
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from small_fits import LONG, net, task
+import polymode as pm
+post = pm.fit("deep_ensemble", net=net, task=task(), checkpoint={folder!r}, checkpoint_seconds=0,
+              progress="silent", execution="loop", **LONG)
+post.save({out!r})
+"""
+
+
+def start(tmp_path, folder: str, out: str) -> subprocess.Popen:
+    code = textwrap.dedent(SCRIPT).format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path / folder), out=str(tmp_path / out)
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.threads_of_torch
+def test_killed_and_restarted_gives_equal_bits(tmp_path) -> None:
+    """SIGKILL in the middle of training, at three different moments, then run to the end."""
+    whole = pm.fit(
+        "deep_ensemble", net=net, task=task(), progress="silent", execution="loop", **LONG
+    )
+    file = tmp_path / "run" / "training.safetensors"
+    kills = 0
+    for wait in (0.05, 0.15, 0.1):
+        process = start(tmp_path, "run", "post")
+        seen = file.stat().st_mtime_ns if file.exists() else 0
+        while process.poll() is None and not (file.exists() and file.stat().st_mtime_ns > seen):
+            time.sleep(0.01)
+        time.sleep(wait)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 1
+    process = start(tmp_path, "run", "post")
+    assert process.wait() == 0, process.stderr.read()
+    process.stderr.close()
+    assert same(pm.load(tmp_path / "post", net=net), whole)
+
+
+def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
+    """Ctrl-C (a real signal) finishes the step and keeps it; the same call ends in equal bits."""
+    options = {"net": net, "task": task(), "execution": "loop", "progress": "silent"} | LONG
+    whole = pm.fit("deep_ensemble", **options)
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "start":
+            signal.setitimer(signal.ITIMER_REAL, 0.08)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt, match="the same call resumes from"):
+            pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=interrupt, **options)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    events: list[Event] = []
+    resumed = pm.fit("deep_ensemble", checkpoint=tmp_path, on_event=events.append, **options)
+    assert events[0].kind == "resume"
+    assert events[0].step > 0
+    assert same(resumed, whole)
+    again = pm.fit("deep_ensemble", checkpoint=tmp_path, **options)
+    assert same(again, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lr": 0.5}, "options differ"),
+        ({"seed": 1}, "seed differ"),
+        ({"task": task(train=(X + 1, Y))}, "data differ"),
+        ({"net": pm.nets.mlp}, "network differ"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, word) -> None:
+    options = {"net": net, "task": task(), "checkpoint": tmp_path} | QUICK
+    pm.fit("map", **options)
+    with pytest.raises(FileProblem, match=word):
+        pm.fit("map", **(options | change))
+
+
+def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
+    """The data are the same, so only the likelihood itself can tell."""
+    for noise in (0.1, 0.2):
+        lines = pm.Task(train=(X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=noise))
+        options = {"net": lambda: nn.Linear(1, 1), "task": lines, "checkpoint": tmp_path} | QUICK
+        if noise == 0.1:
+            pm.fit("map", **options)
+        else:
+            with pytest.raises(FileProblem, match="likelihood differ"):
+                pm.fit("map", **options)
