@@ -53,6 +53,17 @@ def with_dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
 
 
+class Skipping(nn.Module):
+    """A linear layer of the inputs, and the inputs themselves further up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x))) * x[..., :1] + x
+
+
 def labels(x: torch.Tensor, classes: int = 3) -> torch.Tensor:
     return torch.arange(len(x)) % classes
 
@@ -91,11 +102,15 @@ def by_autograd(config, problem, stack, x, y, scalar) -> dict[str, torch.Tensor]
     rows = math.ceil(config.fraction * len(x))
     summed = scalar(outputs[:, :rows], y[:rows]).sum()
     j = torch.autograd.grad(summed, inputs, create_graph=True)[0][:, :rows].flatten(2)
+    covariance = torch.cov(problem.inputs()[0].flatten(1).T)
+    if config.directions == "components":
+        values, vectors = torch.linalg.eigh(covariance)
+        j = j @ vectors[:, -config.num_components :]
+        covariance = values[-config.num_components :].diag()
     s = j / (j.square().sum(-1, keepdim=True) + 1e-24).sqrt()
     metric = torch.eye(s.shape[-1], dtype=s.dtype)
     if config.lengthscales == "pca":
-        flat = problem.inputs()[0].flatten(1)
-        metric = (1 - config.alpha) * metric + config.alpha * torch.cov(flat.T)
+        metric = (1 - config.alpha) * metric + config.alpha * covariance
     gap = s.unsqueeze(1) - s.detach().unsqueeze(0)
     squared = ((gap @ metric) * gap).sum(-1)
     ordered = squared.detach().sort(0).values
@@ -140,13 +155,48 @@ def test_gradient_equals_plain_double_backward(net, execution) -> None:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("net", [cnn, with_batch_norm, with_dropout])
+@pytest.mark.parametrize("net", [cnn, with_batch_norm, with_dropout, lambda: mlp(4, 7, 5, 3)])
 def test_part_of_the_batch(net, execution) -> None:
     x = IMAGES if net is cnn else X
     y, config = labels(x), FoRDE(weight=2.0, fraction=0.3)
     problem = problem_of(Categorical(), 3)
     found = gradients_after_a_step(config, problem, stack_of(net, execution), x, y)
     assert_close(found, by_autograd(config, problem, stack_of(net), x, y, true_logit))
+
+
+NETS = {
+    "cnn": cnn,
+    "batch norm": with_batch_norm,
+    "dropout": with_dropout,
+    "chain": lambda: mlp(4, 7, 5, 3),
+    "smooth": lambda: mlp(4, 7, 3, smooth=True),
+    "skipping": Skipping,
+}
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("fraction", [0.3, 1.0])
+@pytest.mark.parametrize("net", NETS)
+def test_directions_among_components(net, fraction, execution) -> None:
+    x, net = IMAGES if net == "cnn" else X, NETS[net]
+    y, problem = labels(x), problem_of(Categorical(), 3, x)
+    options = {"lengthscales": "pca", "alpha": 0.7, "num_components": 3}
+    config = FoRDE(weight=2.0, fraction=fraction, directions="components", **options)
+    found = gradients_after_a_step(config, problem, stack_of(net, execution), x, y)
+    assert_close(found, by_autograd(config, problem, stack_of(net), x, y, true_logit))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_directions_among_all_components_are_those_of_the_inputs(alpha) -> None:
+    found = []
+    for directions in ("inputs", "components"):
+        config = FoRDE(
+            weight=2.0, lengthscales="pca", alpha=alpha, num_components=4, directions=directions
+        )
+        stack = stack_of(lambda: mlp(4, 7, 3), "batched")
+        problem = problem_of(Categorical(), 3)
+        found.append(gradients_after_a_step(config, problem, stack, X, labels(X)))
+    assert_close(*found)
 
 
 def test_images_in_channels_last() -> None:
@@ -310,6 +360,8 @@ def test_options_are_checked() -> None:
         ({"every": 0}, "`every`"),
         ({"fraction": 0}, r"`fraction` of FoRDE must be in \(0, 1\]"),
         ({"lengthscales": "pca", "num_components": 0}, "`num_components`"),
+        ({"directions": "outputs"}, "`directions`"),
+        ({"lengthscales": "pca", "directions": "components"}, "needs their number"),
         ({"data_order": "own"}, "must be 'shared', got 'own'"),
     ):
         with pytest.raises(ValueError, match=message):

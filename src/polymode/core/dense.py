@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.trace import PLAIN, trace
+from polymode.core.trace import PLAIN, is_flatten, trace
 
 Tensors = dict[str, Tensor]
 Forward = Callable[[Tensors, Tensor], Tensor]
@@ -94,14 +94,12 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
     if node.op == "output" and isinstance(node.args[0], fx.Node):
         source = node.args[0].name
         return lambda run: run[source]
+    if is_flatten(node, template):
+        source = _name(node.args[0])
+        return lambda run: run[source].flatten(2)
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
         assert isinstance(target, str)
         return _module_step(target, template.get_submodule(target), node.args[0])
-    if target in (torch.flatten, "flatten"):
-        if (*node.args[1:], *node.kwargs.items()) not in ((1,), (("start_dim", 1),)):
-            return None
-        source = _name(node.args[0])
-        return lambda run: run[source].flatten(2)
     if node.op == "call_function" and target in _ELEMENTWISE_FUNCTIONS:
         return _elementwise_step(node, target)  # type: ignore[arg-type]
     if node.op == "call_method" and target in _ELEMENTWISE_METHODS:
@@ -138,8 +136,6 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
         if getattr(module, "inplace", False) and argument.op == "placeholder":
             return None  # would write into the caller's inputs
         return lambda run: module(run[source])
-    if kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return lambda run: run[source].flatten(2)
     if isinstance(module, nn.Linear) and kind is nn.Linear:
         layer = _linear(path, module)
     elif isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:

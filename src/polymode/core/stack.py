@@ -323,6 +323,7 @@ class Stack:
         """Drop all that was derived from the stacked tensors."""
         self._forget_memory()
         self._forwards: dict[bool, Any] = {}
+        self._chains: dict[bool, Any] = {}
         self._random: dict[bool, bool] = {}
         self._plans: dict[str, Any] = {}
 

@@ -69,7 +69,7 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
         source = _only_source(node)
         if source is None:
             continue
-        if _is(node, module, nn.MaxPool2d) and _is_relu(source, module) and _only_source(source):
+        if is_kind(node, module, nn.MaxPool2d) and is_relu(source, module) and _only_source(source):
             relu = source
             node.replace_all_uses_with(relu)
             node.args, relu.args = (relu.args[0],), (node, *relu.args[1:])
@@ -77,7 +77,7 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
             changed = True
     for node in list(graph.nodes):
         source = _only_source(node)
-        if source is not None and _is_relu(node, module) and _makes_memory(source, module):
+        if source is not None and is_relu(node, module) and _makes_memory(source, module):
             own = gradients and _gradient_is_own(node, module)
             if own:
                 _replace(graph, node, relu_in_place, source)
@@ -90,7 +90,7 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
                 other = node.args[1] if spare[0] is node.args[0] else node.args[0]
                 _replace(graph, node, add_in_place, spare[0], other)
                 changed = True
-        elif not gradients and _is(node, module, nn.MaxPool2d):
+        elif not gradients and is_kind(node, module, nn.MaxPool2d):
             if _halves(module.get_submodule(str(node.target))):
                 _replace(graph, node, pool_by_2, node.args[0])
                 changed = True
@@ -207,13 +207,25 @@ def _only_source(node: fx.Node) -> fx.Node | None:
     return source
 
 
-def _is(node: fx.Node, module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_kind(node: fx.Node, module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the node calls a module of this class, no subclass."""
     return node.op == "call_module" and type(module.get_submodule(str(node.target))) is kind
 
 
-def _is_relu(node: fx.Node, module: nn.Module) -> bool:
+def is_relu(node: fx.Node, module: nn.Module) -> bool:
+    """Whether the node is a ReLU, module or function."""
     function = node.op == "call_function" and node.target in _RELUS
-    return function or _is(node, module, nn.ReLU)
+    return function or is_kind(node, module, nn.ReLU)
+
+
+def is_flatten(node: fx.Node, module: nn.Module) -> bool:
+    """Whether the node flattens all dimensions of an example into one."""
+    if is_kind(node, module, nn.Flatten):
+        flatten = module.get_submodule(str(node.target))
+        return (flatten.start_dim, flatten.end_dim) == (1, -1)
+    if node.target not in (torch.flatten, "flatten"):
+        return False
+    return (*node.args[1:], *node.kwargs.items()) in ((1,), (("start_dim", 1),))
 
 
 def _is_sum(node: fx.Node) -> bool:

@@ -25,8 +25,12 @@ Where paper, poster and code disagree:
   severities alike, the mixture judged) is the posterior. The test set is not looked at.
 Beyond the paper: in regression the scalar is the sum of the predicted means (one backward pass
 for all outputs); inputs of one dimension use the tangent (1, f′) / |·| of the graph, because the
-direction of a number has no derivative. `every` and `fraction` save time: repulsion in every k-th
-step, with k times the weight, so that the mean force stays, and on a part of the batch.
+direction of a number has no derivative. `every`, `fraction` and `directions` save time: repulsion
+in every k-th step, with k times the weight, so that the mean force stays; on a part of the batch;
+and, with "components", s as the direction of Uᵀ J, where U are the `num_components` principal axes
+that are kept. With all of them both are the same; with a few, "inputs" compares shadows of
+directions, of different lengths, and "components" directions of shadows. The latter never needs J
+itself, and where a linear layer comes first that saves most of the cost.
 
 Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
 as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an
@@ -59,7 +63,13 @@ from polymode.methods.map import MAP, add_prior_gradient
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.input_gradients import Terms, repelled_gradients
-from polymode.methods.particles.lengthscales import LENGTHSCALES, Lengthscales, pca_lengthscales
+from polymode.methods.particles.lengthscales import (
+    IDENTITY,
+    LENGTHSCALES,
+    Lengthscales,
+    component_lengthscales,
+    pca_lengthscales,
+)
 from polymode.methods.particles.repulsion import BANDWIDTHS, repulsion
 from polymode.posterior import Posterior
 from polymode.tasks.task import Task
@@ -85,6 +95,7 @@ class FoRDE(MAP):
         alpha: from identity (0) to pca (1), for lengthscales="pca", where None is 1.
         alphas: among which "tuned" chooses, each in [0, 1]; the paper's.
         num_components: eigenvectors kept for "pca" and "tuned"; None keeps all.
+        directions: of J among all "inputs", or among the kept "components", see above.
         every: repulsion in every k-th step only, with k times the weight, ≥ 1.
         fraction: of the batch on which members repel, in (0, 1].
     """
@@ -97,6 +108,7 @@ class FoRDE(MAP):
     alpha: float | None = None
     alphas: Sequence[float] = ALPHAS
     num_components: int | None = None
+    directions: str = "inputs"
     every: int = 1
     fraction: float = 1.0
 
@@ -106,6 +118,7 @@ class FoRDE(MAP):
         self._require_name("scalar", ("logit", "log_prob"))
         self._require_name("bandwidth", BANDWIDTHS)
         self._require_name("lengthscales", (*LENGTHSCALES, "tuned"))
+        self._require_name("directions", ("inputs", "components"))
         self._require(self.alpha is None or _in_unit(self.alpha), "alpha", "in [0, 1]")
         self._require_integer("every", 1)
         valid = is_number(self.fraction) and 0 < self.fraction <= 1
@@ -137,6 +150,11 @@ class FoRDE(MAP):
                 "`alpha` and `num_components` of FoRDE belong to lengthscales='pca', not to"
                 " 'identity'"
             )
+        if self.directions == "components" and self.num_components is None:
+            raise ValueError(
+                "directions='components' of FoRDE needs their number: give lengthscales='pca' with"
+                " num_components, 64 for instance"
+            )
 
 
 def require_weight(config: MAP) -> None:
@@ -161,12 +179,14 @@ def _in_unit(value: object) -> bool:
 
 
 class State(NamedTuple):
-    """What the next step needs; `axes` (D, K) of the lengthscales, or None for the identity."""
+    """What the next step needs; `axes` of the lengthscales, or None for the identity, and `basis`
+    (D, K) of directions="components", else None."""
 
     stack: Stack
     optimization: Optimization
     step: int
     axes: Tensor | None
+    basis: Tensor | None
 
 
 class Info(NamedTuple):
@@ -185,21 +205,25 @@ def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
             "lengthscales='tuned' trains several ensembles, which pm.fit does; in a loop of your"
             " own take lengthscales='pca' with an alpha"
         )
-    axes = None
+    scales, basis = IDENTITY, None
     if config.lengthscales == "pca" and stack.num_modes > 1:
         if problem.inputs is None:
             raise ValueError(
                 "lengthscales='pca' needs the training inputs: give Problem(..., inputs=function"
                 " that returns batches of inputs)"
             )
-        axes = pca_lengthscales(
-            problem.inputs(),
-            alpha=_alpha(config),
-            num_components=config.num_components,
-            dtype=stack.dtype,
-        ).axes
-    stack, optimization, number = map_.init(config, problem, stack)
-    return State(stack, optimization, number, axes)
+        inputs, number = problem.inputs(), config.num_components
+        if config.directions == "components":
+            assert number is not None
+            basis, scales = component_lengthscales(
+                inputs, number, alpha=_alpha(config), dtype=stack.dtype
+            )
+        else:
+            scales = pca_lengthscales(
+                inputs, alpha=_alpha(config), num_components=number, dtype=stack.dtype
+            )
+    stack, optimization, first = map_.init(config, problem, stack)
+    return State(stack, optimization, first, scales.axes, basis)
 
 
 def _alpha(config: FoRDE) -> float:
@@ -208,7 +232,7 @@ def _alpha(config: FoRDE) -> float:
 
 def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior and away from the others."""
-    stack, optimization, number, axes = state
+    stack, optimization, number, axes, basis = state
     weight = weight_of(config.weight, problem, len(batch.x)) * config.every
     if stack.num_modes == 1 or weight == 0 or number % config.every:
         loss = problem.likelihood.nll
@@ -217,18 +241,21 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
     else:
         check_batch("forde", batch)
         scales = Lengthscales(axes, _alpha(config))
+        kind, size = problem.likelihood, problem.target_size
         terms = Terms(
-            problem.likelihood.nll,
-            partial(scalar_of, problem.likelihood, config.scalar, problem.target_size),
+            kind.nll,
+            partial(scalar_of, kind, config.scalar, size),
             partial(repulsion, lengthscales=scales, bandwidth=config.bandwidth),
             weight,
             rows=math.ceil(config.fraction * len(batch.x)),
+            basis=basis,
+            slopes=None if config.scalar == "log_prob" else partial(slopes_of, kind, size),
         )
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
-    return State(stack, optimization, number + 1, axes), Info(losses, values)
+    return State(stack, optimization, number + 1, axes, basis), Info(losses, values)
 
 
 def weight_of(weight: str | float, problem: Problem, batch_size: int) -> float:
@@ -255,6 +282,15 @@ def scalar_of(
     if likelihood.classification:  # one logit: the sign would be the same for all members
         return outputs.squeeze(-1)
     return outputs[..., :target_size].sum(-1)
+
+
+def slopes_of(likelihood: Likelihood, target_size: int, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradients (R, K) of the scalars "logit" at R targets by the outputs (..., K)."""
+    slopes = outputs.new_zeros(len(targets), outputs.shape[-1])
+    if isinstance(likelihood, Categorical):
+        return slopes.scatter_(1, targets.unsqueeze(1), 1.0)
+    slopes[:, : 1 if likelihood.classification else target_size] = 1.0
+    return slopes
 
 
 def check_batch(method: str, batch: Batch) -> None:

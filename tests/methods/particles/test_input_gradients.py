@@ -127,7 +127,7 @@ def test_input_gradients_keep_less_than_the_activations(monkeypatch) -> None:
 
     def watch(*args):
         found = forward(*args)
-        kept.append(_kept_bytes(found[0].edge.node))
+        kept.append(_kept_bytes(found[0].graph.node))
         return found
 
     monkeypatch.setattr(input_gradients, "_forward", watch)

@@ -6,8 +6,8 @@ is the layer applied to C, its gradient by the weights is the plain weight gradi
 and the output gradient g. Torch takes a convolution with kernels as large as images for the latter,
 and gives that of batched products transposed in memory.
 
-Gradients of ReLU and max-pooling are in `mask_derivatives.py`, those of BatchNorm in
-`norm_derivatives.py`.
+Batched products are in `product_derivatives.py`, gradients of ReLU and max-pooling in
+`mask_derivatives.py`, those of BatchNorm in `norm_derivatives.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from polymode.core.strided import Geometry, strided_pair
 from polymode.core.trace import relu_in_place
 from polymode.methods.particles.mask_derivatives import MaxPool, Recipe, ReLU, blank, recipe_of
 from polymode.methods.particles.norm_derivatives import BatchNorm
+from polymode.methods.particles.product_derivatives import product
 
 _FEW = 2  # input channels up to which a turned convolution is quicker than torch's own
 _BLOCK = 4  # it gives blocks of so many pixels squared, where the image divides into them
@@ -37,7 +38,9 @@ class QuickDerivatives(TorchFunctionMode):
     """Within this context some layers are those of this file.
 
     Torch does not tell a backward pass which gradients are wanted: while `inputs_only` is set, none
-    by the weights are computed, else none by the network's inputs, whose address is `inputs`.
+    by the weights are computed, else none by the network's inputs, whose address is `inputs`. A
+    batched product of these inputs has its gradient by `coordinates` along a `basis` (D, K) in the
+    place of that by the inputs, where there is one.
     Gradients of ⟨C, J⟩ by the weights of batched products are added, times `factor`, to the tensors
     in `sums` (by the weights' address) where there are such: large weights are not written twice.
     `keeps`: activations are kept until then, since a second derivative needs them; where they are
@@ -48,6 +51,8 @@ class QuickDerivatives(TorchFunctionMode):
     inputs = 0
     factor = 1.0
     keeps = False
+    basis: Tensor | None = None
+    coordinates: Tensor | None = None  # zeros, (M, B, K)
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +81,7 @@ def _strided_pair(
 
 
 def _baddbmm(mode: QuickDerivatives, *args: Any, **named: Any) -> Tensor | None:
-    return None if named or len(args) != 3 else _Product.apply(*args, mode)
+    return None if named or len(args) != 3 else product(mode, *args)
 
 
 def _relu(mode: QuickDerivatives, x: Tensor, inplace: bool = False) -> Tensor | None:
@@ -127,59 +132,6 @@ _QUICK: dict[Any, Callable[..., Tensor | None]] = {
     F.max_pool2d: _max_pool2d,
     F.batch_norm: _batch_norm,
 }
-
-
-class _Product(torch.autograd.Function):
-    """b + W X, for each member."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, bias: Tensor, weight: Tensor, x: Tensor, mode: QuickDerivatives
-    ) -> Tensor:
-        ctx.save_for_backward(weight, x)
-        ctx.mode, ctx.first = mode, x.data_ptr() == mode.inputs
-        if x.stride(0):
-            return torch.baddbmm(bias, weight, x)
-        members = weight.shape[:2]  # they share the inputs: one product for all
-        return torch.addmm(bias.flatten(0, 1), weight.flatten(0, 1), x[0]).unflatten(0, members)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, x = ctx.saved_tensors
-        inputs_only = ctx.mode.inputs_only
-        by_input = None
-        if ctx.needs_input_grad[2] and (inputs_only or not ctx.first):
-            by_input = _TransposedProduct.apply(weight, grad, ctx.first, ctx.mode)
-        if inputs_only:
-            return None, None, by_input, None
-        by_bias = grad.sum(2, keepdim=True) if ctx.needs_input_grad[0] else None
-        if x.stride(0):
-            return by_bias, torch.bmm(grad, x.mT), by_input, None
-        by_weight = torch.mm(grad.flatten(0, 1), x[0].T).view_as(weight)
-        return by_bias, by_weight, by_input, None
-
-
-class _TransposedProduct(torch.autograd.Function):
-    """Wᵀ G, for each member; `by_rows` lays the result out with one input after another."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, grad: Tensor, by_rows: bool, mode: QuickDerivatives
-    ) -> Tensor:
-        ctx.save_for_backward(weight, grad)
-        ctx.mode = mode
-        return torch.bmm(grad.mT, weight).mT if by_rows else torch.bmm(weight.mT, grad)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        weight, grad = ctx.saved_tensors
-        by_grad = torch.bmm(weight, cotangent) if ctx.needs_input_grad[1] else None
-        total = ctx.mode.sums.get(weight.data_ptr())
-        if total is None:
-            return torch.bmm(grad, cotangent.mT), by_grad, None, None
-        total.baddbmm_(grad, cotangent.mT, alpha=ctx.mode.factor)
-        return None, by_grad, None, None
 
 
 class _Convolution(torch.autograd.Function):

@@ -15,12 +15,18 @@ Where only some of the inputs are to repel, the others go through a forward pass
 unless the network mixes examples (BatchNorm) or draws noise (dropout): then all go through one, so
 that statistics and masks are those of the plain step.
 
-Shapes: `M` modes, `B` batch, `R` inputs of the batch that repel, `D` input dimensions.
+Chains of linear layers and ReLUs, run batched, do the same without autograd (`chains.py`).
+
+With a basis U (D, K) of the inputs, J is the gradient by the K coordinates z of the inputs x + U z:
+Uᵀ times that by the inputs, and far quicker where a linear layer comes first.
+
+Shapes: `M` modes, `B` batch, `R` inputs of the batch that repel, `D` input dimensions, `K`
+coordinates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,6 +41,7 @@ from polymode.core.dense import dense_forward
 from polymode.core.execution import Loss, Plan, limit_threads
 from polymode.core.stack import Stack
 from polymode.core.threads import for_each_member
+from polymode.methods.particles.chains import Chain, Kept, chain_of
 from polymode.methods.particles.derivatives import QuickDerivatives
 
 
@@ -47,6 +54,9 @@ class Terms(NamedTuple):
         repel: J (M, R, D) -> R_i (M,) and ∂R_i/∂J_i (M, R, D).
         weight: of the repulsion beside the loss.
         rows: R ≤ B; the first of the batch.
+        basis: U (D, K), orthonormal, or None; with it J is (M, R, K).
+        slopes: (outputs, targets) -> (R, K), gradients of the scalar by the outputs where it is
+            linear in them, so that all members have the same; None where it is not.
     """
 
     loss: Loss
@@ -54,6 +64,8 @@ class Terms(NamedTuple):
     repel: Callable[[Tensor], tuple[Tensor, Tensor]]
     weight: float
     rows: int
+    basis: Tensor | None = None
+    slopes: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class _Unit(NamedTuple):
@@ -67,13 +79,14 @@ class _Unit(NamedTuple):
     members: int | None  # None: one member without the axis
     mode: QuickDerivatives
     buffers: list[Tensor]  # views of the stack's
+    chain: Chain | None = None
 
 
 class _Passed(NamedTuple):
     """A unit after its forward pass; with their graphs, unless these were dropped."""
 
     losses: Tensor  # requires gradients if their backward pass is still to come
-    edge: GradientEdge | None  # where a backward pass of the input gradient begins
+    graph: GradientEdge | Kept | None  # where a backward pass of the input gradient begins
     shape: torch.Size  # of the input gradient
 
 
@@ -100,7 +113,7 @@ def _run(
     whole = terms.rows == len(x) or seeds is not None or _mixes_examples(stack)
     x = execution.formatted(x, plan.channels_last)
     with limit_threads(plan.num_threads):
-        units = _units(stack, plan, seeds)
+        units = _units(stack, plan, seeds, None if terms.slopes is None else x)
         kept = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
         spread = for_each_member if plan.execution == "threads" else _in_turn
         passed: list[Any] = [None] * len(units)
@@ -109,7 +122,7 @@ def _run(
         def forward(k: int) -> None:
             found, parts[k] = _forward(units[k], terms, x, y, whole)
             fits = kept is None or k >= len(units) - kept  # the last: none waits for others
-            passed[k] = found if fits else found._replace(losses=found.losses.detach(), edge=None)
+            passed[k] = found if fits else found._replace(losses=found.losses.detach(), graph=None)
 
         spread(len(units), forward)
         gradients = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -123,10 +136,10 @@ def _run(
             k = len(units) - 1 - turn
             found, passed[k] = passed[k], None  # frees the graph
             before = []
-            if found.edge is None:  # it was dropped
+            if found.graph is None:  # it was dropped
                 before = [buffer.clone() for buffer in units[k].buffers]
                 found, _ = _forward(units[k], terms, x, y, whole)
-            _backward(units[k], found, cotangents[k], terms.weight)
+            _backward(units[k], found, cotangents[k], terms)
             for buffer, value in zip(units[k].buffers, before, strict=False):
                 buffer.copy_(value)  # running statistics do not move twice
 
@@ -139,14 +152,17 @@ def _in_turn(number: int, work: Callable[[int], None]) -> None:
         work(k)
 
 
-def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
-    """Return the members, or chunks of them, as the plan evaluates them."""
+def _units(stack: Stack, plan: Plan, seeds: list[int] | None, x: Tensor | None) -> list[_Unit]:
+    """Return the members, or chunks of them, as the plan evaluates them; with inputs x as chains
+    where they are such."""
     if plan.execution in ("batched", "chunked"):
         chunks = execution.chunks(stack, plan, views=False)
         if len(chunks) == 1:
             mode = QuickDerivatives()
             whole = partial(_together, stack, seeds, mode)
-            return [_Unit(whole, stack.extra, stack.leaves(), None, stack.num_modes, mode, [])]
+            chain = None if x is None else chain_of(stack, x)
+            leaves = stack.leaves()
+            return [_Unit(whole, stack.extra, leaves, None, stack.num_modes, mode, [], chain)]
         execution.grad_buffers(stack)
         grads = [leaf.grad for leaf in stack.leaves()]
         modes = [QuickDerivatives() for _ in chunks]
@@ -159,6 +175,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None) -> list[_Unit]:
                 b - a,
                 mode,
                 list(part.buffers.values()),
+                None if x is None else chain_of(part, x),
             )
             for (part, a, b), mode in zip(chunks, modes, strict=True)
         ]
@@ -209,21 +226,24 @@ def _forward(
 
     Writes the gradients of the losses where J allows it.
     """
+    if unit.chain is not None:
+        losses, kept, gradient = unit.chain.forward(terms, x, y)
+        return _Passed(losses, kept, gradient.shape), gradient
     axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
     inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
     leaf = inputs if whole else inputs.narrow(axis, 0, rows)
     leaf = leaf.detach().requires_grad_()
     unit.mode.inputs = leaf.data_ptr()
+    if terms.basis is not None:
+        shape = *leaf.shape[: axis + 1], terms.basis.shape[1]
+        coordinates = leaf.new_zeros(1).expand(shape).requires_grad_()
+        unit.mode.basis, unit.mode.coordinates = terms.basis, coordinates
     outputs = unit.forward(leaf)
     repelled = outputs if rows == outputs.shape[axis] else outputs.narrow(axis, 0, rows)
     scalars = terms.scalar(repelled, y[:rows], unit.extra)
     if not scalars.requires_grad:
         raise _independent()
-    unit.mode.inputs_only = True
-    (gradient,) = torch.autograd.grad(scalars.sum(), leaf, create_graph=True, allow_unused=True)
-    unit.mode.inputs_only = False
-    if gradient is None:
-        raise _independent()
+    gradient = _input_gradient(unit, scalars, leaf, terms.basis)
     if not whole:
         outputs = unit.forward(inputs)
     losses = terms.loss(outputs, y, unit.extra)
@@ -240,6 +260,23 @@ def _forward(
     return _Passed(losses, edge, gradient.shape), values
 
 
+def _input_gradient(unit: _Unit, scalars: Tensor, leaf: Tensor, basis: Tensor | None) -> Tensor:
+    """Return J with its graph: by the inputs, or by their coordinates along the basis."""
+    sources = [leaf]
+    if unit.mode.coordinates is not None:
+        sources.append(unit.mode.coordinates)
+    unit.mode.inputs_only = True
+    found = torch.autograd.grad(scalars.sum(), sources, create_graph=True, allow_unused=True)
+    unit.mode.inputs_only = False
+    if basis is not None and found[0] is not None:
+        axis = 1 if unit.members is None else 2
+        found = (found[0].flatten(axis) @ basis, *found[1:])
+    parts = [part for part in found if part is not None]
+    if not parts:
+        raise _independent()
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
 def _leads_to(value: Tensor, leaf: Tensor) -> bool:
     """Whether the graph of `value` ends in `leaf`, too."""
     todo, seen = [value.grad_fn], set()
@@ -254,26 +291,30 @@ def _leads_to(value: Tensor, leaf: Tensor) -> bool:
     return False
 
 
-def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, weight: float) -> None:
+def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, terms: Terms) -> None:
     """Add the gradients of weight · ⟨cotangent, input gradient⟩ to those of the losses."""
-    losses, edge, shape = passed
-    if edge is None:  # the input gradient is the same whatever the weights are
+    losses, graph, shape = passed
+    if graph is None:  # the input gradient is the same whatever the weights are
+        return
+    if isinstance(graph, Kept):
+        assert unit.chain is not None
+        _write(unit, unit.chain.backward(terms, graph, cotangent))
         return
     force = cotangent.reshape(shape)
     if losses.requires_grad:
-        heads = [torch.ones_like(losses), force.mul(weight)]
-        ends = [get_gradient_edge(losses), edge]
+        heads = [torch.ones_like(losses), force.mul(terms.weight)]
+        ends = [get_gradient_edge(losses), graph]
         found = torch.autograd.grad(ends, unit.leaves, heads, allow_unused=True)
         _write(unit, found)
         return
     pairs = zip(unit.leaves, _grads(unit), strict=True)
     unit.mode.sums = {leaf.data_ptr(): grad for leaf, grad in pairs}
-    unit.mode.factor = weight
-    found = torch.autograd.grad(edge, unit.leaves, force, allow_unused=True)
-    _write(unit, found, weight)
+    unit.mode.factor = terms.weight
+    found = torch.autograd.grad(graph, unit.leaves, force, allow_unused=True)
+    _write(unit, found, terms.weight)
 
 
-def _write(unit: _Unit, found: tuple[Tensor | None, ...], weight: float | None = None) -> None:
+def _write(unit: _Unit, found: Sequence[Tensor | None], weight: float | None = None) -> None:
     """Set the unit's gradients, or add `weight` times these to them; None is zero."""
     if weight is not None:
         pairs = [p for p in zip(_grads(unit), found, strict=True) if p[1] is not None]

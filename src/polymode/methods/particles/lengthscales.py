@@ -7,6 +7,7 @@ Directions s of input gradients are compared in the metric
 with U, Λ eigenvectors and eigenvalues of the covariance of the training inputs: differences along
 directions in which the data vary count more. α = 0 is "identity", α = 1 "pca". A truncated basis
 keeps the largest eigenvalues and takes the others as 0; that saves time where D is large and α = 1.
+Within a truncated basis, s is the direction of K coordinates Uᵀ J and Σ⁻¹ = (1 − α) I + α Λ.
 
 This is the authors' poster. Their paper interpolates the lengthscales and not their inverses,
 Σ = (1 − α) I + α Λ⁻¹, which agrees at both ends; their code has the ends alone. The paper centres
@@ -127,3 +128,15 @@ def pca_lengthscales(
         return IDENTITY
     vectors, values = principal_axes(batches, num_components)
     return Lengthscales((vectors * values.sqrt()).to(dtype), alpha)
+
+
+def component_lengthscales(
+    batches: Iterable[Tensor],
+    num_components: int,
+    *,
+    alpha: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Lengthscales]:
+    """Return the basis U (D, K) of the training inputs, and the lengthscales of coordinates."""
+    vectors, values = principal_axes(batches, num_components)
+    return vectors.to(dtype), Lengthscales(values.sqrt().diag().to(dtype), alpha)

@@ -1,12 +1,13 @@
 """BatchNorm in training mode, for the second derivatives of `derivatives.py`.
 
 With means over the batch and the pixels of a channel, N values in all, the gradient by the input is
-s = (γ/σ) P g, P g = g − mean g − x̂ mean(g x̂), and that of ⟨C, s⟩ is
+s = γ u, u = P g / σ, P g = g − mean g − x̂ mean(g x̂), and that of ⟨C, s⟩ is
 
-    by g:  (γ/σ) P C        by γ:  Q/σ,    Q = Σ C P g
-    by x:  −(γ/σ²) (mean(g x̂) P C + mean(C x̂) P g + x̂ Q / N)
+    by g:  (γ/σ) P C        by γ:  Σ C u
+    by x:  −(1/σ) (mean(g x̂) (γ/σ) P C + mean(C x̂) s + x̂ Σ C s / N)
 
-since x̂ and σ depend on x. Torch takes some thirty passes over memory for it.
+since x̂ and σ depend on x. So s can be kept in place of g; a convolution before keeps it anyway.
+Torch takes some thirty passes over memory for the same.
 """
 
 from __future__ import annotations
@@ -45,30 +46,33 @@ class BatchNorm(torch.autograd.Function):
 
 
 class _NormGradient(torch.autograd.Function):
-    """(γ/σ) P g: the gradient of BatchNorm by its input."""
+    """s = (γ/σ) P g: the gradient of BatchNorm by its input."""
 
     @staticmethod
     def forward(
         ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
     ) -> Tensor:
-        by_input, along, sums = _norm_backward(grad, x, weight, mean, inverse)
-        ctx.save_for_backward(grad, x, weight, mean, inverse, along, sums)
+        by_input, along, _ = _norm_backward(grad, x, weight, mean, inverse)
+        ctx.scaled = bool(weight.all())  # else s has lost u where γ is 0
+        kept = by_input
+        if not ctx.scaled:
+            kept = _norm_backward(grad, x, torch.ones_like(weight), mean, inverse)[0]
+        ctx.save_for_backward(kept, x, weight, mean, inverse, along)
         return by_input
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        grad, x, weight, mean, inverse, grad_along, grad_sums = ctx.saved_tensors
-        by_grad, along, sums = _norm_backward(cotangent, x, weight, mean, inverse)
-        number = x.numel() // len(weight)
-        products = _channel_products(cotangent, grad)
-        q = products - (sums * grad_sums + along * grad_along) / number
-        scale = -weight * inverse.square() / number
-        by_x = scale * inverse * (q - 2 * along * grad_along / number)  # coefficient of x
-        shift = -scale * (grad_along * sums + along * grad_sums) / number - by_x * mean
-        out = torch.addcmul(_channels(shift, x), cotangent, _channels(scale * grad_along, x))
-        out.addcmul_(grad, _channels(scale * along, x)).addcmul_(x, _channels(by_x, x))
-        return by_grad, out, q * inverse, None, None
+        kept, x, weight, mean, inverse, grad_along = ctx.saved_tensors
+        by_grad, along, _ = _norm_backward(cotangent, x, weight, mean, inverse)
+        products = _channel_products(cotangent, kept)
+        by_weight = products / weight if ctx.scaled else products
+        scale = -inverse / (x.numel() // len(weight))
+        of_kept = scale * along if ctx.scaled else scale * along * weight
+        of_x = scale * inverse * by_weight * weight
+        out = torch.addcmul(_channels(-of_x * mean, x), by_grad, _channels(scale * grad_along, x))
+        out.addcmul_(kept, _channels(of_kept, x)).addcmul_(x, _channels(of_x, x))
+        return by_grad, out, by_weight, None, None
 
 
 def _norm_backward(

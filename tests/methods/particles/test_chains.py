@@ -1,0 +1,138 @@
+"""Chains of linear layers and ReLUs: which networks are such, and the same gradients as any."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from polymode.core.likelihoods import Categorical
+from polymode.core.stack import Stack
+from polymode.methods.particles.chains import chain_of
+from polymode.methods.particles.input_gradients import Terms, repelled_gradients
+from polymode.methods.particles.repulsion import repulsion
+
+STREAM = torch.Generator().manual_seed(0)
+X = torch.randn(9, 2, 3, generator=STREAM, dtype=torch.float64)
+Y = torch.arange(9) % 4
+BASIS = torch.linalg.qr(torch.randn(6, 2, generator=STREAM, dtype=torch.float64)).Q
+
+
+class Functions(nn.Module):
+    """ReLUs as functions, an attribute that is no layer of the chain's, a further argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(5, 4), nn.Linear(6, 5)  # not in their order
+        self.nothing = nn.Identity()
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        x = torch.flatten(x, 1)
+        return self.last(self.nothing(torch.relu(self.first(x))))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(torch.flatten(x, 1)).relu()
+        return self.last(torch.relu(self.first(x)))
+
+
+class Residual(Twice):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.flatten(x, 1)
+        return self.last(torch.relu(self.first(x)) + x)
+
+
+class Unused(Twice):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.flatten(x, 1))
+
+
+def layers(*modules: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *modules)
+
+
+def deep() -> nn.Module:
+    return layers(
+        nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 4)
+    )
+
+
+def linear() -> nn.Module:
+    return layers(nn.Linear(6, 4))
+
+
+def frozen() -> nn.Module:
+    net = deep()
+    net[1].weight.requires_grad_(False)
+    return net
+
+
+OTHERS = {
+    "no bias": lambda: layers(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4)),
+    "tanh": lambda: layers(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
+    "dropout": lambda: layers(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 4)),
+    "two linear layers": lambda: layers(nn.Linear(6, 5), nn.Linear(5, 4)),
+    "two ReLUs": lambda: layers(nn.Linear(6, 5), nn.ReLU(), nn.ReLU(), nn.Linear(5, 4)),
+    "ReLU first": lambda: layers(nn.ReLU(), nn.Linear(6, 4)),
+    "ReLU last": lambda: layers(nn.Linear(6, 4), nn.ReLU()),
+    "linear over the last axis": lambda: nn.Sequential(nn.Linear(3, 4), nn.Flatten()),
+    "nothing": nn.Flatten,
+    "a layer twice": Twice,
+    "residual": Residual,
+    "unused layer": Unused,
+    "frozen": frozen,
+}
+
+
+def stack_of(net, execution: str = "batched", chunk_size: int | None = None) -> Stack:
+    how = {"execution": execution, "chunk_size": chunk_size}
+    return Stack(net, 4, seed=1, dtype=torch.float64, **how).train()
+
+
+def true_logit(outputs, targets, extra) -> torch.Tensor:
+    return outputs.gather(-1, targets.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+def slopes(outputs, targets) -> torch.Tensor:
+    return nn.functional.one_hot(targets, outputs.shape[-1]).to(outputs)
+
+
+@pytest.mark.parametrize("basis", [None, BASIS], ids=["inputs", "components"])
+@pytest.mark.parametrize("rows", [4, 9])
+@pytest.mark.parametrize("chunk_size", [None, 3, 1])
+@pytest.mark.parametrize("net", [deep, linear, Functions])
+def test_gradients_are_those_of_autograd(net, chunk_size, rows, basis) -> None:
+    assert chain_of(stack_of(net), X) is not None
+    found = []
+    for known in (slopes, None):
+        stack = stack_of(net, "chunked" if chunk_size else "batched", chunk_size)
+        loss = Categorical().nll
+        terms = Terms(loss, true_logit, partial(repulsion), 0.7, rows, basis, known)
+        for number in range(2):  # gradients are set, not added up
+            losses, values = repelled_gradients(stack, terms, X, Y, number)
+        found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks(name) -> None:
+    assert chain_of(stack_of(OTHERS[name]), X) is None
+
+
+def test_inputs_of_several_axes_must_be_flattened() -> None:
+    stack = stack_of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
+    assert chain_of(stack, X.flatten(1)) is not None
+    assert chain_of(stack, X.view(9, 1, 6)) is None
+
+
+def test_members_and_likelihoods_with_more_parameters() -> None:
+    stack = stack_of(deep)
+    stack.add_parameters({"scale": torch.zeros(4, 1, dtype=torch.float64)})
+    assert chain_of(stack, X) is None
