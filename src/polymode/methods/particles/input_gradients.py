@@ -88,6 +88,7 @@ class _Passed(NamedTuple):
     losses: Tensor  # requires gradients if their backward pass is still to come
     graph: GradientEdge | Kept | None  # where a backward pass of the input gradient begins
     shape: torch.Size  # of the input gradient
+    written: bool  # whether the gradients of the losses are
 
 
 def repelled_gradients(
@@ -138,7 +139,7 @@ def _run(
             before = []
             if found.graph is None:  # it was dropped
                 before = [buffer.clone() for buffer in units[k].buffers]
-                found, _ = _forward(units[k], terms, x, y, whole)
+                found, _ = _forward(units[k], terms, x, y, whole, found.written)
             _backward(units[k], found, cotangents[k], terms)
             for buffer, value in zip(units[k].buffers, before, strict=False):
                 buffer.copy_(value)  # running statistics do not move twice
@@ -220,15 +221,16 @@ def _member(
 
 
 def _forward(
-    unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool
+    unit: _Unit, terms: Terms, x: Tensor, y: Tensor, whole: bool, written: bool = False
 ) -> tuple[_Passed, Tensor]:
     """Return losses and input gradient of a unit, and the latter's values (members, R, D).
 
-    Writes the gradients of the losses where J allows it.
+    Writes the gradients of the losses where J allows it; leaves the losses alone if theirs are
+    `written` already.
     """
     if unit.chain is not None:
         losses, kept, gradient = unit.chain.forward(terms, x, y)
-        return _Passed(losses, kept, gradient.shape), gradient
+        return _Passed(losses, kept, gradient.shape, False), gradient
     axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
     inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
     leaf = inputs if whole else inputs.narrow(axis, 0, rows)
@@ -244,20 +246,20 @@ def _forward(
     if not scalars.requires_grad:
         raise _independent()
     gradient = _input_gradient(unit, scalars, leaf, terms.basis)
-    if not whole:
-        outputs = unit.forward(inputs)
-    losses = terms.loss(outputs, y, unit.extra)
     if gradient.shape[axis] != rows:
         gradient = gradient.narrow(axis, 0, rows)
-    if not whole or not _leads_to(gradient, leaf):
-        ones = torch.ones_like(losses)
-        found = torch.autograd.grad(losses, unit.leaves, ones, retain_graph=True, allow_unused=True)
-        _write(unit, found)
-        losses = losses.detach()
+    losses = scalars.new_empty(0)
+    if not written:
+        losses = terms.loss(outputs if whole else unit.forward(inputs), y, unit.extra)
+        if not whole or not _leads_to(gradient, leaf):
+            ones, leaves = torch.ones_like(losses), unit.leaves
+            found = torch.autograd.grad(losses, leaves, ones, retain_graph=True, allow_unused=True)
+            _write(unit, found)
+            losses, written = losses.detach(), True
     edge = get_gradient_edge(gradient) if gradient.requires_grad else None
     values = gradient.detach()
     values = (values if unit.members else values.unsqueeze(0)).flatten(2)
-    return _Passed(losses, edge, gradient.shape), values
+    return _Passed(losses, edge, gradient.shape, written), values
 
 
 def _input_gradient(unit: _Unit, scalars: Tensor, leaf: Tensor, basis: Tensor | None) -> Tensor:
@@ -293,7 +295,7 @@ def _leads_to(value: Tensor, leaf: Tensor) -> bool:
 
 def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, terms: Terms) -> None:
     """Add the gradients of weight · ⟨cotangent, input gradient⟩ to those of the losses."""
-    losses, graph, shape = passed
+    losses, graph, shape, _ = passed
     if graph is None:  # the input gradient is the same whatever the weights are
         return
     if isinstance(graph, Kept):

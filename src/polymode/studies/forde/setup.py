@@ -10,9 +10,10 @@ figures' own set-ups are not published but for their 16 members: those of `cpu` 
 cpu: LeNet on a part of Fashion-MNIST with 5 seeds, and on a part of CIFAR-10 with 3 and fewer
 alphas; 5 members; 750 and 700 steps at half the rate; the 128 largest eigenvalues. Corruptions are
 the fifteen of the benchmark: the other four serve to choose alpha, on the validation set. Where the
-file with a part of CIFAR-10 is not there, as many images of the whole are taken. Three parts look
+file with a part of CIFAR-10 is not there, as many images of the whole are taken. Four parts look
 for what the gain takes: `fashion_mnist_few`, 2,000 images, which LeNets fit to the last,
-`fashion_mnist_long`, the same for five times as many epochs, and `cifar10_resnet8`, 2,000 images,
+`fashion_mnist_long`, the same for five times as many epochs, `fashion_mnist_mlp`, 10 MLPs, whose
+gradients the repulsion changes far more than those of LeNets, and `cifar10_resnet8`, 2,000 images,
 as they are, and networks with BatchNorm, nearer to the paper's.
 
 Weight decay w beside the mean loss is the prior precision w N of `map`.
@@ -20,6 +21,8 @@ Weight decay w beside the mean loss is the prior precision w N of `map`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from polymode.studies.study import Arm, Part
@@ -117,6 +120,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "PCA, every 4th step": {"every": 4},
     "PCA, every 8th step": {"every": 8},
     "PCA, a quarter of the batch": {"fraction": 0.25},
+    "PCA, an eighth of the batch": {"fraction": 0.125},
+    "PCA, directions among components": {"directions": "components"},
     "PCA, weight 0.1": {"weight": 0.1},
     "PCA, weight 1": {"weight": 1.0},
     "PCA, one bandwidth for all pairs": {"bandwidth": "all"},
@@ -126,8 +131,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 paper's algorithm, and with the gradient that its text speaks of."""
 
 
-def _variants(pca: Arm) -> dict[str, Arm]:
-    return {name: Arm("forde", {**pca.options, **more}) for name, more in VARIANTS.items()}
+def _variants(pca: Arm, names: Iterable[str] = VARIANTS) -> dict[str, Arm]:
+    return {name: Arm("forde", {**pca.options, **VARIANTS[name]}) for name in names}
 
 
 def _smoke() -> dict[str, Part]:
@@ -151,11 +156,22 @@ def _cpu() -> dict[str, Part]:
     longer = _two_arms({**few, "epochs": 300}, examples=2000)
     residual = _two_arms({**few, "lr": 0.1, "epochs": 20, "augment": None}, examples=2000)
     images = _colour_images()
+    dense = _arms(
+        {**few, "num_modes": 10, "epochs": 8}, examples=12_000, components=128,
+        alphas=(0.0, 0.4, 1.0),
+    )  # fmt: skip
+    dense = {name: arm for name, arm in dense.items() if not name.endswith("RDE")}
+    looked_at = ("PCA, weight 0.1", "PCA, weight 1", "PCA, directions among components")
+    dense |= _variants(dense["FoRDE-PCA"], looked_at)
+    mlps = replace(
+        _part("fashion_mnist", grey, "mlp", dense, 8), net_options={"hidden": [128, 128]}
+    )
     return {
         "fashion_mnist": _part("fashion_mnist", grey, "lenet", arms, 5),
         "cifar10_subset": _part(images, colour, "lenet", coloured, 3),
         "fashion_mnist_few": _part("fashion_mnist", small, "lenet", fitted, 8),
         "fashion_mnist_long": _part("fashion_mnist", small, "lenet", longer, 4),
+        "fashion_mnist_mlp": mlps,
         "cifar10_resnet8": _part(images, small, "resnet8", residual, 3),
     }
 
