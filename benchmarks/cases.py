@@ -216,8 +216,8 @@ CASES = {
              resnet8, _COLOUR, num_modes=4, num_examples=1024),
         Case("forde_mlp_small", "forde", "repulsion of 10 MLPs 2-64-64-2, 4 × 6,400 points",
              _mlp_small, (2,), num_classes=2, num_examples=6400, epochs=4),
-        Case("forde_mlp_784", "forde", "repulsion of 10 MLPs 784-128-128-10, 6 × 3,072 images",
-             _mlp_784, _GREY, num_examples=3072, epochs=6),
+        Case("forde_mlp_784", "forde", "repulsion of 10 MLPs 784-128-128-10, 12 × 3,072 images",
+             _mlp_784, _GREY, num_examples=3072, epochs=12),
         Case("forde_lenet", "forde", "repulsion of 10 LeNets, 3,072 images 1x28x28",
              lenet, _GREY, num_examples=3072),
         Case("forde_resnet20", "forde_large", "repulsion of 10 ResNet-20, 1,024 images 3x32x32",
@@ -231,7 +231,7 @@ CASES = {
         *(Case(f"forde_growth_{name}_{number}", "forde_growth",
                f"repulsion of {number} {title}, 1,024 images 1x28x28", net, _GREY,
                num_modes=number, num_examples=1024, epochs=epochs)
-          for name, title, net, epochs in (("mlp_784", "MLPs 784-128-128-10", _mlp_784, 8),
+          for name, title, net, epochs in (("mlp_784", "MLPs 784-128-128-10", _mlp_784, 16),
                                            ("lenet", "LeNets", lenet, 1))
           for number in (5, 10, 20, 40)),
         Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",

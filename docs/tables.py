@@ -31,6 +31,7 @@ PEERS = {
     "`torch.func.vmap`": "vmap",
     "TorchUncertainty": "torch_uncertainty",
 }
+GROWTH = {"forde": "kernel alone", "forde, among 64 components": "its kernel alone"}
 PLAIN = "plain loop, no repulsion"
 OTHER_CASES = {
     "scores_shared": "torchmetrics",
@@ -104,13 +105,14 @@ def forde_tables(report: dict[str, Any]) -> str:
     rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
     beside = [_forde_ratio(case, "forde", PLAIN) for case in ratios.values()]
     rows.append([f"forde, beside the {PLAIN}", *beside])
-    grown = [["", "ms a step", "deep ensemble", "kernel alone", "part of the step"]]
+    grown = [["ms a step", "deep ensemble", *GROWTH]]
     for case in growth.values():
         steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
-        part = steps["kernel alone"] / steps["forde"]
-        shown = [f"{steps[n]:.3g}" for n in ("forde", "deep_ensemble", "kernel alone")]
-        grown.append([case["title"].split(",")[0].removeprefix("repulsion of "), *shown])
-        grown[-1].append(f"{100 * part:.0f} %")
+        title = case["title"].split(",")[0].removeprefix("repulsion of ")
+        grown.append([title, f"{steps['deep_ensemble']:.3g}"])
+        for name, kernel in GROWTH.items():
+            part = steps[kernel] / steps[name]
+            grown[-1].append(f"{steps[name]:.3g}, kernel {steps[kernel]:.2g} ({part:.0%})")
     rounds = sorted({len(case["contenders"]["forde"]["rounds"]) for case in cases.values()})
     dates = " and ".join(sorted({case["date"][:10] for case in cases.values()}))
     about = (

@@ -14,6 +14,7 @@ from . import Job
 from .polymode_stack import pm  # sets the cache of this run before polymode is imported
 
 from polymode.core.memory import keep_freed_memory  # isort: skip
+from polymode.methods.particles.lengthscales import IDENTITY, Lengthscales  # isort: skip
 from polymode.methods.particles.repulsion import repulsion  # isort: skip
 
 
@@ -55,6 +56,11 @@ def every_8(case: Case) -> Job:
     return _training(case, "forde", every=8)
 
 
+def eighth(case: Case) -> Job:
+    """Repulsion on an eighth of the batch."""
+    return _training(case, "forde", fraction=0.125)
+
+
 def two_kept(case: Case) -> Job:
     """The graphs of two members at a time; the others' are made twice."""
     return _training(case, "forde", chunk_size=2)
@@ -65,20 +71,44 @@ def one_kept(case: Case) -> Job:
     return _training(case, "forde", chunk_size=1)
 
 
+def _components(case: Case) -> dict[str, Any]:
+    """64 principal components of the inputs, or all if there are fewer; found within the round."""
+    return {"lengthscales": "pca", "num_components": min(64, math.prod(case.input_shape))}
+
+
 def truncated_pca(case: Case) -> Job:
-    """Lengthscales from 64 principal components of the inputs, or all if there are fewer."""
-    components = min(64, math.prod(case.input_shape))  # found within the round
-    return _training(case, "forde", lengthscales="pca", num_components=components)
+    """Lengthscales from 64 components."""
+    return _training(case, "forde", **_components(case))
+
+
+def among_components(case: Case) -> Job:
+    """The same, with directions among the components."""
+    return _training(case, "forde", directions="components", **_components(case))
+
+
+def among_components_every_4(case: Case) -> Job:
+    """The same, in every fourth step."""
+    return _training(case, "forde", directions="components", every=4, **_components(case))
 
 
 def kernel(case: Case) -> Job:
     """What the members do together in a step, on given input gradients: the M² part."""
-    shape = case.num_modes, case.batch_size, math.prod(case.input_shape)
+    return _kernel(case, math.prod(case.input_shape), IDENTITY)
+
+
+def kernel_among_components(case: Case) -> Job:
+    """The same among 64 components."""
+    number = min(64, math.prod(case.input_shape))
+    return _kernel(case, number, Lengthscales(torch.linspace(1, 0.1, number).diag(), 1.0))
+
+
+def _kernel(case: Case, size: int, lengthscales: Lengthscales) -> Job:
+    shape = case.num_modes, case.batch_size, size
     gradients = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     keep_freed_memory()  # as a fit does
 
     def run() -> None:
         for _ in range(case.num_steps):
-            repulsion(gradients)
+            repulsion(gradients, lengthscales=lengthscales)
 
     return Job(run, case.num_steps)

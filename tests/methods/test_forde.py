@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -228,10 +229,12 @@ def test_lengthscales_and_weights(alpha, weight) -> None:
     ],
 )
 @pytest.mark.parametrize("scalar", ["logit", "log_prob"])
-def test_likelihoods(likelihood, target_size, outputs, scalar) -> None:
+@pytest.mark.parametrize(("execution", "smooth"), [("loop", True), ("batched", False)])
+def test_likelihoods(likelihood, target_size, outputs, scalar, execution, smooth) -> None:
     y = labels(X, 2) if likelihood.classification else X[:, :target_size].sin()
     config, problem = FoRDE(weight=1.0, scalar=scalar), problem_of(likelihood, target_size)
-    stack, other = (stack_of(lambda: mlp(4, 7, outputs, smooth=True)) for _ in range(2))
+    net = partial(mlp, 4, 7, outputs, smooth=smooth)
+    stack, other = stack_of(net, execution), stack_of(net)
 
     def plain(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if scalar == "log_prob":

@@ -5,5 +5,6 @@
 - `repulsion`: the repulsion between input gradients and its derivative, in closed form.
 - `coincident`: a warning where members start at one place.
 - `estimators`: the score of the particles' own density, from the particles; `annealing`: schedules.
-- `input_gradients`: gradients of members that repel each other so; `derivatives`: their speed.
+- `input_gradients`: gradients of members that repel each other so. `derivatives` and what it names
+  make them quick for any network, `chains` for linear layers and ReLUs alone.
 """
