@@ -33,7 +33,7 @@ class Kept(NamedTuple):
     grads: list[Tensor]  # of the losses, by weights and biases in turn
     masks: list[Tensor]  # (M, H, R)
     slopes: list[Tensor]  # g_l (M, H, R), l = 1, ..., L
-    along: Tensor | None  # W_1 U (M, H, K), where there is a basis
+    first: Tensor  # W_1 (M, H, D), or W_1 U (M, H, K) where there is a basis
 
 
 Names = list[tuple[str, str]]
@@ -47,59 +47,57 @@ class Chain(NamedTuple):
 
     def forward(self, terms: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Kept, Tensor]:
         """Return losses (M,), what the backward pass needs, and J (M, R, D) or (M, R, K)."""
-        weights, biases = self._layers()
         x = x.flatten(1)
-        hidden, masks = [], []
+        weights = self._weights()
         with torch.no_grad():
-            z = torch.addmm(biases[0].flatten(0, 1), weights[0].flatten(0, 1), x.T)
-            z = z.unflatten(0, weights[0].shape[:2])
-            for weight, bias in zip(weights[1:], biases[1:], strict=True):
-                hidden.append(z.relu_())
-                masks.append(z.sign())
-                z = torch.baddbmm(bias, weight, z)
-        losses, delta = _loss_gradient(terms, z, y)
-        with torch.no_grad():
+            hidden, outputs = self._activations(x)
+            masks = [h.sign() for h in hidden]
+            losses, delta = _loss_gradient(terms, outputs, y)
             grads: list[Tensor] = []
-            for k in reversed(range(len(weights))):
-                h = hidden[k - 1] if k else None
-                by_weight = delta.flatten(0, 1) @ x if h is None else torch.bmm(delta, h.mT)
-                grads = [by_weight.view_as(weights[k]), delta.sum(2), *grads]
-                if k:
-                    delta = torch.bmm(weights[k].mT, delta).mul_(masks[k - 1])
+            for k in reversed(range(1, len(weights))):
+                grads = [torch.bmm(delta, hidden[k - 1].mT), delta.sum(2), *grads]
+                delta = torch.bmm(weights[k].mT, delta).mul_(masks[k - 1])
+            grads = [(delta.flatten(0, 1) @ x).view_as(weights[0]), delta.sum(2), *grads]
             masks = [mask[..., : terms.rows] for mask in masks]
-            slopes = [terms.slopes(z.mT, y[: terms.rows]).T.expand(len(z), -1, -1)]
+            slopes = [terms.slopes(outputs.mT, y[: terms.rows]).T.expand(len(outputs), -1, -1)]
             for weight, mask in zip(weights[:0:-1], masks[::-1], strict=True):
                 slopes.insert(0, torch.bmm(weight.mT, slopes[0]).mul_(mask))
-            first, along = weights[0], None
+            first = weights[0]
             if terms.basis is not None:
-                first = along = (first.flatten(0, 1) @ terms.basis).unflatten(0, first.shape[:2])
+                first = (first.flatten(0, 1) @ terms.basis).unflatten(0, first.shape[:2])
             gradient = torch.bmm(slopes[0].mT, first)
-        return losses, Kept(grads, masks, slopes, along), gradient
+        return losses, Kept(grads, masks, slopes, first), gradient
 
     def backward(self, terms: Any, kept: Kept, cotangent: Tensor) -> list[Tensor]:
         """Return the gradients by the stack's leaves, in their order."""
-        grads, masks, slopes, along = kept
-        weights, _ = self._layers()
+        grads, masks, slopes, first = kept
         with torch.no_grad():
-            t = cotangent.mT * terms.weight
-            for k, (by_weight, g) in enumerate(zip(grads[::2], slopes, strict=True)):
-                if k or along is None:
-                    by_weight.baddbmm_(g, t.mT)
-                else:
-                    by_along = torch.bmm(g, t.mT).flatten(0, 1)
-                    by_weight.flatten(0, 1).addmm_(by_along, terms.basis.T)
-                if k < len(masks):
-                    layer = weights[k] if k or along is None else along
-                    t = torch.bmm(layer, t).mul_(masks[k])
+            if terms.basis is None:
+                grads[0].baddbmm_(slopes[0], cotangent, alpha=terms.weight)
+            else:
+                by_first = torch.bmm(slopes[0], cotangent).flatten(0, 1)  # (M H, K)
+                grads[0].flatten(0, 1).addmm_(by_first, terms.basis.T, alpha=terms.weight)
+            layers, t = [first, *self._weights()[1:]], cotangent.mT
+            for k, mask in enumerate(masks):
+                t = torch.bmm(layers[k], t).mul_(mask)
+                grads[2 * k + 2].baddbmm_(slopes[k + 1], t.mT, alpha=terms.weight)
         names = (name for pair in self.names for name in pair)
         found = dict(zip(names, grads, strict=True))
         return [found[name] for name in self.stack.params]
 
-    def _layers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return weights (M, H, D) and biases (M, H, 1)."""
-        params = self.stack.params
-        weights = [params[weight].detach() for weight, _ in self.names]
-        return weights, [params[bias].detach().unsqueeze(2) for _, bias in self.names]
+    def _weights(self) -> list[Tensor]:
+        return [self.stack.params[weight].detach() for weight, _ in self.names]
+
+    def _activations(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return h_l (M, H, B) of the hidden layers, and the outputs (M, H, B)."""
+        weights, hidden = self._weights(), []
+        biases = [self.stack.params[bias].detach().unsqueeze(2) for _, bias in self.names]
+        z = torch.addmm(biases[0].flatten(0, 1), weights[0].flatten(0, 1), x.T)
+        z = z.unflatten(0, weights[0].shape[:2])
+        for weight, bias in zip(weights[1:], biases[1:], strict=True):
+            hidden.append(z.relu_())
+            z = torch.baddbmm(bias, weight, z)
+        return hidden, z
 
 
 def _loss_gradient(terms: Any, columns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

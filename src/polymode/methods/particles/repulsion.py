@@ -71,8 +71,8 @@ def _by_differences(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Te
     directions = j * inverse
     t = scales.apply(directions)
     squared = squared_distances(t, t).permute(2, 0, 1)  # (B, M, M)
-    rounding = 8 * torch.finfo(j.dtype).eps
-    least = rounding**2 * t.square().sum(-1).amax()
+    longest = 1.0 if scales.axes is None else t.square().sum(-1).amax()
+    least = (8 * torch.finfo(j.dtype).eps) ** 2 * longest
     value, mixing = _between(squared, _bandwidths(squared, bandwidth), least)
     cotangent = scales.transpose(torch.bmm(mixing, t.transpose(0, 1)).transpose(0, 1))
     along = (directions * cotangent).sum(-1, keepdim=True)
@@ -154,7 +154,7 @@ def _bandwidths(squared: Tensor, over: str) -> Tensor:
     return median_bandwidth(squared.permute(2, 1, 0), over=over).permute(2, 0, 1)
 
 
-def _between(squared: Tensor, h: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return R (M,) and the matrices A (B, M, M) with ∂R_i/∂t_i = Σ_j A_ij t_j at each input.
 
     Args:
