@@ -24,7 +24,14 @@ from torch.overrides import TorchFunctionMode
 
 from polymode.core.strided import Geometry, strided_pair
 from polymode.core.trace import relu_in_place
-from polymode.methods.particles.mask_derivatives import MaxPool, Recipe, ReLU, blank, recipe_of
+from polymode.methods.particles.mask_derivatives import (
+    MaxPool,
+    Recipe,
+    ReLU,
+    blank,
+    is_channels_last,
+    recipe_of,
+)
 from polymode.methods.particles.norm_derivatives import BatchNorm
 from polymode.methods.particles.product_derivatives import product
 
@@ -186,6 +193,7 @@ class _InputGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         weight, *saved = ctx.saved_tensors
+        cotangent = _as_formatted(cotangent, saved[0])
         by_grad = by_weight = None
         if ctx.needs_input_grad[0]:
             by_grad = F.conv2d(cotangent, weight, None, *ctx.geometry)
@@ -194,6 +202,14 @@ class _InputGradient(torch.autograd.Function):
             grad = saved[0] if ctx.recipe is None else Recipe(*saved, *ctx.recipe)()
             by_weight = _conv_backward(grad, cotangent, weight, ctx.geometry, mask)[1]
         return by_grad, by_weight, None, None
+
+
+def _as_formatted(x: Tensor, like: Tensor) -> Tensor:
+    """Return grey images with the strides of `like`'s format: torch goes by these and not by what
+    lies in memory, which is the same."""
+    if x.shape[1] > 1 or not is_channels_last(like):
+        return x
+    return x.contiguous().as_strided(x.shape, (x[0].numel(), 1, x.shape[3], 1))
 
 
 def _turned(grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry) -> Tensor | None:
