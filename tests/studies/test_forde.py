@@ -73,6 +73,10 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
     }
     for name, net in twos.items():
         assert parts[name].net == net and list(parts[name].arms) == ["DE", "FoRDE-PCA"]
+    mlps = parts["fashion_mnist_mlp"]
+    assert mlps.net == "mlp" and len(mlps.seeds) == 8
+    assert {arm.options["num_modes"] for arm in mlps.arms.values()} == {10}
+    assert {"DE", "FoRDE-Identity", "FoRDE-PCA", "PCA, weight 1"} < set(mlps.arms)
     assert {"feature-RDE", "LIT"} < set(parts["fashion_mnist"].arms)
     pca = parts["fashion_mnist"].arms["FoRDE-PCA"].options
     for name, more in setup.VARIANTS.items():
