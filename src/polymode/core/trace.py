@@ -223,7 +223,7 @@ def is_flatten(node: fx.Node, module: nn.Module) -> bool:
     if is_kind(node, module, nn.Flatten):
         flatten = module.get_submodule(str(node.target))
         return (flatten.start_dim, flatten.end_dim) == (1, -1)
-    if node.target not in (torch.flatten, "flatten"):
+    if node.op == "call_module" or node.target not in (torch.flatten, "flatten"):
         return False
     return (*node.args[1:], *node.kwargs.items()) in ((1,), (("start_dim", 1),))
 
