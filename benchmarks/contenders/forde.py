@@ -99,7 +99,7 @@ def kernel(case: Case) -> Job:
 def kernel_among_components(case: Case) -> Job:
     """The same among 64 components."""
     number = min(64, math.prod(case.input_shape))
-    return _kernel(case, number, Lengthscales(torch.linspace(1, 0.1, number).diag(), 1.0))
+    return _kernel(case, number, Lengthscales(torch.linspace(1, 0.1, number), 1.0))
 
 
 def _kernel(case: Case, size: int, lengthscales: Lengthscales) -> Job:

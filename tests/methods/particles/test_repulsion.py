@@ -187,3 +187,16 @@ def test_memory_layout_does_not_matter() -> None:
     assert turned.stride(-1) != 1
     for one, other in zip(repulsion(turned), repulsion(gradients), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("shape", [(4, 3, 5), (9, 40, 200)], ids=["differences", "products"])
+def test_a_diagonal_metric_is_one_vector(shape, alpha) -> None:
+    gradients = draw(*shape)
+    roots = torch.linspace(2, 0, shape[2], dtype=torch.float64)
+    found, expected = (
+        repulsion(gradients, lengthscales=Lengthscales(axes, alpha))
+        for axes in (roots, roots.diag())
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)

@@ -37,7 +37,7 @@ class Lengthscales(NamedTuple):
     """The metric (1 − α) I + α V Vᵀ with V = U √Λ, as a linear map whose image has it as norm.
 
     Attributes:
-        axes: V (D, K), or None where alpha is 0.
+        axes: V (D, K), or (D,) for a diagonal one, or None where alpha is 0.
         alpha: α in [0, 1].
     """
 
@@ -48,7 +48,7 @@ class Lengthscales(NamedTuple):
         """Return t with |t|² = |s|²_Σ: (..., D) -> (..., D), (..., K) or (..., D + K)."""
         if self.axes is None:
             return s
-        scaled = s @ self.axes
+        scaled = self.along_axes(s)
         if self.alpha == 1.0:
             return scaled
         return torch.cat([math.sqrt(1 - self.alpha) * s, math.sqrt(self.alpha) * scaled], -1)
@@ -58,9 +58,19 @@ class Lengthscales(NamedTuple):
         if self.axes is None:
             return t
         if self.alpha == 1.0:
-            return t @ self.axes.T
-        own, scaled = t.split([self.axes.shape[0], self.axes.shape[1]], -1)
-        return math.sqrt(1 - self.alpha) * own + math.sqrt(self.alpha) * (scaled @ self.axes.T)
+            return self.from_axes(t)
+        own, scaled = t.split([self.axes.shape[0], self.axes.shape[-1]], -1)
+        return math.sqrt(1 - self.alpha) * own + math.sqrt(self.alpha) * self.from_axes(scaled)
+
+    def along_axes(self, s: Tensor) -> Tensor:
+        """Return Vᵀ s, (..., D) -> (..., K)."""
+        assert self.axes is not None
+        return s * self.axes if self.axes.dim() == 1 else s @ self.axes
+
+    def from_axes(self, t: Tensor) -> Tensor:
+        """Return V t, (..., K) -> (..., D)."""
+        assert self.axes is not None
+        return t * self.axes if self.axes.dim() == 1 else t @ self.axes.T
 
 
 IDENTITY = Lengthscales()
@@ -139,4 +149,4 @@ def component_lengthscales(
 ) -> tuple[Tensor, Lengthscales]:
     """Return the basis U (D, K) of the training inputs, and the lengthscales of coordinates."""
     vectors, values = principal_axes(batches, num_components)
-    return vectors.to(dtype), Lengthscales(values.sqrt().diag().to(dtype), alpha)
+    return vectors.to(dtype), Lengthscales(values.sqrt().to(dtype), alpha)

@@ -98,11 +98,11 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
         metric = _inner_products(at_inputs)  # (B, M, M)
         squares = metric.diagonal(dim1=1, dim2=2)  # (B, M)
     else:
-        squares = torch.linalg.vector_norm(j, dim=-1).square().T
+        squares = torch.linalg.vector_norm(j, dim=-1).square().T.contiguous()
     inverse = torch.where(squares > _EPS, (squares + _EPS).rsqrt(), 0.0)
     norms = inverse.unsqueeze(2) * inverse.unsqueeze(1)  # (B, M, M)
     if axes is not None:
-        scaled = (j.flatten(0, 1) @ axes).unflatten(0, j.shape[:2]).transpose(0, 1)  # (B, M, K)
+        scaled = scales.along_axes(j).transpose(0, 1)  # (B, M, K)
         inner = _inner_products(scaled)
         metric = inner if metric is None else torch.lerp(metric, inner, alpha)
     assert metric is not None
@@ -125,7 +125,9 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     if axes is not None and scaled is not None:
         mixed = torch.bmm(mixing, scaled).transpose(0, 1)  # (M, B, K)
         if alpha < 1:
-            return value, derivative + (mixed @ axes.T).mul_(alpha)
+            return value, derivative + scales.from_axes(mixed).mul_(alpha)
+        if axes.dim() == 1:
+            return value, derivative.addcmul_(mixed, axes)
         derivative.flatten(0, 1).addmm_(mixed.flatten(0, 1), axes.T)
     return value, derivative
 
