@@ -166,8 +166,8 @@ def _cpu() -> dict[str, Part]:
         "cifar10_subset": _part(images, colour, "lenet", coloured, 3),
         "fashion_mnist_few": _part("fashion_mnist", small, "lenet", fitted, 8),
         "fashion_mnist_long": _part("fashion_mnist", small, "lenet", longer, 4),
-        "fashion_mnist_mlp": _mlps(grey, dense),
-        "fashion_mnist_mlp_long": _mlps(grey, dense_longer),
+        "fashion_mnist_mlp": _mlps(grey, dense, 8),
+        "fashion_mnist_mlp_long": _mlps(grey, dense_longer, 4),
         "cifar10_resnet8": _part(images, small, "resnet8", residual, 3),
     }
 
@@ -193,8 +193,8 @@ def _forde_arms(training: dict[str, Any], alphas: tuple[float, ...]) -> dict[str
     return {name: arm for name, arm in arms.items() if not name.endswith("RDE")}
 
 
-def _mlps(options: dict[str, Any], arms: dict[str, Arm]) -> Part:
-    part = _part("fashion_mnist", options, "mlp", arms, 8)
+def _mlps(options: dict[str, Any], arms: dict[str, Arm], seeds: int) -> Part:
+    part = _part("fashion_mnist", options, "mlp", arms, seeds)
     return replace(part, net_options={"hidden": [128, 128]})
 
 
