@@ -1,4 +1,4 @@
-"""Predictions of classes that nobody trained, with labels, to be scored for calibration."""
+"""Predictions of classes that nobody trained, with labels, to be scored."""
 
 from __future__ import annotations
 

@@ -16,20 +16,10 @@ from polymode.metrics.score import CLASSIFICATION, NotDefined
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.recalibration.temperature import fit_temperature
 
+from .made_up import draw, of
+
 SCORES = [c.accuracy, c.nll, c.brier, c.calibrated_nll, c.top_k]
 DESCRIPTIONS = [c.predictive_entropy, c.expected_entropy, c.mutual_information, c.disagreement]
-
-
-def draw(samples: int, batch: int, classes: int, seed: int = 0):
-    stream = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(samples, batch, classes, generator=stream, dtype=torch.float64)
-    labels = torch.randint(classes, (batch,), generator=stream)
-    return CategoricalPrediction(logits.log_softmax(-1)), labels
-
-
-def of(probs) -> CategoricalPrediction:
-    """One sample with the given probabilities (B, C)."""
-    return CategoricalPrediction(torch.tensor([probs], dtype=torch.float64).log())
 
 
 # --- accuracy, top-k, NLL, Brier ----------------------------------------------------------------

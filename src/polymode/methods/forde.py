@@ -30,7 +30,7 @@ in every k-th step, with k times the weight, so that the mean force stays; on a 
 and, with "components", s as the direction of Uᵀ J, where U are the `num_components` principal axes
 that are kept. With all of them both are the same; with a few, "inputs" compares shadows of
 directions, of different lengths, and "components" directions of shadows. The latter never needs J
-itself, and where a linear layer comes first that saves most of the cost.
+itself, which saves a good part of the cost where a wide linear layer comes first.
 
 Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
 as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an

@@ -18,7 +18,7 @@ that statistics and masks are those of the plain step.
 Chains of linear layers and ReLUs, run batched, do the same without autograd (`chains.py`).
 
 With a basis U (D, K) of the inputs, J is the gradient by the K coordinates z of the inputs x + U z:
-Uᵀ times that by the inputs, and far quicker where a linear layer comes first.
+Uᵀ times that by the inputs, and quicker where a wide linear layer comes first.
 
 Shapes: `M` modes, `B` batch, `R` inputs of the batch that repel, `D` input dimensions, `K`
 coordinates.
