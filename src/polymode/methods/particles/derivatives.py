@@ -24,21 +24,18 @@ from torch.overrides import TorchFunctionMode
 
 from polymode.core.strided import Geometry, strided_pair
 from polymode.core.trace import relu_in_place
-from polymode.methods.particles.mask_derivatives import (
-    MaxPool,
-    Recipe,
-    ReLU,
-    blank,
-    is_channels_last,
-    recipe_of,
+from polymode.methods.particles.convolutions import (
+    ConvGeometry,
+    as_formatted,
+    conv_backward,
+    input_gradient,
+    pair,
+    weight_gradient,
 )
+from polymode.methods.particles.mask_derivatives import MaxPool, ReLU, source_of
 from polymode.methods.particles.norm_derivatives import BatchNorm
+from polymode.methods.particles.pooling import Windows
 from polymode.methods.particles.product_derivatives import product
-
-_FEW = 2  # input channels up to which a turned convolution is quicker than torch's own
-_BLOCK = 4  # it gives blocks of so many pixels squared, where the image divides into them
-_Geometry = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
-_aten = torch.ops.aten
 
 
 class QuickDerivatives(TorchFunctionMode):
@@ -75,7 +72,7 @@ def _conv2d(mode: QuickDerivatives, x: Tensor, *rest: Any, **named: Any) -> Tens
     if named or len(rest) != 6 or x.dim() != 4 or isinstance(rest[3], str):
         return None
     weight, bias, stride, padding, dilation, groups = rest
-    geometry = _pair(stride), _pair(padding), _pair(dilation), groups
+    geometry = pair(stride), pair(padding), pair(dilation), groups
     return _Convolution.apply(x, weight, bias, geometry, mode)
 
 
@@ -107,7 +104,7 @@ def _max_pool2d(
 ) -> Tensor | None:
     if return_indices or x.dim() != 4:
         return None
-    sizes = [_pair(s) for s in (kernel_size, stride or kernel_size, padding, dilation)]
+    sizes = [pair(s) for s in (kernel_size, stride or kernel_size, padding, dilation)]
     return MaxPool.apply(x, (*sizes, ceil_mode))
 
 
@@ -150,7 +147,7 @@ class _Convolution(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        geometry: _Geometry,
+        geometry: ConvGeometry,
         mode: QuickDerivatives,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -168,7 +165,7 @@ class _Convolution(torch.autograd.Function):
             return by_input, None, None, None, None
         wanted = ctx.needs_input_grad
         mask = [wanted[0] and not ctx.first, wanted[1], ctx.has_bias and wanted[2]]
-        return *_conv_backward(grad, x, weight, ctx.geometry, mask), None, None
+        return *conv_backward(grad, x, weight, ctx.geometry, mask), None, None
 
 
 class _InputGradient(torch.autograd.Function):
@@ -176,76 +173,27 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry
+        ctx: Any, grad: Tensor, weight: Tensor, shape: torch.Size, geometry: ConvGeometry
     ) -> Tensor:
-        recipe = recipe_of(grad)
-        ctx.geometry, ctx.recipe = geometry, None if recipe is None else recipe[2:]
-        ctx.save_for_backward(weight, *([grad] if recipe is None else recipe[:2]))
-        turned = _turned(grad, weight, shape, geometry)
-        if turned is not None:
-            return turned
-        x = blank(grad, shape, like=grad)
-        by_input = _conv_backward(grad, x, weight, geometry, [True, False, False])[0]
-        assert by_input is not None
-        return by_input
+        source = source_of(grad)
+        ctx.geometry, ctx.rest = geometry, None
+        if source is None:
+            ctx.save_for_backward(weight, grad)
+        else:
+            ctx.save_for_backward(weight, source[0], source[1].indices)
+            ctx.rest = source[1][1:]
+        return input_gradient(grad, weight, shape, geometry)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weight, *saved = ctx.saved_tensors
-        cotangent = _as_formatted(cotangent, saved[0])
+        weight, grad, *indices = ctx.saved_tensors
+        cotangent = as_formatted(cotangent, grad)
         by_grad = by_weight = None
         if ctx.needs_input_grad[0]:
             by_grad = F.conv2d(cotangent, weight, None, *ctx.geometry)
         if ctx.needs_input_grad[1]:
-            mask = [False, True, False]
-            grad = saved[0] if ctx.recipe is None else Recipe(*saved, *ctx.recipe)()
-            by_weight = _conv_backward(grad, cotangent, weight, ctx.geometry, mask)[1]
+            if indices:
+                grad = Windows(*indices, *ctx.rest).spread(grad)
+            by_weight = weight_gradient(grad, cotangent, weight, ctx.geometry)
         return by_grad, by_weight, None, None
-
-
-def _as_formatted(x: Tensor, like: Tensor) -> Tensor:
-    """Return grey images with the strides of `like`'s format: torch goes by these and not by what
-    lies in memory, which is the same."""
-    if x.shape[1] > 1 or not is_channels_last(like):
-        return x
-    return x.contiguous().as_strided(x.shape, (x[0].numel(), 1, x.shape[3], 1))
-
-
-def _turned(grad: Tensor, weight: Tensor, shape: torch.Size, geometry: _Geometry) -> Tensor | None:
-    """Return convᵀ(g, w) as a convolution with the turned kernel, or None where that is slower.
-
-    Convolutions on a processor compute 8 or 16 channels at a time, so the pixels of a block stand
-    for channels: one kernel for each place within it.
-    """
-    stride, padding, dilation, groups = geometry
-    (high, wide), channels = weight.shape[2:], shape[1]
-    plain = (stride, dilation, groups) == ((1, 1), (1, 1), 1)
-    if not plain or channels > _FEW or padding[0] >= high or padding[1] >= wide:
-        return None
-    side = 1 if shape[2] % _BLOCK or shape[3] % _BLOCK else _BLOCK
-    turned = F.pad(weight.flip(2, 3).transpose(0, 1), (side - 1,) * 4)
-    windows = turned.unfold(2, high + side - 1, 1).unfold(3, wide + side - 1, 1)
-    kernels = windows.flip(2, 3).permute(0, 2, 3, 1, 4, 5)
-    margins = high - 1 - padding[0], wide - 1 - padding[1]
-    out = F.conv2d(grad.contiguous(), kernels.flatten(0, 2), None, side, margins)
-    return F.pixel_shuffle(out, side)
-
-
-def _conv_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: _Geometry, mask: list[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    stride, padding, dilation, groups = geometry
-    found = _aten.convolution_backward(
-        grad, x, weight, [weight.shape[0]], stride, padding, dilation, False, (0, 0), groups, mask
-    )
-    by_input, by_weight, by_bias = (
-        g if wanted else None for g, wanted in zip(found, mask, strict=True)
-    )
-    return by_input, by_weight, by_bias
-
-
-def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])

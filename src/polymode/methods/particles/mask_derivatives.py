@@ -7,11 +7,13 @@ the forward pass must be kept for it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from polymode.methods.particles.pooling import Sizes, Windows, max_pool
 
 _aten = torch.ops.aten
 
@@ -61,76 +63,40 @@ class MaxPool(torch.autograd.Function):
     """The largest value of each window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[Any, ...]) -> Tensor:
-        out, indices = _aten.max_pool2d_with_indices(x, *sizes)
-        ctx.save_for_backward(indices)
-        ctx.shape, ctx.sizes = x.shape, sizes
+    def forward(ctx: Any, x: Tensor, sizes: Sizes) -> Tensor:
+        out, windows = max_pool(x, sizes)
+        ctx.save_for_backward(windows.indices)
+        ctx.rest = windows[1:]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (indices,) = ctx.saved_tensors
+        windows = Windows(*ctx.saved_tensors, *ctx.rest)
         if not torch.is_grad_enabled():
-            return _unpooled(grad, indices, ctx.shape, ctx.sizes), None
-        return _Unpooled.apply(grad, indices, ctx.shape, ctx.sizes), None
+            return windows.spread(grad), None
+        return _Spread.apply(grad, windows), None
 
 
-class _Unpooled(torch.autograd.Function):
+class _Spread(torch.autograd.Function):
     """Each window's gradient at the place of its largest value."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad: Tensor, indices: Tensor, shape: torch.Size, sizes: tuple[Any, ...]
-    ) -> Tensor:
-        least = torch.int16 if shape[2] * shape[3] < 2**15 else torch.int32
-        ctx.save_for_backward(grad, indices.to(least))
-        ctx.shape, ctx.sizes = shape, sizes
-        return _unpooled(grad, indices, shape, sizes)
+    def forward(ctx: Any, grad: Tensor, windows: Windows) -> Tensor:
+        small = windows.first(len(grad))
+        ctx.save_for_backward(grad, small.indices)
+        ctx.rest = small[1:]
+        return windows.spread(grad)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
-        indices = ctx.saved_tensors[1].long()
-        size, flat, places = indices.shape[2:], cotangent.flatten(2), indices.flatten(2)
-        if is_channels_last(indices):
-            taken = flat.mT.gather(1, places.mT).mT
-        else:
-            taken = flat.gather(2, places)
-        return taken.unflatten(2, size), None, None, None
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
+        return Windows(ctx.saved_tensors[1], *ctx.rest).take(cotangent), None
 
 
-class Recipe(NamedTuple):
-    """How to make the gradient of a max-pooling again, of far fewer numbers."""
-
-    grad: Tensor
-    indices: Tensor
-    shape: torch.Size
-    sizes: tuple[Any, ...]
-
-    def __call__(self) -> Tensor:
-        """Return the gradient."""
-        return _unpooled(self.grad, self.indices.long(), self.shape, self.sizes)
-
-
-def recipe_of(value: Tensor) -> Recipe | None:
-    """Return the recipe of a value that comes from max-pooling, else None."""
+def source_of(value: Tensor) -> tuple[Tensor, Windows] | None:
+    """Return of what a gradient of max-pooling was made, far fewer numbers; None for others."""
     node: Any = value.grad_fn
-    if type(node).__name__ != "_UnpooledBackward":
+    if type(node).__name__ != "_SpreadBackward":
         return None
     grad, indices = node.saved_tensors
-    return Recipe(grad, indices, node.shape, node.sizes)
-
-
-def _unpooled(grad: Tensor, indices: Tensor, shape: torch.Size, sizes: tuple[Any, ...]) -> Tensor:
-    x = blank(grad, shape, like=indices)
-    return _aten.max_pool2d_with_indices_backward(grad, x, *sizes, indices)
-
-
-def blank(grad: Tensor, shape: torch.Size, like: Tensor) -> Tensor:
-    """Return a tensor without values, for operations that look at shape and format alone."""
-    layout = torch.channels_last if is_channels_last(like) else torch.contiguous_format
-    return torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return grad, Windows(indices, *node.rest)
