@@ -1,6 +1,8 @@
-"""Repelled gradients of chains of linear layers and ReLUs, without autograd.
+"""Repelled gradients of chains of layers that are piecewise linear, without autograd.
 
-At one input such a network is a product of weights W_l and masks D_l of zeros and ones:
+Linear layers, convolutions, ReLUs and max-pooling, one after the other: at one input such a network
+is a product of weights W_l and masks D_l of zeros and ones (a ReLU's, and the places where
+max-pooling takes its values):
 
     h_l = D_l (W_l h_{l−1} + b_l),  h_0 = x       activations, upwards
     g_l = D_l W_{l+1}ᵀ g_{l+1}                    gradients of the scalar, downwards;  J = W_1ᵀ g_1
@@ -10,138 +12,132 @@ At one input such a network is a product of weights W_l and masks D_l of zeros a
 The gradient of loss + ⟨C, J⟩ by W_l is δ_l h_{l−1}ᵀ + g_l t_{l−1}ᵀ, that by b_l the sum of δ_l.
 Where only some of the inputs repel, g and t have fewer columns. The scalar must be linear in the
 outputs: then its gradient by them, g of the last layer, is known.
-
-Shapes: `M` modes, `B` batch, `R` inputs of the batch that repel, `D` input dimensions, `H` features
-of a layer, `K` coordinates. All layers have one column an input, (M, H, B).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.stack import Stack
 from polymode.core.trace import is_flatten, is_kind, is_relu, trace
+from polymode.methods.particles.dense_chains import DenseChain
+from polymode.methods.particles.layers import (
+    Convolution,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool,
+    ReLU,
+    Weighted,
+    convolution,
+    linear,
+    pooling,
+)
+from polymode.methods.particles.member_chains import MemberChain
 
 
-class Kept(NamedTuple):
-    """What is kept between the passes of a chain."""
-
-    grads: list[Tensor]  # of the losses, by weights and biases in turn
-    masks: list[Tensor]  # (M, H, R)
-    slopes: list[Tensor]  # g_l (M, H, R), l = 1, ..., L
-    first: Tensor  # W_1 (M, H, D), or W_1 U (M, H, K) where there is a basis
-
-
-Names = list[tuple[str, str]]
-
-
-class Chain(NamedTuple):
-    """A stack of such networks; names of weights and biases, layer by layer."""
-
-    stack: Stack
-    names: Names
-
-    def forward(self, terms: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Kept, Tensor]:
-        """Return losses (M,), what the backward pass needs, and J (M, R, D) or (M, R, K)."""
-        x = x.flatten(1)
-        weights = self._weights()
-        with torch.no_grad():
-            hidden, outputs = self._activations(x)
-            masks = [h.sign() for h in hidden]
-            losses, delta = _loss_gradient(terms, outputs, y)
-            grads: list[Tensor] = []
-            for k in reversed(range(1, len(weights))):
-                grads = [torch.bmm(delta, hidden[k - 1].mT), delta.sum(2), *grads]
-                delta = torch.bmm(weights[k].mT, delta).mul_(masks[k - 1])
-            grads = [(delta.flatten(0, 1) @ x).view_as(weights[0]), delta.sum(2), *grads]
-            masks = [mask[..., : terms.rows] for mask in masks]
-            slopes = [terms.slopes(outputs.mT, y[: terms.rows]).T.expand(len(outputs), -1, -1)]
-            for weight, mask in zip(weights[:0:-1], masks[::-1], strict=True):
-                slopes.insert(0, torch.bmm(weight.mT, slopes[0]).mul_(mask))
-            first = weights[0]
-            if terms.basis is not None:
-                first = (first.flatten(0, 1) @ terms.basis).unflatten(0, first.shape[:2])
-            gradient = torch.bmm(slopes[0].mT, first)
-        return losses, Kept(grads, masks, slopes, first), gradient
-
-    def backward(self, terms: Any, kept: Kept, cotangent: Tensor) -> list[Tensor]:
-        """Return the gradients by the stack's leaves, in their order."""
-        grads, masks, slopes, first = kept
-        with torch.no_grad():
-            if terms.basis is None:
-                grads[0].baddbmm_(slopes[0], cotangent, alpha=terms.weight)
-            else:
-                by_first = torch.bmm(slopes[0], cotangent).flatten(0, 1)  # (M H, K)
-                grads[0].flatten(0, 1).addmm_(by_first, terms.basis.T, alpha=terms.weight)
-            layers, t = [first, *self._weights()[1:]], cotangent.mT
-            for k, mask in enumerate(masks):
-                t = torch.bmm(layers[k], t).mul_(mask)
-                grads[2 * k + 2].baddbmm_(slopes[k + 1], t.mT, alpha=terms.weight)
-        names = (name for pair in self.names for name in pair)
-        found = dict(zip(names, grads, strict=True))
-        return [found[name] for name in self.stack.params]
-
-    def _weights(self) -> list[Tensor]:
-        return [self.stack.params[weight].detach() for weight, _ in self.names]
-
-    def _activations(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return h_l (M, H, B) of the hidden layers, and the outputs (M, H, B)."""
-        weights, hidden = self._weights(), []
-        biases = [self.stack.params[bias].detach().unsqueeze(2) for _, bias in self.names]
-        z = torch.addmm(biases[0].flatten(0, 1), weights[0].flatten(0, 1), x.T)
-        z = z.unflatten(0, weights[0].shape[:2])
-        for weight, bias in zip(weights[1:], biases[1:], strict=True):
-            hidden.append(z.relu_())
-            z = torch.baddbmm(bias, weight, z)
-        return hidden, z
+def dense_chain(stack: Stack, x: Tensor) -> DenseChain | None:
+    """Return all members as a chain for inputs (B, ...); None if there is more to them than linear
+    layers with a ReLU between each two."""
+    layers = _layers_of(stack)
+    flattens = isinstance(next(iter(layers), None), Flatten)
+    rest = layers[1:] if flattens else layers
+    names = [(a.weight, a.bias) for a in rest[::2] if isinstance(a, Linear) and a.bias is not None]
+    relus = [a for a in rest[1::2] if isinstance(a, ReLU)]
+    alternate = len(names) == len(relus) + 1 and len(names) + len(relus) == len(rest)
+    return DenseChain(stack, names) if alternate and (flattens or x.dim() == 2) else None
 
 
-def _loss_gradient(terms: Any, columns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses (M,) and their gradients by the outputs, both of these (M, H, B)."""
-    columns = columns.detach().requires_grad_()
-    with torch.enable_grad():
-        losses = terms.loss(columns.mT, y, {})
-    (gradient,) = torch.autograd.grad(losses, columns, torch.ones_like(losses))
-    return losses.detach(), gradient
+def member_chain(stack: Stack, k: int, x: Tensor) -> MemberChain | None:
+    """Return member k as a chain for inputs (B, ...), or None if it is none."""
+    layers = _layers_of(stack)
+    images = layers and not isinstance(layers[0], Linear | Flatten)
+    if not layers or (images and x.dim() != 4) or (isinstance(layers[0], Linear) and x.dim() != 2):
+        return None
+    leaves = [leaf.detach() for leaf in stack.leaf_views(k)]
+    return MemberChain(dict(zip(stack.params, leaves, strict=True)), layers)
 
 
-def chain_of(stack: Stack, x: Tensor) -> Chain | None:
-    """Return the stack as a chain for inputs (B, ...), or None if its networks are none."""
+def _layers_of(stack: Stack) -> list[Layer]:
+    """Return the layers of the networks for the present mode, none if they are no chain."""
     if stack.training not in stack._chains:
-        stack._chains[stack.training] = _chain(stack)
-    names, flattens = stack._chains[stack.training]
-    return Chain(stack, names) if names and (flattens or x.dim() == 2) else None
+        traced = trace(stack.template)
+        differ = stack.members_differ or stack.extra or stack._second_names
+        layers = None if traced is None or differ else _layers(*traced)
+        used = [n for a in layers or [] if isinstance(a, Weighted) for n in (a.weight, a.bias)]
+        chained = layers is not None and sorted(filter(None, used)) == sorted(stack.params)
+        stack._chains[stack.training] = _quickened(layers) if layers and chained else []
+    found: list[Layer] = stack._chains[stack.training]
+    return found
 
 
-def _chain(stack: Stack) -> tuple[Names, bool]:
-    """Return the layers' names, none if there is more to the network; whether it flattens."""
-    traced = trace(stack.template)
-    if traced is None or stack.members_differ or stack.extra or stack._second_names:
-        return [], False
-    names, flattens = _layers(*traced)
-    used = [name for pair in names for name in pair]
-    return (names, flattens) if sorted(used) == sorted(stack.params) else ([], False)
-
-
-def _layers(module: nn.Module, graph: fx.Graph) -> tuple[Names, bool]:
-    """Return the names of linear layers if there is a ReLU between each two, and nothing else."""
-    names: Names = []
-    flattens, ready = False, True  # ready for a linear layer
+def _layers(module: nn.Module, graph: fx.Graph) -> list[Layer] | None:
+    """Return the layers, or None if there is more to the network."""
+    layers: list[Layer] = []
     nodes = [node for node in graph.nodes if node.op != "placeholder" or not node.args]
     for previous, node in pairwise(nodes):
         if node.all_input_nodes != [previous]:
-            return [], False
-        if is_kind(node, module, nn.Linear) and ready:
-            names.append((f"{node.target}.weight", f"{node.target}.bias"))
-            ready = False
-        elif is_relu(node, module) and not ready:
-            ready = True
-        elif is_flatten(node, module) and not names:
-            flattens = True
-        elif node.op != "output" and not is_kind(node, module, nn.Identity):
-            return [], False
-    return ([], False) if ready else (names, flattens)
+            return None
+        if node.op == "output" or is_kind(node, module, nn.Identity):
+            continue
+        layer = _layer(node, module)
+        if layer is None or not _fits(layer, layers):
+            return None
+        layers.append(layer)
+    return layers
+
+
+def _layer(node: fx.Node, module: nn.Module) -> Layer | None:
+    """Return what a step of the network is, or None if it is not known."""
+    if is_relu(node, module):
+        return ReLU()
+    if is_flatten(node, module):
+        return Flatten()
+    if node.op != "call_module":
+        return None
+    path = str(node.target)
+    called = module.get_submodule(path)
+    if type(called) is nn.Linear:
+        return linear(path, called)
+    if type(called) is nn.Conv2d:
+        return convolution(path, called)
+    return pooling(called) if type(called) is nn.MaxPool2d else None
+
+
+def _fits(layer: Layer, before: list[Layer]) -> bool:
+    """Whether a layer may follow those before it: all start with weights, for ReLUs work in place,
+    and linear layers take features, not the last axis of images."""
+    flat = any(isinstance(a, Linear | Flatten) for a in before)
+    if isinstance(layer, Linear):
+        return flat or not before
+    if isinstance(layer, Flatten):
+        return not flat
+    if isinstance(layer, Weighted):
+        return not flat
+    return any(isinstance(a, Weighted) for a in before) and not (
+        isinstance(layer, MaxPool) and flat
+    )
+
+
+def _quickened(layers: list[Layer]) -> list[Layer]:
+    """Return layers that do the same in less time.
+
+    Max-pooling before a ReLU instead of after it has fewer numbers; convolutions to few channels
+    give blocks to a max-pooling by 2; what follows the first layer goes as that wants its gradient.
+    """
+    found = list(layers)
+    for k in range(1, len(found)):
+        if isinstance(found[k], MaxPool) and isinstance(found[k - 1], ReLU):
+            found[k - 1 : k + 1] = found[k], found[k - 1]
+    for k, (layer, after) in enumerate(pairwise(found)):
+        if isinstance(layer, Convolution) and isinstance(after, MaxPool) and after.halves:
+            found[k] = replace(layer, blocks=True)
+    for k in range(1, len(found)):
+        layer = found[k]
+        if not isinstance(layer, ReLU | MaxPool):
+            break
+        found[k] = replace(layer, plain=True)
+    return found

@@ -15,7 +15,8 @@ Where only some of the inputs are to repel, the others go through a forward pass
 unless the network mixes examples (BatchNorm) or draws noise (dropout): then all go through one, so
 that statistics and masks are those of the plain step.
 
-Chains of linear layers and ReLUs, run batched, do the same without autograd (`chains.py`).
+Chains of linear layers, convolutions, ReLUs and max-pooling do the same without autograd
+(`chains.py`).
 
 With a basis U (D, K) of the inputs, J is the gradient by the K coordinates z of the inputs x + U z:
 Uᵀ times that by the inputs, and quicker where a wide linear layer comes first.
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from polymode.core import execution
 from polymode.core.choice import members_that_fit
@@ -41,8 +42,10 @@ from polymode.core.dense import dense_forward
 from polymode.core.execution import Loss, Plan, limit_threads
 from polymode.core.stack import Stack
 from polymode.core.threads import for_each_member
-from polymode.methods.particles.chains import Chain, Kept, chain_of
+from polymode.methods.particles.chains import dense_chain, member_chain
+from polymode.methods.particles.dense_chains import DenseChain
 from polymode.methods.particles.derivatives import QuickDerivatives
+from polymode.methods.particles.member_chains import MemberChain
 
 
 class Terms(NamedTuple):
@@ -79,14 +82,14 @@ class _Unit(NamedTuple):
     members: int | None  # None: one member without the axis
     mode: QuickDerivatives
     buffers: list[Tensor]  # views of the stack's
-    chain: Chain | None = None
+    chain: DenseChain | MemberChain | None = None
 
 
 class _Passed(NamedTuple):
     """A unit after its forward pass; with their graphs, unless these were dropped."""
 
     losses: Tensor  # requires gradients if their backward pass is still to come
-    graph: GradientEdge | Kept | None  # where a backward pass of the input gradient begins
+    graph: Any  # where a backward pass of the input gradient begins, or what a chain keeps for it
     shape: torch.Size  # of the input gradient
     written: bool  # whether the gradients of the losses are
 
@@ -161,7 +164,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None, x: Tensor | None) 
         if len(chunks) == 1:
             mode = QuickDerivatives()
             whole = partial(_together, stack, seeds, mode)
-            chain = None if x is None else chain_of(stack, x)
+            chain = None if x is None else dense_chain(stack, x)
             leaves = stack.leaves()
             return [_Unit(whole, stack.extra, leaves, None, stack.num_modes, mode, [], chain)]
         execution.grad_buffers(stack)
@@ -176,7 +179,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None, x: Tensor | None) 
                 b - a,
                 mode,
                 list(part.buffers.values()),
-                None if x is None else chain_of(part, x),
+                None if x is None else dense_chain(part, x),
             )
             for (part, a, b), mode in zip(chunks, modes, strict=True)
         ]
@@ -191,6 +194,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None, x: Tensor | None) 
             None,
             modes[k],
             [buffer[k] for buffer in stack.buffers.values()],
+            None if x is None else member_chain(stack, k, x),
         )
         for k in range(stack.num_modes)
     ]
@@ -229,8 +233,10 @@ def _forward(
     `written` already.
     """
     if unit.chain is not None:
-        losses, kept, gradient = unit.chain.forward(terms, x, y)
-        return _Passed(losses, kept, gradient.shape, False), gradient
+        losses, grads, kept, gradient = unit.chain.forward(terms, x, y, written)
+        if not written:
+            _write(unit, grads)
+        return _Passed(losses, kept, gradient.shape, True), gradient
     axis, rows = (0, terms.rows) if unit.members is None else (1, terms.rows)
     inputs = x if unit.members is None else x.expand(unit.members, *x.shape)
     leaf = inputs if whole else inputs.narrow(axis, 0, rows)
@@ -298,9 +304,8 @@ def _backward(unit: _Unit, passed: _Passed, cotangent: Tensor, terms: Terms) -> 
     losses, graph, shape, _ = passed
     if graph is None:  # the input gradient is the same whatever the weights are
         return
-    if isinstance(graph, Kept):
-        assert unit.chain is not None
-        _write(unit, unit.chain.backward(terms, graph, cotangent))
+    if unit.chain is not None:
+        unit.chain.backward(terms, graph, cotangent, _grads(unit))
         return
     force = cotangent.reshape(shape)
     if losses.requires_grad:

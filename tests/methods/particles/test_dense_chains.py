@@ -1,4 +1,5 @@
-"""Chains of linear layers and ReLUs: which networks are such, and the same gradients as any."""
+"""Chains of linear layers and ReLUs, all members at once: which networks are such, and the same
+gradients as any."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
-from polymode.methods.particles.chains import chain_of
+from polymode.methods.particles.chains import dense_chain
 from polymode.methods.particles.input_gradients import Terms, repelled_gradients
 from polymode.methods.particles.repulsion import repulsion
 
@@ -109,7 +110,7 @@ def slopes(outputs, targets) -> torch.Tensor:
 @pytest.mark.parametrize("chunk_size", [None, 3, 1])
 @pytest.mark.parametrize("net", [deep, linear, Functions])
 def test_gradients_are_those_of_autograd(net, chunk_size, rows, basis) -> None:
-    assert chain_of(stack_of(net), X) is not None
+    assert dense_chain(stack_of(net), X) is not None
     found = []
     for known in (slopes, None):
         stack = stack_of(net, "chunked" if chunk_size else "batched", chunk_size)
@@ -123,16 +124,16 @@ def test_gradients_are_those_of_autograd(net, chunk_size, rows, basis) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks(name) -> None:
-    assert chain_of(stack_of(OTHERS[name]), X) is None
+    assert dense_chain(stack_of(OTHERS[name]), X) is None
 
 
 def test_inputs_of_several_axes_must_be_flattened() -> None:
     stack = stack_of(lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
-    assert chain_of(stack, X.flatten(1)) is not None
-    assert chain_of(stack, X.view(9, 1, 6)) is None
+    assert dense_chain(stack, X.flatten(1)) is not None
+    assert dense_chain(stack, X.view(9, 1, 6)) is None
 
 
 def test_members_and_likelihoods_with_more_parameters() -> None:
     stack = stack_of(deep)
     stack.add_parameters({"scale": torch.zeros(4, 1, dtype=torch.float64)})
-    assert chain_of(stack, X) is None
+    assert dense_chain(stack, X) is None
