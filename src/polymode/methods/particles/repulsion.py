@@ -107,7 +107,7 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
         metric = inner if metric is None else torch.lerp(metric, inner, alpha)
     assert metric is not None
     cosines = metric * norms
-    own = cosines.diagonal(dim1=1, dim2=2)
+    own = cosines.diagonal(dim1=1, dim2=2).contiguous()
     squared = (own.unsqueeze(2) + own.unsqueeze(1)).sub_(cosines, alpha=2).clamp_min_(0)
     h = _bandwidths(squared, bandwidth)
     error = 64 * torch.finfo(j.dtype).eps * own.amax()
@@ -166,6 +166,7 @@ def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor,
     """
     kernels = squared.div(h).neg_().exp_()
     total = kernels.sum((0, 2))  # (M,), at least B: each particle's kernel with itself is 1
-    forces = kernels.div_(total.div(2).unsqueeze(1) * h).mul_(squared > least)
+    apart = torch.gt(squared, least, out=torch.empty_like(squared))  # numbers: quicker than bools
+    forces = kernels.div_(total.div(2).unsqueeze(1) * h).mul_(apart)
     forces.diagonal(dim1=1, dim2=2).sub_(forces.sum(2))
     return total.log() - math.log(len(squared)), forces
