@@ -21,7 +21,7 @@ from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 from polymode.nets import resnet8
 
-choice._BUDGET = 0.0
+choice._BUDGET, choice._LEAST = 0.0, 1
 stack = Stack(lambda: resnet8((3, 32, 32), 10), 2, execution="threads").train()
 x, y = torch.randn(64, 3, 32, 32), torch.arange(64) % 10
 faults = []

@@ -36,8 +36,8 @@ except ImportError:  # not a POSIX system
 Run = Callable[[Stack, Tensor, Tensor], Any]
 
 _known: dict[str, Plan] = {}
-_ROUNDS = 20  # how often candidates are timed again, at most
-_BUDGET = 1.5  # seconds for that, beside the first round
+_LEAST, _ROUNDS = 3, 20  # how often candidates are timed again
+_BUDGET = 1.5  # seconds for that, after the least number
 _NEAR, _NEARER = 2.0, 1.25  # candidates within this factor of the best stay in, at first and later
 _SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
 _MANY = 64  # members to try others on: what is fastest for these is so for more
@@ -130,7 +130,8 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     for number in range(_ROUNDS):
         limit = (_NEAR if number < 3 else _NEARER) * min(times.values())
         times = {plan: taken for plan, taken in times.items() if taken <= limit}
-        if len(times) == 1 or (number and time.perf_counter() - start > _BUDGET):
+        late = number >= _LEAST and time.perf_counter() - start > _BUDGET
+        if len(times) == 1 or late:
             break
         for plan in times:
             times[plan] = min(times[plan], _once(trials[plan]))
