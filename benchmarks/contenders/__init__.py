@@ -90,6 +90,7 @@ KINDS = {
             "forde": "forde.forde",
             "forde, every=8": "forde.every_8",
             "forde, chunk_size=1": "forde.one_kept",
+            "plain loop, no repulsion": "plain_loop.train",
         },
         figure="cpu",
         ratio="CPU ratio",

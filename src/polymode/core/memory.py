@@ -35,9 +35,22 @@ def saved_bytes(work: Callable[[], Any]) -> int:
         seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself, it would hold the graph that holds it
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        work()
+    _notes.append(note)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            work()
+    finally:
+        _notes.pop()
     return sum(seen.values())
+
+
+def count_saved(tensor: Tensor) -> None:
+    """Count a tensor that is kept for a backward pass without autograd, if `saved_bytes` counts."""
+    for note in _notes:
+        note(tensor)
+
+
+_notes: list[Callable[[Tensor], Tensor]] = []
 
 
 def human(num_bytes: float) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 from polymode.core.execution import Plan
 from polymode.core.likelihoods import Categorical
+from polymode.core.memory import saved_bytes
 from polymode.core.stack import Stack
 from polymode.methods.particles.chains import member_chain
 from polymode.methods.particles.input_gradients import Terms, repelled_gradients
@@ -132,3 +133,14 @@ def test_inputs_must_have_the_axes_of_the_first_layer() -> None:
     stack = stack_of(lambda: net(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
     assert member_chain(stack, 0, GREY.view(6, 26, 6)) is None
     assert member_chain(stack, 0, GREY.view(-1, 6)) is not None
+
+
+def test_what_is_kept_is_counted() -> None:
+    """So that members who do not fit into memory are made again."""
+    x, make_net = CHAINS["LeNet"]
+    chain = member_chain(stack_of(make_net), 0, x)
+    terms = Terms(Categorical().nll, true_logit, repulsion, 0.7, 6, None, slopes)
+    found = saved_bytes(lambda: chain.forward(terms, x, Y, False))
+    pooled, small = 6 * 3 * 5 * 5, 6 * (9 + 5)  # values of the first layer and of the last ones
+    assert found > 8 * (2 * pooled + small) + 3 * pooled  # activations and slopes, places and masks
+    assert found < 8 * (12 * pooled + 4 * small + x.numel())

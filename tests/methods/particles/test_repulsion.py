@@ -160,13 +160,13 @@ def test_zero_gradients_give_finite_results(num_modes, dimension) -> None:
 
 @pytest.mark.parametrize("over", ["reference", "all"])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("num_modes", [5, 16, 17, 35])
-def test_inner_products_equal_differences(num_modes, alpha, over) -> None:
-    """The two ways to the same numbers; a member with zero gradients is among them. More than 16
-    members are multiplied by blocks."""
-    gradients = draw(num_modes, 7, 9)
+@pytest.mark.parametrize(("num_modes", "size"), [(5, 9), (16, 300), (17, 300), (35, 9), (35, 300)])
+def test_inner_products_equal_differences(num_modes, size, alpha, over) -> None:
+    """The two ways to the same numbers; a member with zero gradients is among them. Long gradients
+    of more than 16 members are multiplied by blocks."""
+    gradients = draw(num_modes, 7, size)
     gradients[2, 3] = 0
-    scales_, _ = scales(9, alpha)
+    scales_, _ = scales(size, alpha)
     found = _by_products(gradients, scales_, over)
     assert found is not None
     for one, other in zip(found, _by_differences(gradients, scales_, over), strict=True):

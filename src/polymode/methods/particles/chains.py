@@ -113,13 +113,10 @@ def _fits(layer: Layer, before: list[Layer]) -> bool:
     flat = any(isinstance(a, Linear | Flatten) for a in before)
     if isinstance(layer, Linear):
         return flat or not before
-    if isinstance(layer, Flatten):
+    if isinstance(layer, Convolution | Flatten):
         return not flat
-    if isinstance(layer, Weighted):
-        return not flat
-    return any(isinstance(a, Weighted) for a in before) and not (
-        isinstance(layer, MaxPool) and flat
-    )
+    weighted = any(isinstance(a, Weighted) for a in before)
+    return weighted and not (flat and isinstance(layer, MaxPool))
 
 
 def _quickened(layers: list[Layer]) -> list[Layer]:

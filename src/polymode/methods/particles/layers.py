@@ -2,8 +2,9 @@
 
 Each goes three ways, for one member: `up` with activations, `down` with gradients by its input,
 `along` with tangents of its input. `up` also returns its trail, what the other two need of this
-input; `first` cuts a trail to the first inputs of the batch. Layers with weights `cross` in the
-place of `along`: they add ∂⟨g, W t⟩/∂W for slopes g and tangents t, times a factor, to a total.
+input; `first` cuts a trail to the first inputs of the batch. Layers with weights have their input
+for a trail, of which the way down needs the shape. They `cross` in the place of `along`: they add
+∂⟨g, W t⟩/∂W for slopes g and tangents t, times a factor, to a total.
 
 Shapes: `B` batch, `H` features; images (B, C, H, W).
 """
@@ -35,7 +36,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Linear:
-    """W h + b; the trail is h."""
+    """W h + b."""
 
     weight: str
     bias: str | None
@@ -43,14 +44,14 @@ class Linear:
     def up(self, tensors: Tensors, h: Tensor) -> tuple[Tensor, Any]:
         return F.linear(h, tensors[self.weight], _bias(self, tensors)), h
 
-    def down(self, tensors: Tensors, grad: Tensor, trail: Any) -> Tensor:
+    def down(self, tensors: Tensors, grad: Tensor, shape: torch.Size) -> Tensor:
         return grad @ tensors[self.weight]
 
     def gradients(
         self, tensors: Tensors, grad: Tensor, h: Tensor, lowest: bool
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
         by_bias = None if self.bias is None else grad.sum(0)
-        return None if lowest else self.down(tensors, grad, h), grad.T @ h, by_bias
+        return None if lowest else self.down(tensors, grad, h.shape), grad.T @ h, by_bias
 
     def cross(
         self, tensors: Tensors, tangent: Tensor, slope: Tensor, total: Tensor, factor: float
@@ -61,8 +62,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of images; the trail is its input. `blocks`: max-pooling by 2 follows, and can
-    have the result by windows where that is quicker."""
+    """A convolution of images. `blocks`: max-pooling by 2 follows, and can have the result by
+    windows where that is quicker."""
 
     weight: str
     bias: str | None
@@ -75,8 +76,9 @@ class Convolution:
             return conv_blocks(h, weight, bias, self.geometry), h
         return F.conv2d(h, weight, bias, *self.geometry), h
 
-    def down(self, tensors: Tensors, grad: Tensor, trail: Any) -> Tensor:
-        return input_gradient(grad, tensors[self.weight], trail.shape, self.geometry)
+    def down(self, tensors: Tensors, grad: Tensor, shape: torch.Size) -> Tensor:
+        shape = torch.Size((len(grad), *shape[1:]))
+        return input_gradient(grad, tensors[self.weight], shape, self.geometry)
 
     def gradients(
         self, tensors: Tensors, grad: Tensor, h: Tensor, lowest: bool

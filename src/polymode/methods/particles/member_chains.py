@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.memory import count_saved
 from polymode.methods.particles.dense_chains import loss_gradient
 from polymode.methods.particles.layers import Layer, Tensors, Weighted
 from polymode.methods.particles.pooling import Windows
@@ -49,14 +50,20 @@ class MemberChain(NamedTuple):
             for layer in self.layers:
                 h, trail = layer.up(self.tensors, h)
                 trails.append(trail)
+                _count(trail)
             loss, grads = h.new_empty(0), []
             if not again:
                 loss, delta = loss_gradient(terms, h, y)
                 grads = self._loss_gradients(trails, delta)
+            for k, layer in enumerate(self.layers):
+                if isinstance(layer, Weighted):
+                    trails[k] = trails[k].shape  # of their inputs no more is needed
             kept, gradient = self._slopes(trails, terms.slopes(h, y[: terms.rows]))
             gradient = gradient.flatten(1)
             if terms.basis is not None:
                 gradient = gradient @ terms.basis
+        for trail in kept:
+            _count(trail)
         shape = torch.Size((terms.rows, *x.shape[1:]))
         return loss, grads, MemberKept(kept, shape), gradient.unsqueeze(0)
 
@@ -99,10 +106,19 @@ class MemberChain(NamedTuple):
         for layer, trail in zip(self.layers[::-1], trails[::-1], strict=True):
             if isinstance(layer, Weighted):
                 kept.append(source or Slope(grad, None))
-                grad, source = layer.down(self.tensors, grad, trail[: len(grad)]), None
+                grad, source = layer.down(self.tensors, grad, trail), None
                 continue
             trail = layer.first(trail, len(grad))
             kept.append(trail)
             source = Slope(grad, trail) if isinstance(trail, Windows) else None
             grad = layer.down(self.tensors, grad, trail)
         return kept[::-1], grad
+
+
+def _count(trail: Any) -> None:
+    """Count the tensors of a trail, or a slope, for the choice of how many members are kept."""
+    if isinstance(trail, Tensor):
+        count_saved(trail)
+    elif isinstance(trail, tuple) and not isinstance(trail, torch.Size):
+        for part in trail:
+            _count(part)

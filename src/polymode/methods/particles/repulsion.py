@@ -33,7 +33,7 @@ from polymode.methods.particles.lengthscales import IDENTITY, Lengthscales
 _EPS = 1e-24
 _LARGE = 1 << 18  # numbers in all differences, above which inner products take their place
 _TRUSTED = 64  # medians this many times the error of a distance are precise enough
-_BLOCK = 16  # rows of a small matrix product
+_BLOCK, _LONG = 16, 256  # rows of a small matrix product, and their length
 BANDWIDTHS = ("reference", "all")
 
 
@@ -136,10 +136,10 @@ def _inner_products(rows: Tensor) -> Tensor:
     """Return the products of all pairs of rows (B, M, D) -> (B, M, M).
 
     Products of matrices with more rows than `_BLOCK` run at half the speed, and by blocks only one
-    half of the pairs is computed.
+    half of the pairs is computed; with short rows, writing these takes longer.
     """
     number = rows.shape[1]
-    if number <= _BLOCK:
+    if number <= _BLOCK or rows.shape[2] < _LONG:
         return torch.bmm(rows, rows.mT)
     found = rows.new_empty(len(rows), number, number)
     size = math.ceil(number / math.ceil(number / _BLOCK))
