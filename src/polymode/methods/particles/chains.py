@@ -108,15 +108,13 @@ def _layer(node: fx.Node, module: nn.Module) -> Layer | None:
 
 
 def _fits(layer: Layer, before: list[Layer]) -> bool:
-    """Whether a layer may follow those before it: all start with weights, for ReLUs work in place,
-    and linear layers take features, not the last axis of images."""
-    flat = any(isinstance(a, Linear | Flatten) for a in before)
+    """Whether a layer may follow those before it: linear layers take features, not the last axis of
+    images, and ReLUs work in place, so not on the inputs."""
     if isinstance(layer, Linear):
-        return flat or not before
-    if isinstance(layer, Convolution | Flatten):
-        return not flat
-    weighted = any(isinstance(a, Weighted) for a in before)
-    return weighted and not (flat and isinstance(layer, MaxPool))
+        return not before or any(isinstance(a, Linear | Flatten) for a in before)
+    if isinstance(layer, ReLU | MaxPool):
+        return any(isinstance(a, Weighted) for a in before)
+    return True
 
 
 def _quickened(layers: list[Layer]) -> list[Layer]:

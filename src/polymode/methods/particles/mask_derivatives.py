@@ -45,15 +45,16 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return _masked(grad, mask)
+        return masked(grad, mask)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return _masked(cotangent, ctx.saved_tensors[0]), None
+        return masked(cotangent, ctx.saved_tensors[0]), None
 
 
-def _masked(grad: Tensor, mask: Tensor) -> Tensor:
+def masked(grad: Tensor, mask: Tensor) -> Tensor:
+    """Return g where the mask is positive, else 0; masks are numbers, or signs in a byte."""
     if mask.dtype is torch.int8:
         return mask.to(grad.dtype).mul_(grad)  # several times faster than `where` with bool
     return _aten.threshold_backward(grad, mask, 0)
