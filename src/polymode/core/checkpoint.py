@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from polymode.core.execution import Plan
@@ -69,7 +70,9 @@ def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
         elif isinstance(value, Optimization):
             value.load(own, numbers)
         else:
-            changes[field] = tensors[field] if isinstance(value, Tensor) else numbers
+            changes[field] = numbers
+            if isinstance(value, Tensor):  # products of another layout have other last bits
+                changes[field] = torch.empty_like(value).copy_(tensors[field])
     return state._replace(**changes)
 
 
