@@ -162,11 +162,41 @@ def test_categorical_takes_a_strided_view() -> None:
     torch.testing.assert_close(Categorical().nll(strided, targets, {}), expected)
 
 
+@pytest.mark.parametrize("lead", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("likelihood", ALL, ids=str)
+def test_gradients_without_a_graph_are_those_with_one(likelihood, lead) -> None:
+    outputs, targets, params = case(likelihood, lead)
+    if not params:  # else they would have gradients as well
+        _same_gradients(likelihood, outputs, targets)
+
+
+@pytest.mark.parametrize("classes", [2, 15, 16, 40])
+def test_gradients_of_few_and_many_classes(classes: int) -> None:
+    """Also of a strided view, and where all but one probability are exactly 0."""
+    draw = torch.Generator().manual_seed(1)
+    outputs = 5 * torch.randn(3, classes, 7, generator=draw, dtype=torch.float64).mT
+    outputs[0, 0] = torch.arange(classes) * -1e3
+    _same_gradients(Categorical(), outputs, torch.arange(7) % classes)
+
+
+def _same_gradients(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:
+    losses, gradient = likelihood.nll_gradient(outputs, targets)
+    assert not losses.requires_grad and not gradient.requires_grad
+    leaf = outputs.clone().requires_grad_()
+    wanted = likelihood.nll(leaf, targets, {})
+    torch.testing.assert_close(losses, wanted.detach(), rtol=1e-12, atol=1e-12)
+    (by_outputs,) = torch.autograd.grad(wanted.sum(), leaf)
+    torch.testing.assert_close(gradient, by_outputs, rtol=1e-10, atol=1e-13)
+
+
 @pytest.mark.parametrize("classes", [3, 20])
 def test_no_label_is_ignored_in_silence(classes: int) -> None:
     """-100 is the label that cross_entropy leaves out by default."""
+    outputs, labels = torch.zeros(2, 3, classes), torch.tensor([0, -100, 1])
     with pytest.raises(IndexError):
-        Categorical().nll(torch.zeros(2, 3, classes), torch.tensor([0, -100, 1]), {})
+        Categorical().nll(outputs, labels, {})
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        Categorical().nll_gradient(outputs, labels)
 
 
 def test_bernoulli_is_a_categorical_whose_first_logit_is_zero() -> None:

@@ -89,6 +89,15 @@ class Likelihood(ABC):
         """Return the batch mean of -log_prob, (...), in nats per example; NaN if B = 0."""
         return -self.log_prob(outputs, targets, params).mean(-1)
 
+    def nll_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `nll` (...) and its gradient by the outputs (..., B, K), both without a graph; for
+        likelihoods that learn nothing themselves."""
+        outputs = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.nll(outputs, targets, {})
+        (gradient,) = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
+        return losses.detach(), gradient
+
     @abstractmethod
     def components(self, outputs: Tensor, params: Params) -> Categories | Components:
         """Return the distribution predicted for each example."""
@@ -124,6 +133,19 @@ class Categorical(_Classification):
         if outputs.dim() == 2 and targets.dim() == 1:
             return F.cross_entropy(outputs, targets, ignore_index=_NO_LABEL)
         return self._costs(outputs, targets).mean(-1)
+
+    def nll_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient is that of the mean: (probabilities − one-hot label) / B."""
+        number, axis = outputs.shape[-2], -1
+        logits = outputs.detach()
+        if outputs.shape[-1] < _VECTOR_WIDTH:
+            logits, axis = logits.mT, -2
+        labels = _align(targets, outputs.shape[:-1], trailing=1).unsqueeze(axis)
+        gradient = logits.log_softmax(axis)
+        losses = gradient.gather(axis, labels).sum((-2, -1)) / -number
+        ones = gradient.new_ones(()).expand(labels.shape)
+        gradient = gradient.exp_().scatter_add_(axis, labels, -ones).div_(number)
+        return losses, gradient.mT if axis == -2 else gradient
 
     def components(self, outputs: Tensor, params: Params) -> Categories:
         log_probs = outputs.log_softmax(-1)

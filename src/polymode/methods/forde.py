@@ -250,6 +250,7 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
             rows=math.ceil(config.fraction * len(batch.x)),
             basis=basis,
             slopes=None if config.scalar == "log_prob" else partial(slopes_of, kind, size),
+            loss_gradient=kind.nll_gradient,
         )
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
@@ -307,14 +308,14 @@ def check_batch(method: str, batch: Batch) -> None:
 
 def check_finite(losses: Tensor, values: Tensor, number: int) -> None:
     """Tell of input gradients that are not finite where losses are."""
-    finite = torch.isfinite(values)
-    if not finite.all() and torch.isfinite(losses).all():
-        member = int((~finite).nonzero()[0])
-        raise Divergence(
-            f"the repulsion of member {member} is {values[member].item()} at step {number:,},"
-            " though all losses are finite: an input gradient is not. Try a smaller learning rate"
-            " or clip_norm=1.0, and look for square roots, norms or logarithms at 0 in the network"
-        )
+    if math.isfinite(values.sum().item()) or not torch.isfinite(losses).all():
+        return
+    member = int((~torch.isfinite(values)).nonzero()[0])
+    raise Divergence(
+        f"the repulsion of member {member} is {values[member].item()} at step {number:,}, though"
+        " all losses are finite: an input gradient is not. Try a smaller learning rate or"
+        " clip_norm=1.0, and look for square roots, norms or logarithms at 0 in the network"
+    )
 
 
 def search(config: FoRDE, task: Task) -> Search | None:

@@ -3,17 +3,15 @@ gradients as any."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
-from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 from polymode.methods.particles.chains import dense_chain
-from polymode.methods.particles.input_gradients import Terms, repelled_gradients
-from polymode.methods.particles.repulsion import repulsion
+from polymode.methods.particles.input_gradients import repelled_gradients
+
+from .true_logits import terms_of
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(9, 2, 3, generator=STREAM, dtype=torch.float64)
@@ -69,6 +67,10 @@ def linear() -> nn.Module:
     return layers(nn.Linear(6, 4))
 
 
+def wide_head() -> nn.Module:
+    return layers(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 20))
+
+
 def frozen() -> nn.Module:
     net = deep()
     net[1].weight.requires_grad_(False)
@@ -97,27 +99,30 @@ def stack_of(net, execution: str = "batched", chunk_size: int | None = None) -> 
     return Stack(net, 4, seed=1, dtype=torch.float64, **how).train()
 
 
-def true_logit(outputs, targets, extra) -> torch.Tensor:
-    return outputs.gather(-1, targets.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-
-
-def slopes(outputs, targets) -> torch.Tensor:
-    return nn.functional.one_hot(targets, outputs.shape[-1]).to(outputs)
-
-
 @pytest.mark.parametrize("basis", [None, BASIS], ids=["inputs", "components"])
 @pytest.mark.parametrize("rows", [4, 9])
 @pytest.mark.parametrize("chunk_size", [None, 3, 1])
-@pytest.mark.parametrize("net", [deep, linear, Functions])
+@pytest.mark.parametrize("net", [deep, linear, wide_head, Functions])
 def test_gradients_are_those_of_autograd(net, chunk_size, rows, basis) -> None:
     assert dense_chain(stack_of(net), X) is not None
     found = []
-    for known in (slopes, None):
+    for chains in (True, False):
         stack = stack_of(net, "chunked" if chunk_size else "batched", chunk_size)
-        loss = Categorical().nll
-        terms = Terms(loss, true_logit, partial(repulsion), 0.7, rows, basis, known)
+        terms = terms_of(rows, basis, chains)
         for number in range(2):  # gradients are set, not added up
             losses, values = repelled_gradients(stack, terms, X, Y, number)
+        found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 11, 12, 30])
+def test_narrow_and_wide_inputs(size) -> None:
+    """Narrow ones lie column by column in memory."""
+    x = torch.randn(9, size, generator=STREAM, dtype=torch.float64)
+    found = []
+    for chains in (True, False):
+        stack = stack_of(lambda: nn.Sequential(nn.Linear(size, 5), nn.ReLU(), nn.Linear(5, 4)))
+        losses, values = repelled_gradients(stack, terms_of(7, None, chains), x, Y, 0)
         found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 

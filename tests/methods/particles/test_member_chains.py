@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from polymode.core.execution import Plan
-from polymode.core.likelihoods import Categorical
 from polymode.core.memory import saved_bytes
 from polymode.core.stack import Stack
 from polymode.methods.particles.chains import member_chain
-from polymode.methods.particles.input_gradients import Terms, repelled_gradients
-from polymode.methods.particles.repulsion import repulsion
+from polymode.methods.particles.input_gradients import repelled_gradients
+
+from .true_logits import terms_of
 
 STREAM = torch.Generator().manual_seed(0)
 Y = torch.arange(6) % 4
@@ -92,14 +92,6 @@ def stack_of(make_net, channels_last: bool = False, chunk_size: int | None = Non
     return stack
 
 
-def true_logit(outputs, targets, extra) -> torch.Tensor:
-    return outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-
-
-def slopes(outputs, targets) -> torch.Tensor:
-    return nn.functional.one_hot(targets, outputs.shape[-1]).to(outputs)
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("rows", "chunk_size", "components"), [(6, None, 0), (4, None, 3), (6, 1, 3), (1, 2, 0)]
@@ -112,10 +104,10 @@ def test_gradients_are_those_of_autograd(name, rows, chunk_size, components, cha
         numbers = torch.randn(x[0].numel(), components, generator=STREAM, dtype=x.dtype)
         basis = torch.linalg.qr(numbers).Q
     found = []
-    for known in (slopes, None):
+    for chains in (True, False):
         stack = stack_of(make_net, channels_last, chunk_size)
         assert member_chain(stack, 1, x) is not None
-        terms = Terms(Categorical().nll, true_logit, repulsion, 0.7, rows, basis, known)
+        terms = terms_of(rows, basis, chains)
         for number in range(2):  # gradients are set, not added up
             losses, values = repelled_gradients(stack, terms, x, Y, number)
         found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
@@ -141,7 +133,7 @@ def test_what_is_kept_is_counted() -> None:
     chain = member_chain(stack_of(make_net), 0, x)
     found = []
     for rows in (6, 1):
-        terms = Terms(Categorical().nll, true_logit, repulsion, 0.7, rows, None, slopes)
+        terms = terms_of(rows)
         found.append(saved_bytes(lambda terms=terms: chain.forward(terms, x, Y, False)))
     pooled, last = 3 * 5 * 5, 9 + 5  # numbers of the first layer and of the last ones, per input
     assert found[0] > 8 * (x.numel() + 6 * (pooled + last))  # activations

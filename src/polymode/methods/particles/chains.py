@@ -48,7 +48,9 @@ def dense_chain(stack: Stack, x: Tensor) -> DenseChain | None:
     names = [(a.weight, a.bias) for a in rest[::2] if isinstance(a, Linear) and a.bias is not None]
     relus = [a for a in rest[1::2] if isinstance(a, ReLU)]
     alternate = len(names) == len(relus) + 1 and len(names) + len(relus) == len(rest)
-    return DenseChain(stack, names) if alternate and (flattens or x.dim() == 2) else None
+    if not alternate or not (flattens or x.dim() == 2):
+        return None
+    return DenseChain({name: leaf.detach() for name, leaf in stack.params.items()}, names)
 
 
 def member_chain(stack: Stack, k: int, x: Tensor) -> MemberChain | None:
@@ -57,8 +59,8 @@ def member_chain(stack: Stack, k: int, x: Tensor) -> MemberChain | None:
     images = layers and not isinstance(layers[0], Linear | Flatten)
     if not layers or (images and x.dim() != 4) or (isinstance(layers[0], Linear) and x.dim() != 2):
         return None
-    leaves = [leaf.detach() for leaf in stack.leaf_views(k)]
-    return MemberChain(dict(zip(stack.params, leaves, strict=True)), layers)
+    views = zip(stack.params, stack.leaf_views(k), strict=True)
+    return MemberChain({name: leaf.detach() for name, leaf in views}, layers)
 
 
 def _layers_of(stack: Stack) -> list[Layer]:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.stack import Stack
+from polymode.methods.particles.layers import Tensors
+
+_NARROW = 12  # columns below which a right factor is up to four times slower row by row in memory
 
 
 class DenseKept(NamedTuple):
@@ -25,9 +27,10 @@ class DenseKept(NamedTuple):
 
 
 class DenseChain(NamedTuple):
-    """A stack of such networks; names of weights and biases, layer by layer."""
+    """A stack of such networks: its tensors by name, in the order of its leaves; names of weights
+    and biases, layer by layer."""
 
-    stack: Stack
+    tensors: Tensors
     names: list[tuple[str, str]]
 
     def forward(
@@ -35,14 +38,14 @@ class DenseChain(NamedTuple):
     ) -> tuple[Tensor, list[Tensor], DenseKept, Tensor]:
         """Return losses (M,) and their gradients by the stack's leaves, neither if these have been
         written before; what the backward pass needs; J (M, R, D) or (M, R, K)."""
-        x = x.flatten(1)
+        x = _by_columns(x.flatten(1))
         weights = self._weights()
         with torch.no_grad():
             hidden, outputs = self._activations(x)
             masks = [h.sign() for h in hidden]
             losses, grads = outputs.new_empty(0), []
             if not again:
-                losses, delta = loss_gradient(terms, outputs.mT, y)
+                losses, delta = terms.loss_gradient(outputs.mT, y)
                 grads = self._loss_gradients(x, hidden, masks, delta.mT)
             del hidden
             masks = [mask[..., : terms.rows] for mask in masks]
@@ -52,7 +55,10 @@ class DenseChain(NamedTuple):
             first = weights[0]
             if terms.basis is not None:
                 first = (first.flatten(0, 1) @ terms.basis).unflatten(0, first.shape[:2])
-            gradient = torch.bmm(slopes[0].mT, first)
+            if first.shape[2] < _NARROW:
+                gradient = torch.bmm(first.mT, slopes[0]).mT
+            else:
+                gradient = torch.bmm(slopes[0].mT, first)
         return losses, grads, DenseKept(masks, slopes, first), gradient
 
     def backward(
@@ -60,7 +66,8 @@ class DenseChain(NamedTuple):
     ) -> None:
         """Add the gradients of weight · ⟨C, J⟩ to the totals, in the order of the leaves."""
         masks, slopes, first = kept
-        by_name = dict(zip(self.stack.params, totals, strict=True))
+        cotangent = _by_columns(cotangent)
+        by_name = dict(zip(self.tensors, totals, strict=True))
         grads = [by_name[weight] for weight, _ in self.names]
         with torch.no_grad():
             if terms.basis is None:
@@ -74,12 +81,12 @@ class DenseChain(NamedTuple):
                 grads[k + 1].baddbmm_(slopes[k + 1], t.mT, alpha=terms.weight)
 
     def _weights(self) -> list[Tensor]:
-        return [self.stack.params[weight].detach() for weight, _ in self.names]
+        return [self.tensors[weight] for weight, _ in self.names]
 
     def _activations(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return h_l (M, H, B) of the hidden layers, and the outputs (M, H, B)."""
         weights, hidden = self._weights(), []
-        biases = [self.stack.params[bias].detach().unsqueeze(2) for _, bias in self.names]
+        biases = [self.tensors[bias].unsqueeze(2) for _, bias in self.names]
         z = torch.addmm(biases[0].flatten(0, 1), weights[0].flatten(0, 1), x.T)
         z = z.unflatten(0, weights[0].shape[:2])
         for weight, bias in zip(weights[1:], biases[1:], strict=True):
@@ -92,7 +99,7 @@ class DenseChain(NamedTuple):
     ) -> list[Tensor]:
         """Return the gradients of the losses by the leaves, from those by the outputs (M, H, B)."""
         weights = self._weights()
-        grads: dict[str, Tensor] = {}
+        grads: Tensors = {}
         for k in reversed(range(1, len(weights))):
             grads |= dict(
                 zip(self.names[k], (torch.bmm(delta, hidden[k - 1].mT), delta.sum(2)), strict=True)
@@ -100,13 +107,9 @@ class DenseChain(NamedTuple):
             delta = torch.bmm(weights[k].mT, delta).mul_(masks[k - 1])
         by_first = (delta.flatten(0, 1) @ x).view_as(weights[0])
         grads |= dict(zip(self.names[0], (by_first, delta.sum(2)), strict=True))
-        return [grads[name] for name in self.stack.params]
+        return [grads[name] for name in self.tensors]
 
 
-def loss_gradient(terms: Any, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses (...) and their gradients by the outputs (..., B, K)."""
-    outputs = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        losses = terms.loss(outputs, y, {})
-    (gradient,) = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
-    return losses.detach(), gradient
+def _by_columns(x: Tensor) -> Tensor:
+    """Return narrow matrices (..., B, D) column by column in memory, others as they are."""
+    return x.mT.contiguous().mT if x.shape[-1] < _NARROW else x

@@ -60,6 +60,8 @@ class Terms(NamedTuple):
         basis: U (D, K), orthonormal, or None; with it J is (M, R, K).
         slopes: (outputs, targets) -> (R, K), gradients of the scalar by the outputs where it is
             linear in them, so that all members have the same; None where it is not.
+        loss_gradient: (outputs, targets) -> the loss and its gradient by the outputs, beside
+            `slopes`.
     """
 
     loss: Loss
@@ -69,6 +71,7 @@ class Terms(NamedTuple):
     rows: int
     basis: Tensor | None = None
     slopes: Callable[[Tensor, Tensor], Tensor] | None = None
+    loss_gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 class _Unit(NamedTuple):

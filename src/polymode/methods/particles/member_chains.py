@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from polymode.core.memory import count_saved
-from polymode.methods.particles.dense_chains import loss_gradient
 from polymode.methods.particles.layers import Layer, Tensors, Weighted
 from polymode.methods.particles.pooling import Windows
 
@@ -53,7 +52,7 @@ class MemberChain(NamedTuple):
                 _count(trail)
             loss, grads = h.new_empty(0), []
             if not again:
-                loss, delta = loss_gradient(terms, h, y)
+                loss, delta = terms.loss_gradient(h, y)
                 grads = self._loss_gradients(trails, delta)
             for k, layer in enumerate(self.layers):
                 if isinstance(layer, Weighted):

@@ -70,10 +70,10 @@ def _by_differences(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Te
     inverse = (squares + _EPS).rsqrt()
     directions = j * inverse
     t = scales.apply(directions)
-    squared = squared_distances(t, t).permute(2, 0, 1)  # (B, M, M)
+    squared = squared_distances(t, t)  # (M, M, B)
     longest = 1.0 if scales.axes is None else t.square().sum(-1).amax()
     least = (8 * torch.finfo(j.dtype).eps) ** 2 * longest
-    value, mixing = _between(squared, _bandwidths(squared, bandwidth), least)
+    value, mixing = _between(squared, median_bandwidth(squared, over=bandwidth), least)
     cotangent = scales.transpose(torch.bmm(mixing, t.transpose(0, 1)).transpose(0, 1))
     along = (directions * cotangent).sum(-1, keepdim=True)
     inverse = torch.where(squares > _EPS, inverse, 0.0)
@@ -109,7 +109,8 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
     cosines = metric * norms
     own = cosines.diagonal(dim1=1, dim2=2).contiguous()
     squared = (own.unsqueeze(2) + own.unsqueeze(1)).sub_(cosines, alpha=2).clamp_min_(0)
-    h = _bandwidths(squared, bandwidth)
+    squared = squared.permute(1, 2, 0)  # (M, M, B)
+    h = median_bandwidth(squared.transpose(0, 1), over=bandwidth)  # the same, sorted more quickly
     error = 64 * torch.finfo(j.dtype).eps * own.amax()
     if h.amin() * math.log(len(j)) < _TRUSTED * error:
         return None
@@ -151,22 +152,17 @@ def _inner_products(rows: Tensor) -> Tensor:
     return found
 
 
-def _bandwidths(squared: Tensor, over: str) -> Tensor:
-    """Return the bandwidths h_jb (B, 1, M), or (B, 1, 1) over all pairs; distances (B, M, M)."""
-    return median_bandwidth(squared.permute(2, 1, 0), over=over).permute(2, 0, 1)
-
-
 def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return R (M,) and the matrices A (B, M, M) with ∂R_i/∂t_i = Σ_j A_ij t_j at each input.
 
     Args:
-        squared: distances (B, M, M).
+        squared: distances (M, M, B).
         h: bandwidth, broadcastable to them.
         least: distances up to this are rounding and exert no force.
     """
     kernels = squared.div(h).neg_().exp_()
-    total = kernels.sum((0, 2))  # (M,), at least B: each particle's kernel with itself is 1
+    total = kernels.sum((1, 2))  # (M,), at least B: each particle's kernel with itself is 1
     apart = torch.gt(squared, least, out=torch.empty_like(squared))  # numbers: quicker than bools
-    forces = kernels.div_(total.div(2).unsqueeze(1) * h).mul_(apart)
-    forces.diagonal(dim1=1, dim2=2).sub_(forces.sum(2))
-    return total.log() - math.log(len(squared)), forces
+    forces = kernels.div_(total.div(2).view(-1, 1, 1) * h).mul_(apart)
+    forces.diagonal().sub_(forces.sum(1).T)
+    return total.log() - math.log(squared.shape[2]), forces.permute(2, 0, 1)

@@ -160,14 +160,14 @@ def _cpu() -> dict[str, Part]:
     looked_at = ("PCA, weight 0.1", "PCA, weight 1", "PCA, directions among components")
     dense = _forde_arms({**few, "num_modes": 10, "epochs": 8}, (0.0, 0.4, 1.0))
     dense |= _variants(dense["FoRDE-PCA"], looked_at)
-    dense_longer = _forde_arms({**few, "num_modes": 10, "epochs": 40}, (0.0, 1.0))
+    dense_longer = _forde_arms({**few, "num_modes": 10, "epochs": 40}, (0.0, 0.4, 1.0))
     return {
         "fashion_mnist": _part("fashion_mnist", grey, "lenet", arms, 5),
         "cifar10_subset": _part(images, colour, "lenet", coloured, 3),
         "fashion_mnist_few": _part("fashion_mnist", small, "lenet", fitted, 8),
         "fashion_mnist_long": _part("fashion_mnist", small, "lenet", longer, 4),
         "fashion_mnist_mlp": _mlps(grey, dense, 8),
-        "fashion_mnist_mlp_long": _mlps(grey, dense_longer, 4),
+        "fashion_mnist_mlp_long": _mlps(grey, dense_longer, 8),
         "cifar10_resnet8": _part(images, small, "resnet8", residual, 3),
     }
 
