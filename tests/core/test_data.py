@@ -108,6 +108,7 @@ def test_kinds_of_sources() -> None:
         ((X, Y, Y), "a tuple of 3"),
         ((1.0, 2.0), "got the number"),
         (([["a"]], [1]), "cannot be read as an array"),
+        (([[1.0]], None), "targets are missing, got None"),
         ({"x": X}, "cannot read data from a dict"),
         (X, "cannot read data from a Tensor"),
         (np.zeros((3, 2)), "cannot read data from a ndarray"),

@@ -387,6 +387,18 @@ def test_own_batches_are_refused() -> None:
         step(FoRDE(), problem, init(FoRDE(), problem, stack), batch)
 
 
+def test_missing_targets_and_labels_that_are_no_integers_are_refused() -> None:
+    stack = stack_of(lambda: mlp(4, 7, 3), num_modes=2)
+    for kind, y, message in (
+        (Categorical(), None, "needs the targets of a batch, got None"),
+        (Gaussian(noise=1.0), None, "needs the targets of a batch, got None"),
+        (Categorical(), labels(X).float(), r"labels as integers, got torch\.float32"),
+    ):
+        problem = problem_of(kind, 3)
+        with pytest.raises(ValueError, match=message):
+            step(FoRDE(), problem, init(FoRDE(), problem, stack), Batch(X, y))
+
+
 def test_identical_members_are_warned_of() -> None:
     module, problem = mlp(4, 7, 3), problem_of(Categorical(), 3)
     stack = Stack([mlp(4, 7, 3), module, copy.deepcopy(module)])

@@ -348,6 +348,8 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str)
 
 def _tensor(array: Any, what: str) -> Tensor:
     """Return a tensor; NumPy's float64 becomes torch's default type, tensors keep theirs."""
+    if array is None:
+        raise ValueError(f"{what} are missing, got None; give (inputs, targets)")
     try:
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -239,7 +239,7 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)
     else:
-        check_batch("forde", batch)
+        check_batch("forde", problem.likelihood, batch)
         scales = Lengthscales(axes, _alpha(config))
         kind, size = problem.likelihood, problem.target_size
         terms = Terms(
@@ -294,8 +294,18 @@ def slopes_of(likelihood: Likelihood, target_size: int, outputs: Tensor, targets
     return slopes
 
 
-def check_batch(method: str, batch: Batch) -> None:
+def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
     """Refuse batches at which input gradients cannot be compared."""
+    if batch.y is None:
+        raise ValueError(
+            f"{method} needs the targets of a batch, got None: the losses are of them, and of"
+            " classes so is the logit that is differentiated"
+        )
+    if likelihood.classification and batch.y.is_floating_point():
+        raise ValueError(
+            f"{method} takes labels as integers, got {batch.y.dtype}; give y.long(), or a"
+            " likelihood of regression"
+        )
     if batch.own:
         raise ValueError(f"{method} compares members at the same inputs; give Batch(own=False)")
     if not batch.x.is_floating_point():

@@ -99,7 +99,7 @@ def step(config: LIT, problem: Problem, state: State, batch: Batch) -> tuple[Sta
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)
     else:
-        check_batch("lit", batch)
+        check_batch("lit", problem.likelihood, batch)
         scalar = partial(scalar_of, problem.likelihood, config.scalar, problem.target_size)
         terms = Terms(loss, scalar, similarity, config.weight, rows=len(batch.x))
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
