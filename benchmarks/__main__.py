@@ -139,13 +139,12 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def add(file: Path, about: dict[str, Any], measured: dict[str, Any]) -> None:
+def add(file: Path, measured: dict[str, Any]) -> None:
     """Put a case into the file in place of an older one of its name; the others stay."""
-    report = json.loads(file.read_text()) if file.exists() else {**about, "cases": []}
-    cases = {case["name"]: case for case in report["cases"]} | {measured["name"]: measured}
-    report |= {**about, "rounds": min(report["rounds"], about["rounds"])}
-    report["cases"] = [cases[name] for name in CASES if name in cases]
-    file.write_text(json.dumps(report, indent=1))
+    held = json.loads(file.read_text())["cases"] if file.exists() else []
+    cases = {case["name"]: case for case in held} | {measured["name"]: measured}
+    found = {"cases": [cases[name] for name in CASES if name in cases]}
+    file.write_text(json.dumps(found, indent=1))
 
 
 def main() -> int:
@@ -158,10 +157,10 @@ def main() -> int:
     print(f"{machine['cpu']}, {machine['cores']} cores; {options.rounds} rounds, alternating\n")
     for case in options.selected:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        measured = {**measure(case, options), "date": now}
+        measured = {**measure(case, options), **machine, "date": now}
         print(render(measured) + "\n", flush=True)
         if options.json:
-            add(options.json, {**machine, "rounds": options.rounds}, measured)
+            add(options.json, measured)
     return 0
 
 

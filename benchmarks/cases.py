@@ -222,12 +222,12 @@ CASES = {
              lenet, _GREY, num_examples=3072),
         Case("forde_resnet20", "forde_large", "repulsion of 10 ResNet-20, 1,024 images 3x32x32",
              resnet20, _COLOUR, num_examples=1024),
-        *(Case(f"forde_memory_{name}", "forde_memory", f"4 steps of repulsion of {number} {title}",
-               net, shape, num_modes=number, num_examples=512)
-          for name, number, title, net, shape in (
-              ("mlp_784", 10, "MLPs 784-128-128-10", _mlp_784, _GREY),
-              ("lenet", 10, "LeNets", lenet, _GREY),
-              ("resnet20", 4, "ResNet-20", resnet20, _COLOUR))),
+        *(Case(f"forde_memory_{name}", "forde_memory", f"{steps} steps of repulsion of 10 {title}",
+               net, shape, num_examples=128 * steps)
+          for name, steps, title, net, shape in (
+              ("mlp_784", 4, "MLPs 784-128-128-10", _mlp_784, _GREY),
+              ("lenet", 4, "LeNets", lenet, _GREY),
+              ("resnet20", 2, "ResNet-20", resnet20, _COLOUR))),
         *(Case(f"forde_growth_{name}_{number}", "forde_growth",
                f"repulsion of {number} {title}, 1,024 images 1x28x28", net, _GREY,
                num_modes=number, num_examples=1024, epochs=epochs)

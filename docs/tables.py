@@ -6,7 +6,7 @@ and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
-study's folder, which `python -m docs.tables --take runs/STUDY` brings there.
+study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -71,7 +72,7 @@ def speed_table(report: dict[str, Any]) -> str:
     shown += others
     dates = " and ".join(sorted({case["date"][:10] for case in shown}))
     rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in shown)
-    machine = f"{report['cpu']}, {report['cores']} cores, at least {rounds} rounds"
+    machine = f"{_machines(shown)}, at least {rounds} rounds"
     about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
     return "\n\n".join([markdown(rows), "\n".join(lines), about])
 
@@ -103,8 +104,9 @@ def forde_tables(report: dict[str, Any]) -> str:
     lines = list(dict.fromkeys(name for case in ratios.values() for name in case["contenders"]))
     rows = [["", *(_forde_title(case) for case in ratios.values())]]
     rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
-    beside = [_forde_ratio(case, "forde", PLAIN) for case in ratios.values()]
-    rows.append([f"forde, beside the {PLAIN}", *beside])
+    for line in ("forde", "forde, chunk_size=1"):
+        beside = [_forde_ratio(case, line, PLAIN) for case in ratios.values()]
+        rows.append([f"{line}, beside the {PLAIN}", *beside])
     grown = [["ms a step", "deep ensemble", *GROWTH]]
     for case in growth.values():
         steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
@@ -117,11 +119,15 @@ def forde_tables(report: dict[str, Any]) -> str:
     dates = " and ".join(sorted({case["date"][:10] for case in cases.values()}))
     about = (
         "CPU time and allocated memory as ratios to the deep ensemble of this library (in the last"
-        " line to one in a plain loop), median over rounds"
-        f" with their range; {report['cpu']}, one thread, {rounds[0]} to {rounds[-1]} rounds,"
+        " lines to one in a plain loop), median over rounds with their range;"
+        f" {_machines(cases.values())}, one thread, {rounds[0]} to {rounds[-1]} rounds,"
         f" {dates}."
     )
     return "\n\n".join(["", markdown(rows), *([markdown(grown)] if growth else []), about, ""])
+
+
+def _machines(cases: Iterable[dict[str, Any]]) -> str:
+    return " and ".join(sorted({f"{case['cpu']} ({case['cores']} cores)" for case in cases}))
 
 
 def _forde_title(case: dict[str, Any]) -> str:
@@ -201,14 +207,26 @@ def study_text(name: str) -> str:
 
 
 def take(folder: Path) -> None:
-    """Copy what a study shows to `results/`, without what belongs to the folder."""
-    held = json.loads((folder / "study.json").read_text())
-    place = ROOT / "results" / held["study"]
-    place.mkdir(parents=True, exist_ok=True)
-    held = {key: value for key, value in held.items() if key not in ("command", "parts")}
-    (place / "study.json").write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n")
-    for name in held["figures"]:
-        (place / f"{name}.svg").write_bytes((folder / "figures" / f"{name}.svg").read_bytes())
+    """Copy what a study shows to `results/`, without what belongs to the folder. Where only some
+    parts were run, what is there of the others stays."""
+    taken = json.loads((folder / "study.json").read_text())
+    file = ROOT / "results" / taken["study"] / "study.json"
+    held = {key: value for key, value in taken.items() if key not in ("command", "parts")}
+    if file.exists():
+        held = with_parts(json.loads(file.read_text()), held)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+    for name in taken["figures"]:
+        (file.parent / f"{name}.svg").write_bytes((folder / "figures" / f"{name}.svg").read_bytes())
+
+
+def with_parts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a study with what is new in the place of the same in the old one."""
+    if old["preset"] != new["preset"]:
+        return new
+    claims = {claim["text"]: claim for claim in old["claims"] + new["claims"]}
+    mixed = {key: old[key] | new[key] for key in ("tables", "figures", "runs")}
+    return {**new, **mixed, "claims": list(claims.values())}
 
 
 def pages() -> dict[Path, str]:

@@ -53,3 +53,20 @@ def test_the_quickstarts_code_runs(tmp_path, monkeypatch) -> None:
         block = re.sub(r"epochs=\d+", "epochs=1", block)
         exec(block.replace("task=curve)", "task=curve, epochs=1)"), names)
     assert names["info"].loss.shape == (10,)
+
+
+def test_parts_of_a_study_that_were_not_run_stay_as_they_are(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from docs.tables import with_parts
+
+    def study(preset: str, verdicts: dict[str, str], *parts: str) -> dict:
+        claims = [{"text": text, "verdict": verdict} for text, verdict in verdicts.items()]
+        named = {key: dict.fromkeys(parts, preset) for key in ("tables", "figures", "runs")}
+        return {"preset": preset, "claims": claims, **named}
+
+    old = study("cpu", {"a": "holds", "b": "not run"}, "first", "second")
+    found = with_parts(old, study("cpu", {"b": "undecided", "c": "holds"}, "second", "third"))
+    said = [(claim["text"], claim["verdict"]) for claim in found["claims"]]
+    assert said == [("a", "holds"), ("b", "undecided"), ("c", "holds")]
+    assert all(list(found[k]) == ["first", "second", "third"] for k in ("tables", "figures"))
+    assert with_parts(old, study("paper", {}, "first"))["runs"] == {"first": "paper"}

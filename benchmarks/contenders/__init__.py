@@ -103,6 +103,7 @@ KINDS = {
             "forde, 64 components": "forde.truncated_pca",
             "forde, chunk_size=2": "forde.two_kept",
             "forde, chunk_size=1": "forde.one_kept",
+            "plain loop, no repulsion": "plain_loop.train",
         },
         figure="allocated_mb",
         ratio="memory ratio",
