@@ -73,8 +73,9 @@ class DenseChain(NamedTuple):
             if terms.basis is None:
                 grads[0].baddbmm_(slopes[0], cotangent, alpha=terms.weight)
             else:
-                by_first = torch.bmm(slopes[0], cotangent) @ terms.basis.T
-                grads[0].add_(by_first, alpha=terms.weight)
+                by_first = torch.bmm(slopes[0], cotangent).flatten(0, 1)
+                total = grads[0].view(len(by_first), -1)
+                total.addmm_(by_first, terms.basis.T, alpha=terms.weight)
             layers, t = [first, *self._weights()[1:]], cotangent.mT
             for k, mask in enumerate(masks):
                 t = torch.bmm(layers[k], t).mul_(mask)

@@ -14,6 +14,7 @@ problems.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
@@ -108,7 +109,10 @@ def _sorted(values: Tensor) -> Tensor:
     """Return the values in ascending order along the first axis; NumPy is several times faster."""
     if values.device.type != "cpu" or values.dtype is torch.bfloat16:
         return values.sort(0).values
-    return torch.from_numpy(np.sort(values.movedim(0, -1).numpy(), axis=-1)).movedim(-1, 0)
+    order: Literal["K", "C"] = "K" if values.stride(0) == 1 else "C"
+    rows = np.array(values.movedim(0, -1).numpy(), order=order)  # what is sorted is side by side
+    rows.sort()
+    return torch.from_numpy(rows).movedim(-1, 0)
 
 
 def rbf(squared: Tensor, bandwidth: Tensor | float) -> Tensor:

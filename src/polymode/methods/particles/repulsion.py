@@ -160,7 +160,7 @@ def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor,
         h: bandwidth, broadcastable to them.
         least: distances up to this are rounding and exert no force.
     """
-    kernels = squared.div(h).neg_().exp_()
+    kernels = squared.div(-h).exp_()
     total = kernels.sum((1, 2))  # (M,), at least B: each particle's kernel with itself is 1
     apart = torch.gt(squared, least, out=torch.empty_like(squared))  # numbers: quicker than bools
     forces = kernels.div_(total.div(2).view(-1, 1, 1) * h).mul_(apart)
