@@ -32,6 +32,7 @@ from .cases import CASES, Case, data
 from .contenders import KINDS, Job, load
 
 IDLE_SECONDS = 600
+WARM_UP_STEPS = 4  # gigabytes of graphs take the heap three steps until it grows no more
 NOT_INSTALLED = ("polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning")
 
 
@@ -144,7 +145,8 @@ def serve(case: Case, label: str, send: Callable[[dict[str, Any]], None]) -> Non
         data(case)
     reset_peak()
     base = memory_mb("VmRSS")
-    short = replace(case, num_examples=min(2 * case.batch_size, case.num_examples), epochs=1)
+    few = WARM_UP_STEPS * case.batch_size
+    short = replace(case, num_examples=min(few, case.num_examples), epochs=1)
     start = time.perf_counter()
     build(short).run()
     warm_up = time.perf_counter() - start

@@ -181,6 +181,22 @@ def test_claims_that_do_not_hold(make):
     assert verdicts == ["does not hold"] * 4 + ["not run"]
 
 
+def test_a_gain_that_identity_has_as_well_is_not_of_the_lengthscales(make):
+    """Both lie two points above DE; which of them is higher differs between seeds."""
+    found = []
+    for seed in range(3):
+        n = 1e-3 * seed
+        found += [
+            cell(make, "DE", seed, 0.9, 0.7 + n),
+            cell(make, "FoRDE-PCA", seed, 0.9, 0.72 + 1.1 * n),
+            cell(make, "FoRDE-Identity", seed, 0.9, 0.721 + 0.1 * n),
+        ]
+    verdicts = {claim.text: claim.verdict for claim in claims(Runs({"digits": found}))}
+    assert verdicts["digits: FoRDE-PCA has a higher corrupted accuracy than DE"] == "holds"
+    (lengthscales,) = (text for text in verdicts if "not from Identity" in text)
+    assert verdicts[lengthscales] == "does not hold"
+
+
 def test_only_the_papers_own_set_up_is_held_against_its_numbers(make):
     numbers = {("test", "nll"): 0.118, CLEAN: 0.963, ("test", "ece"): 0.03}
     runs = Runs({"cifar10": [make("DE", seed, numbers) for seed in (0, 1)]})

@@ -79,9 +79,8 @@ def _pca_not_identity(runs: Runs, part: str) -> Claim:
     """The gain is of the lengthscales: PCA is above Identity, which is not above DE."""
     over = runs.difference(part, "FoRDE-PCA", "FoRDE-Identity", SHIFT_MEAN, "accuracy")
     alone = runs.difference(part, "FoRDE-Identity", "DE", SHIFT_MEAN, "accuracy")
-    verdict = judged(over, sign=1)
-    if verdict == "holds" and alone is not None and alone.clear and alone.mean > 0:
-        verdict = "does not hold"
+    gained = alone is not None and alone.clear and alone.mean > 0
+    verdict = "does not hold" if gained else judged(over, sign=1)
     return Claim(
         f"{part}: the gain under corruption comes from the PCA lengthscales, not from Identity",
         "+2.5 points on CIFAR-10-C, PCA − Identity; −0.1, Identity − DE",
