@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 _EXPLICIT = 1 << 18  # differences of at most this many numbers are written out
-_FEW = 16  # coordinates below which these are summed one after another, for many pairs at once
+_FEW = 16  # coordinates below which it is quicker to add these one by one, for all pairs at once
 _FLOOR = 1e-12
 
 
@@ -50,7 +50,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
             f" {tuple(b.shape)}"
         )
     if a.numel() * b.shape[0] <= _EXPLICIT:
-        if a.shape[-1] < _FEW < a.numel():
+        if a.shape[-1] < _FEW:
             a, b = (each.movedim(-1, 0).contiguous() for each in (a, b))
             return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(0)
         return (a.unsqueeze(1) - b.unsqueeze(0)).square().sum(-1)
