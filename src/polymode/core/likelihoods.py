@@ -38,7 +38,7 @@ from torch import Tensor
 from polymode.core.components import Categories, Components
 from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
 from polymode.core.registry import suggest
-from polymode.core.targets import check_labels, check_values
+from polymode.core.targets import align, check_labels, check_values
 
 _LEARNED = ("learned", "learned_per_output")
 _NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would be lost in silence
@@ -140,7 +140,7 @@ class Categorical(_Classification):
         logits = outputs.detach()
         if outputs.shape[-1] < _VECTOR_WIDTH:
             logits, axis = logits.mT, -2
-        labels = _align(targets, outputs.shape[:-1], trailing=1).unsqueeze(axis)
+        labels = align(targets, outputs.shape[:-1], trailing=1).unsqueeze(axis)
         gradient = logits.log_softmax(axis)
         losses = gradient.gather(axis, labels).sum((-2, -1)) / -number
         ones = gradient.new_ones(()).expand(labels.shape)
@@ -152,7 +152,7 @@ class Categorical(_Classification):
         return Categories(log_probs, outputs[..., 0] - log_probs[..., 0])
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = _align(targets, outputs.shape[:-1], trailing=1)
+        targets = align(targets, outputs.shape[:-1], trailing=1)
         if outputs.dim() == 2:
             logits, labels = outputs, targets
         elif outputs.shape[-1] < _VECTOR_WIDTH:  # as (M, C, B), so that B is vectorised over
@@ -181,7 +181,7 @@ class Bernoulli(_Classification):
 
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
         logits = _single_output(outputs)
-        targets = _align(targets, logits.shape, trailing=1)
+        targets = align(targets, logits.shape, trailing=1)
         return F.logsigmoid(torch.where(targets > 0, logits, -logits))
 
     def components(self, outputs: Tensor, params: Params) -> Categories:
@@ -257,7 +257,7 @@ class _SharedScale(_Regression):
     ) -> tuple[Tensor, Tensor | float]:
         """Return what depends on the example, (..., B, D), and what does not, () or (...)."""
         df, size = self._df, outputs.shape[-1]
-        errors = outputs - _align(targets, outputs.shape, trailing=2)
+        errors = outputs - align(targets, outputs.shape, trailing=2)
         factor = math.sqrt(0.5) if df is None else df**-0.5
         constant = size * (HALF_LOG_2PI if df is None else -student_log_norm(df))
         if isinstance(self._spec, float):  # no tensor is made for a known scale
@@ -349,7 +349,7 @@ class HeteroscedasticGaussian(_Regression):
 
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
         loc, scale, _ = self.components(outputs, params)
-        return log_density(_align(targets, loc.shape, trailing=2), loc, scale, None).sum(-1)
+        return log_density(align(targets, loc.shape, trailing=2), loc, scale, None).sum(-1)
 
     def components(self, outputs: Tensor, params: Params) -> Components:
         if outputs.shape[-1] % 2:
@@ -398,21 +398,6 @@ def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
 
 def _field_names(cls: type[Likelihood]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-
-
-def _align(targets: Tensor, shape: torch.Size, trailing: int) -> Tensor:
-    """Return targets in this shape; the last `trailing` axes, B or (B, D), never broadcast.
-
-    Else values (B,) against outputs (M, B, 1) would become (M, B, B) and train on wrong pairs.
-    """
-    if targets.shape == shape:
-        return targets
-    if trailing == 2 and targets.dim() == 1 and shape[-1] == 1:
-        targets = targets.unsqueeze(-1)
-    if targets.dim() > len(shape) or targets.shape[-trailing:] != shape[-trailing:]:
-        need, got = tuple(shape[-trailing:]), tuple(targets.shape)
-        raise ValueError(f"Outputs need targets of shape (..., {str(need)[1:]}, got {got}.")
-    return targets.expand(shape)
 
 
 def _single_output(outputs: Tensor) -> Tensor:

@@ -79,3 +79,18 @@ def _as_tensor(targets: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = type(targets).__name__
         raise ValueError(f"Targets must be numbers in a tensor, got {kind}: {error}") from None
+
+
+def align(targets: Tensor, shape: torch.Size, trailing: int) -> Tensor:
+    """Return targets in this shape; the last `trailing` axes, B or (B, D), never broadcast.
+
+    Else values (B,) against outputs (M, B, 1) would become (M, B, B) and train on wrong pairs.
+    """
+    if targets.shape == shape:
+        return targets
+    if trailing == 2 and targets.dim() == 1 and shape[-1] == 1:
+        targets = targets.unsqueeze(-1)
+    if targets.dim() > len(shape) or targets.shape[-trailing:] != shape[-trailing:]:
+        need, got = tuple(shape[-trailing:]), tuple(targets.shape)
+        raise ValueError(f"Outputs need targets of shape (..., {str(need)[1:]}, got {got}.")
+    return targets.expand(shape)
