@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.execution import Plan
+from polymode.core.choice import Plan
 from polymode.core.likelihoods import Categorical, Gaussian
 from polymode.core.prefix import prefix_of
 from polymode.core.stack import Stack
@@ -55,14 +55,14 @@ def test_numbers_are_the_loops(net, dtype, tolerance) -> None:
     for plan in (WIDE, Plan("loop")):
         stack = Stack(net, 5, dtype=dtype, execution="loop").train()
         stack.lay_out(plan.channels_last)
-        stack._plans = {"gradients": plan, "outputs": plan}
+        stack.plans = {"gradients": plan, "outputs": plan}
         for step in range(3):
             losses = stack.gradients(Categorical().nll, x, y, step=step)
         gradient = torch.cat([leaf.grad.flatten(1) for leaf in stack.leaves()], dim=1)
         with torch.no_grad():
             outputs = stack.eval()(x)
         results.append([losses, gradient, outputs, *stack.buffers.values()])
-        assert (stack._prefixes != {}) is plan.wide
+        assert (("prefix", "train", True) in stack.network._programs) is plan.wide
     for mine, theirs in zip(*results, strict=True):
         assert (mine - theirs).abs().max().item() <= tolerance * theirs.abs().max().item()
 
@@ -75,7 +75,7 @@ def test_learned_noise_is_trained_along() -> None:
         stack = Stack(small_lenet, 2, dtype=torch.float64).train()
         stack.add_parameters(likelihood.init(2, 3, dtype=torch.float64))
         stack.lay_out(plan.channels_last)
-        stack._plans = {"gradients": plan}
+        stack.plans = {"gradients": plan}
         stack.gradients(likelihood.nll, x, y)
         gradients.append([leaf.grad for leaf in stack.leaves()])
     for mine, theirs in zip(*gradients, strict=True):

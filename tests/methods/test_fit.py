@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import polymode as pm
 from polymode.core import choice
 from polymode.core.augment import Crop, Flip
+from polymode.core.choice import Plan
 from polymode.core.events import Event
-from polymode.core.execution import Plan
 from polymode.core.likelihoods import Gaussian
 
 from .small_fits import QUICK, X, Y, net, same, task
@@ -162,7 +162,7 @@ def test_few_members_at_a_time_give_the_same(monkeypatch) -> None:
         pm.fit("deep_ensemble", net=net, task=task(), num_modes=5, chunk_size=size, **QUICK)
         for size in (None, 2)
     ]
-    assert posts[1].stack._plans["gradients"] == Plan("chunked", chunk_size=2)
+    assert posts[1].stack.plans["gradients"] == Plan("chunked", chunk_size=2)
     for a, b in zip(posts[0].stack.leaves(), posts[1].stack.leaves(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

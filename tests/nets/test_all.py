@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from polymode import nets
 from polymode.core import choice
-from polymode.core.execution import Plan
+from polymode.core.choice import Plan
 from polymode.core.likelihoods import Categorical
 from polymode.core.rng import global_stream
 from polymode.core.stack import Stack
@@ -164,7 +164,7 @@ def test_executions_agree(case, monkeypatch) -> None:
         stack._random = draws  # whether the network draws, found out once, with one thread
         if plan is not None:
             stack.lay_out(plan.channels_last)
-            stack._plans = {"gradients": plan, "outputs": plan}
+            stack.plans = {"gradients": plan, "outputs": plan}
             torch.set_num_threads(2 if plan.execution == "threads" else 1)
         for step in range(3):
             losses = stack.gradients(square_loss, x, y, step=step)

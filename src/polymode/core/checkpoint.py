@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.execution import Plan
+from polymode.core.choice import Plan
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
@@ -28,7 +28,7 @@ def save_checkpoint(path: Path, state: Any, identity: dict[str, Any]) -> None:
     for field, value in state._asdict().items():
         if isinstance(value, Stack):
             tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
-            plans = {kind: list(plan) for kind, plan in value._plans.items()}
+            plans = {kind: list(plan) for kind, plan in value.plans.items()}
             numbers[field] = {"plans": plans, "channels_last": value.channels_last}
         elif isinstance(value, Optimization):
             tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
@@ -63,7 +63,7 @@ def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
         own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
         numbers = metadata["numbers"].get(field)
         if isinstance(value, Stack):
-            value._plans = {kind: Plan(*plan) for kind, plan in numbers["plans"].items()}
+            value.plans = {kind: Plan(*plan) for kind, plan in numbers["plans"].items()}
             if numbers["channels_last"] is not None:
                 value.lay_out(numbers["channels_last"])
             value.load_tensors(own)

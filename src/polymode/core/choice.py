@@ -16,16 +16,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from polymode.core.execution import Plan
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
-from polymode.core.stack import Stack
 from polymode.core.store import cache_folder, replace_file
+
+if TYPE_CHECKING:
+    from polymode.core.stack import Stack
 
 fcntl: ModuleType | None
 try:
@@ -33,18 +34,32 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
-Run = Callable[[Stack, Tensor, Tensor], Any]
+Run = Callable[["Stack", Tensor, Tensor], Any]
+
+
+class Plan(NamedTuple):
+    """One way to evaluate a stack."""
+
+    execution: str
+    channels_last: bool = False
+    chunk_size: int | None = None
+    num_threads: int | None = None  # intra-operation threads; None leaves torch's setting
+    wide: bool = False  # the first convolution of all members as one, see `core/prefix.py`
+
+
+KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients; gradients of losses
 
 _known: dict[str, Plan] = {}
-_LEAST, _ROUNDS = 3, 20  # how often candidates are timed again
-_BUDGET = 1.5  # seconds for that, after the least number
-_NEAR, _NEARER = 2.0, 1.25  # candidates within this factor of the best stay in, at first and later
-_SLOW = 0.02  # seconds for one member on one core: above, candidates are tried on few members
-_MANY = 64  # members to try others on: what is fastest for these is so for more
-_THRIFT = 0.9  # one thread is preferred where several save less than a tenth: it disturbs no one
-_WIDE = 1.1  # a wide convolution must save as much: it grows with the members, trials have few
-_SHARED = 1.1  # and so must operations on all cores: each waits for the core that is disturbed
-_HOPELESS = 3.0  # a candidate this many times slower than the best at its first run is given up
+# How each constant was found:
+_LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
+_BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
+_NEAR, _NEARER = 2.0, 1.25  # a candidate stays in within these factors of the best: twice the noise
+_SLOW = 0.02  # seconds per member on one core: above it, few members and no vmap are tried (3x)
+_MANY = 64  # members to try others on: beyond them the time of every candidate is linear
+_THRIFT = 0.9  # one thread is preferred unless several save a tenth: on shared cores they cost 20x
+_WIDE = 1.1  # a wide convolution must save a tenth: it grows with the members, trials have few
+_SHARED = 1.1  # as must operations on all cores: each waits for the core that is disturbed
+_HOPELESS = 3.0  # given up after its first run: no candidate came back from more than 2.2
 
 
 def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
@@ -76,17 +91,22 @@ def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
     times slower than a loop.
     """
     images = any(t.dim() == 5 for t in (*stack.params.values(), *stack.frozen.values()))
-    layouts = (True, False) if images else (False,)
+    layouts = (True, False) if images and not _breaks_channels_last(stack) else (False,)
     if stack.channels_last is not None:
         layouts = (stack.channels_last,)
     several = torch.get_num_threads() > 1 and stack.device.type == "cpu"
     counts = (1, None) if several and not slow and not images else (None,)
     plans = []
-    if stack.num_modes > 1 and False in layouts and not stack._apart:
+    if stack.num_modes > 1 and False in layouts and not stack.members_differ:
         if not (slow and stack.device.type == "cpu"):
             plans += [Plan("batched", num_threads=count) for count in counts]
     if stack.num_modes > 1 and several:
-        if True in layouts and not own and not stack._apart and prefix_of(stack) is not None:
+        if (
+            True in layouts
+            and not own
+            and not stack.members_differ
+            and prefix_of(stack) is not None
+        ):
             plans.append(Plan("threads", channels_last=True, wide=True))
         plans += [Plan("threads", layout) for layout in layouts]
     plans += [Plan("loop", layout, num_threads=count) for count in counts for layout in layouts]
@@ -97,6 +117,21 @@ def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
     return plans
 
 
+def _breaks_channels_last(stack: Stack) -> bool:
+    """Whether a gradient in channels_last format would write past the end of its memory.
+
+    oneDNN of torch 2.13 does so on processors with AVX2 for strided 1x1 convolutions with fewer
+    than eight input channels; other numbers that eight does not divide take the same kernel.
+    """
+    return any(
+        isinstance(layer, nn.Conv2d)
+        and set(layer.kernel_size) == {1}
+        and max(layer.stride) > 1
+        and layer.in_channels % 8 != 0
+        for layer in stack.template.modules()
+    )
+
+
 def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     """Time the candidates on copies of the stack and return the fastest.
 
@@ -105,10 +140,9 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     """
 
     def trial(plan: Plan, count: int) -> Callable[[], Any]:
-        part = stack[:count].clone().train(stack.training)
-        part._random = dict(stack._random)
+        part = stack[:count].clone()
         part.lay_out(plan.channels_last)
-        part._plans = {"outputs": plan, "gradients": plan}
+        part.plans = dict.fromkeys(KINDS, plan)
         return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
 
     alone = trial(Plan("loop", num_threads=1), 1)
@@ -163,9 +197,8 @@ def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) ->
     """Return how many members may be batched together within half of the free memory."""
     if not torch.is_grad_enabled():
         return stack.num_modes
-    trial = stack[[0]].train(stack.training)
-    trial._plans = {"outputs": Plan("loop"), "gradients": Plan("loop")}
-    trial._random = dict(stack._random)
+    trial = stack[[0]]
+    trial.plans = dict.fromkeys(KINDS, Plan("loop"))
     one = saved_bytes(lambda: run(trial, x[:1] if own else x, y[:1] if own else y))
     return max(1, min(stack.num_modes, int(0.5 * free_bytes(stack.device) // max(one, 1))))
 
@@ -175,7 +208,7 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
     shapes = [(n, tuple(t.shape)) for n, t in {**stack.params, **stack.frozen}.items()]
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes,
-        tuple(x.shape), own, stack.training, torch.is_grad_enabled(), str(stack.dtype),
+        tuple(x.shape), own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, platform.processor(), platform.node(),
         stack.channels_last,

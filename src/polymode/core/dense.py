@@ -2,10 +2,9 @@
 
 `torch.func.vmap` runs any network for all members together, but pays for its generality at every
 operation. Networks made of linear layers, activations, normalisation, dropout, sums and products
-are common enough, and small enough, to be
-worth their own way: the forward method is traced once (`torch.fx`) and each step of it is replaced
-    by one that carries
-the member axis, a linear layer by a single `baddbmm`.
+are common enough, and small enough, to be worth a way of their own: the forward method is traced
+once (`torch.fx`) and each step of it is replaced by one that carries the member axis, a linear
+layer by a single `baddbmm`.
 
 `dense_forward` returns None for every network with a step it does not know; the caller then takes
 `vmap`.
@@ -14,7 +13,6 @@ Shapes: `M` members, `B` batch, `H` features.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,33 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.trace import PLAIN, is_flatten, trace
+from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten
+from polymode.core.trace import trace
 
 Tensors = dict[str, Tensor]
 Forward = Callable[[Tensors, Tensor], Tensor]
-
-_ELEMENTWISE_MODULES: tuple[type[nn.Module], ...] = (
-    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.LeakyReLU, nn.Softplus,
-    nn.Hardtanh, nn.ReLU6, nn.Mish, nn.Hardswish, nn.Softsign, nn.Identity, nn.Dropout,
-)  # fmt: skip
-_ELEMENTWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    F.relu, torch.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu, F.selu,
-    F.leaky_relu, F.softplus, F.dropout, torch.sin, torch.cos, torch.exp, torch.square, torch.abs,
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
-    torch.mul, torch.div,
-)  # fmt: skip
-_ELEMENTWISE_METHODS = {
-    "relu",
-    "tanh",
-    "sigmoid",
-    "exp",
-    "sin",
-    "cos",
-    "square",
-    "abs",
-    "add",
-    "mul",
-}
 
 
 def dense_forward(template: nn.Module) -> Forward | None:
@@ -97,13 +73,11 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
     if is_flatten(node, template):
         source = _name(node.args[0])
         return lambda run: run[source].flatten(2)
+    if called(node, template) in ELEMENTWISE:
+        return _elementwise_step(node, function_of(node, template))
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
         assert isinstance(target, str)
         return _module_step(target, template.get_submodule(target), node.args[0])
-    if node.op == "call_function" and target in _ELEMENTWISE_FUNCTIONS:
-        return _elementwise_step(node, target)  # type: ignore[arg-type]
-    if node.op == "call_method" and target in _ELEMENTWISE_METHODS:
-        return _elementwise_step(node, getattr(Tensor, target))  # type: ignore[arg-type]
     return None
 
 
@@ -119,6 +93,10 @@ def _elementwise_step(node: fx.Node, function: Callable[..., Any]) -> _Step | No
     if any(not isinstance(v, PLAIN) for v in node.kwargs.values()):
         return None
     args, kwargs = node.args, dict(node.kwargs)
+    first = args[0] if args else None
+    writes = kwargs.get("inplace") or getattr(function, "inplace", False)
+    if writes and isinstance(first, fx.Node) and first.op == "placeholder":
+        return None  # it would write into the caller's inputs
     if len(args) == 1:
         source = _name(args[0])
         return lambda run: function(run[source], **kwargs)
@@ -132,10 +110,6 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
         return None
     source, kind = argument.name, type(module)
     layer: Callable[[Tensors, Tensor], Tensor]
-    if kind in _ELEMENTWISE_MODULES:
-        if getattr(module, "inplace", False) and argument.op == "placeholder":
-            return None  # would write into the caller's inputs
-        return lambda run: module(run[source])
     if isinstance(module, nn.Linear) and kind is nn.Linear:
         layer = _linear(path, module)
     elif isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
@@ -183,7 +157,10 @@ def _batch_norm(path: str, module: nn.BatchNorm1d) -> Callable[[Tensors, Tensor]
 
     def flat(tensors: Tensors, name: str) -> Tensor | None:
         tensor = tensors.get(f"{path}.{name}")
-        return None if tensor is None else tensor.view(-1)
+        if tensor is None:
+            return None
+        moves = module.training and name.startswith("running")  # in place, so not in a copy
+        return tensor.view(-1) if moves else tensor.reshape(-1)
 
     def apply(tensors: Tensors, x: Tensor) -> Tensor:
         members, batch, features = x.shape[:3]

@@ -17,53 +17,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polymode.core.dense import dense_forward
+from polymode.core.choice import Plan, choose
+from polymode.core.dense import Forward, dense_forward
 from polymode.core.memory import keep_freed_memory
-from polymode.core.modules import channels_to_last
-from polymode.core.noise import MemberNoise, step_seeds, watch
+from polymode.core.modules import Tensors, channels_to_last
+from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
-from polymode.core.stack import Stack, Tensors
 from polymode.core.threads import for_each_member
-from polymode.core.trace import quick_of
+from polymode.core.trace import quick_module
+
+if TYPE_CHECKING:
+    from polymode.core.stack import Stack
 
 Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
-
-
-class Plan(NamedTuple):
-    """One way to evaluate a stack."""
-
-    execution: str
-    channels_last: bool = False
-    chunk_size: int | None = None
-    num_threads: int | None = None  # intra-operation threads; None leaves torch's setting
-    wide: bool = False  # the first convolution of all members as one, see `core/prefix.py`
 
 
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, own)
-    plan = stack._plans.get("outputs") or plan_for(
-        stack, "outputs", lambda part, xs, _: outputs(part, xs, own, step), x, x, own
+    kind = "graph" if torch.is_grad_enabled() else "outputs"
+    plan = stack.plans.get(kind) or plan_for(
+        stack, kind, lambda part, xs, _: outputs(part, xs, own, step), x, x, own
     )
-    seeds = noise_seeds(stack, x, own, step)
+    streams = streams_of(stack, x, own, step)
     with limit_threads(plan.num_threads):
-        return _outputs(stack, plan, x, own, seeds)
+        return _outputs(stack, plan, x, own, streams)
 
 
-def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
+def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
     if plan.execution in ("batched", "chunked"):
         parts = [
-            batched(part, x[a:b] if own else x, own, seeds and seeds[a:b])
+            batched(part, x[a:b] if own else x, own, streams and streams[a:b])
             for part, a, b in chunks(stack, plan, views=torch.is_grad_enabled())
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    prefix = _prefix(stack, plan, own, seeds)
+    prefix = _prefix(stack, plan, own, streams)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
@@ -71,12 +66,12 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
 
     def work(k: int) -> None:
         inputs = shared[k] if own else shared
-        with noise_of(seeds and seeds[k : k + 1], stacked=False):
+        with noise_of(streams and streams[k : k + 1], stacked=False):
             results[k] = _single(stack, k, inputs)
 
     if plan.execution == "threads" and not torch.is_grad_enabled():
         for k in range(stack.num_modes):
-            quick_module(stack, k)
+            quick_member(stack, k)
         for_each_member(stack.num_modes, work)
     else:
         for k in range(stack.num_modes):
@@ -87,16 +82,16 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, seeds: list[int] | 
 def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, own)
-    plan = stack._plans.get("gradients") or plan_for(
+    plan = stack.plans.get("gradients") or plan_for(
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
-    seeds = noise_seeds(stack, x, own, step)
+    streams = streams_of(stack, x, own, step)
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
     if plan.num_threads is None:
-        return compute(stack, plan, loss, x, y, own, seeds)
+        return compute(stack, plan, loss, x, y, own, streams)
     with limit_threads(plan.num_threads):
-        return compute(stack, plan, loss, x, y, own, seeds)
+        return compute(stack, plan, loss, x, y, own, streams)
 
 
 def _gradients_batched(
@@ -106,13 +101,13 @@ def _gradients_batched(
     x: Tensor,
     y: Tensor,
     own: bool,
-    seeds: list[int] | None,
+    streams: Streams | None,
 ) -> Tensor:
     """All members, or a chunk of them, in one forward and one backward pass."""
     leaves = stack.leaves()
     parts = chunks(stack, plan, views=False)
     if len(parts) == 1:
-        losses = loss(batched(stack, x, own, seeds), y, stack.extra)
+        losses = loss(batched(stack, x, own, streams), y, stack.extra)
         for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
             leaf.grad = in_layout_of(leaf, grad)
         return losses.detach()
@@ -120,7 +115,7 @@ def _gradients_batched(
     found = []
     for part, a, b in parts:
         inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
-        losses = loss(batched(part, inputs, own, seeds and seeds[a:b]), targets, part.extra)
+        losses = loss(batched(part, inputs, own, streams and streams[a:b]), targets, part.extra)
         for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
             assert leaf.grad is not None
             leaf.grad[a:b] = grad
@@ -135,30 +130,24 @@ def _gradients_each(
     x: Tensor,
     y: Tensor,
     own: bool,
-    seeds: list[int] | None,
+    streams: Streams | None,
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
     buffers = grad_buffers(stack)
-    prefix = _prefix(stack, plan, own, seeds)
+    prefix = _prefix(stack, plan, own, streams)
     if prefix is not None:
         for k in range(stack.num_modes):
             stack.leaf_views(k)
         return wide_gradients(stack, prefix, loss, x, y, buffers)
     x = formatted(x, plan.channels_last)
-    if stack.num_modes == 1:
-        value, grads = _member_gradients(
-            stack, 0, loss, x[0] if own else x, y[0] if own else y, seeds
-        )
-        torch._foreach_copy_(buffers[0], grads)
-        return value.view(1)
     losses: list[Any] = [None] * stack.num_modes
     for k in range(stack.num_modes):
-        stack.leaf_views(k), quick_module(stack, k)  # built here: that is not for several threads
+        stack.leaf_views(k), quick_member(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
         inputs, targets = (x[k], y[k]) if own else (x, y)
-        streams = seeds and seeds[k : k + 1]
-        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, streams)
+        one = streams and streams[k : k + 1]
+        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, one)
         torch._foreach_copy_(buffers[k], grads)
 
     if plan.execution == "threads":
@@ -169,70 +158,62 @@ def _gradients_each(
     return torch.stack(losses)
 
 
-def _prefix(stack: Stack, plan: Plan, own: bool, seeds: list[int] | None) -> Prefix | None:
+def _prefix(stack: Stack, plan: Plan, own: bool, streams: Streams | None) -> Prefix | None:
     """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
-    if not plan.wide or own or seeds is not None:
-        return None
-    mode = stack.training, torch.is_grad_enabled()
-    if mode not in stack._prefixes:
-        stack._prefixes[mode] = prefix_of(stack)
-    return stack._prefixes[mode]
+    return prefix_of(stack) if plan.wide and not own and streams is None else None
 
 
-def quick_module(stack: Stack, k: int) -> nn.Module:
+def quick_member(stack: Stack, k: int) -> nn.Module:
     """Return member k in its quick form, if it has one."""
-    mode = stack.training, torch.is_grad_enabled()
-    if mode not in stack._quick:
-        stack._quick[mode] = quick_of(stack)
-    quick = stack._quick[mode]
-    return stack.module(k) if quick is None else quick.member(stack, k)
+    quick = None
+    if not stack.members_differ:
+        make = partial(quick_module, gradients=torch.is_grad_enabled())
+        quick = stack.network.program("quick", stack.mode, make)
+    return stack.module(k) if quick is None else stack.views.bound(quick, k, stack.mode)
 
 
 def _member_gradients(
-    stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, seeds: list[int] | None
+    stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, streams: Streams | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the loss of member k and its gradients, in the order of `leaves()`."""
-    if seeds is None:
-        out = quick_module(stack, k)(x)
-    else:
-        with MemberNoise(seeds, stacked=False):
-            out = quick_module(stack, k)(x)
-    if stack.training and stack.buffers:
-        stack.write_back_buffers(k)
-    value = loss(out, y, stack.extra_of(k) if stack.extra else {})
+    with noise_of(streams, stacked=False):
+        out = quick_member(stack, k)(x)
+    stack.write_back_buffers(k)
+    value = loss(out, y, stack.extra_of(k))
     return value.detach(), _grad(value, stack.leaf_views(k))
 
 
-def batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tensor:
+def dense_program(stack: Stack) -> Forward | None:
+    """Return the forward pass of all members as batched products, or None where there is none."""
+    return stack.network.program("dense", stack.mode, dense_forward)
+
+
+def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
     """All members in one computation."""
     if stack.members_differ:
         raise ValueError(
             "execution='batched' needs members that differ in tensors alone, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
         )
-    if stack.training not in stack._forwards:
-        stack._forwards[stack.training] = dense_forward(stack.template)
-    dense = stack._forwards[stack.training]
+    dense = dense_program(stack)
     if dense is not None:
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
-        for alias, name in stack._second_names:
-            tensors[alias] = tensors[name]
-        with noise_of(seeds, stacked=True):
-            return dense(tensors, x if own else x.expand(stack.num_modes, *x.shape))
-    if seeds is not None and not own:  # noise on inputs must differ between members
-        x, own = x.expand(stack.num_modes, *x.shape), True
+        return _run_dense(stack, dense, tensors, x if own else _for_all(stack, x), streams)
+    if streams is not None and not own:  # noise on inputs must differ between members
+        x, own = _for_all(stack, x), True
+    template, aliases = stack.network.template_in(stack.mode), stack.network.aliases
 
     def one(params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Any, Tensors]:
         tensors = {
             alias: value
             for name, value in (*params.items(), *buffers.items())
-            for alias in stack._aliases[name]
+            for alias in aliases[name]
         }
-        out = functional_call(stack.template, tensors, (x,), tie_weights=False)
+        out = functional_call(template, tensors, (x,), tie_weights=False)
         anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
         return out, anew
 
-    with noise_of(seeds, stacked=True):
+    with noise_of(streams, stacked=True):
         out, anew = vmap(one, in_dims=(0, 0, 0 if own else None), randomness="different")(
             {**stack.params, **stack.frozen}, stack.buffers, x
         )
@@ -241,20 +222,62 @@ def batched(stack: Stack, x: Tensor, own: bool, seeds: list[int] | None) -> Tens
     return out
 
 
+def _for_all(stack: Stack, x: Tensor) -> Tensor:
+    return x.expand(stack.num_modes, *x.shape)
+
+
+def _run_dense(
+    stack: Stack, dense: Forward, tensors: Tensors, x: Tensor, streams: Streams | None
+) -> Tensor:
+    for alias, name in stack.network.second_names:
+        tensors[alias] = tensors[name]
+    with noise_of(streams, stacked=True):
+        return dense(tensors, x)
+
+
+def pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
+    """Return the outputs (M, B, ...) at other parameters (M, ...); changes nothing.
+
+    Dense networks run as batched products. Others run member by member on a processor, where vmap
+    takes convolutions three times as long, and through vmap elsewhere.
+    """
+    streams = streams_of(stack, x, False, 0)
+    buffers = stack.buffers
+    if stack.mode == "train":
+        buffers = {name: tensor.clone() for name, tensor in buffers.items()}
+    tensors = {**params, **stack.frozen, **buffers}
+    dense = None if stack.members_differ else dense_program(stack)
+    if dense is not None:
+        return _run_dense(stack, dense, tensors, _for_all(stack, x), streams)
+    if x.device.type != "cpu" and not stack.members_differ:
+        return batched(stack.with_tensors(params, buffers), x, False, streams)
+    results = []
+    for k in range(stack.num_modes):
+        module = stack.network.template_in(stack.mode)
+        if stack.members_differ:
+            module = stack.module(k)
+        own = {
+            alias: tensor[k]
+            for name, tensor in tensors.items()
+            for alias in stack.network.aliases[name]
+        }
+        with noise_of(streams and streams[k : k + 1], stacked=False):
+            results.append(functional_call(module, own, (x,), tie_weights=False))
+    return torch.stack(results)
+
+
 def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
     """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
     if not torch.is_grad_enabled():
-        out = quick_module(stack, k)(x)
+        out = quick_member(stack, k)(x)
     else:
-        module = stack.module(k)
         tensors = {
             alias: value[k]
             for name, value in {**stack.params, **stack.frozen}.items()
-            for alias in stack._aliases[name]
+            for alias in stack.network.aliases[name]
         }
-        out = functional_call(module, tensors, (x,), tie_weights=False)
-    if stack.training and stack.buffers:
-        stack.write_back_buffers(k)
+        out = functional_call(quick_member(stack, k), tensors, (x,), tie_weights=False)
+    stack.write_back_buffers(k)
     return out
 
 
@@ -279,15 +302,7 @@ def in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
 
 def grad_buffers(stack: Stack) -> list[list[Tensor]]:
     """Return, for each member, where its gradients are written: views of the leaves' `.grad`."""
-    leaves = stack.leaves()
-    if stack._grads is None:
-        grads = [torch.zeros_like(leaf) for leaf in leaves]
-        stack._grads = grads, [[grad[k] for grad in grads] for k in range(stack.num_modes)]
-    grads, views = stack._grads
-    for leaf, grad in zip(leaves, grads, strict=True):
-        if leaf.grad is not grad:
-            leaf.grad = grad
-    return views
+    return stack.views.grads(stack.num_modes)
 
 
 def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
@@ -295,16 +310,17 @@ def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, i
     size = min(plan.chunk_size or stack.num_modes, stack.num_modes)
     if size == stack.num_modes:
         return [(stack, 0, size)]
-    parts = stack._parts.get((size, views))
-    if parts is None:
-        spans = [(a, min(a + size, stack.num_modes)) for a in range(0, stack.num_modes, size)]
-        parts = stack._parts[size, views] = [(stack[a:b], a, b) for a, b in spans]
-    for part, a, b in parts:
-        part.train(stack.training)
-        part._forwards = stack._forwards
-        if views:
-            part.params = {name: tensor[a:b] for name, tensor in stack.params.items()}
-    return parts
+    spans = [(a, min(a + size, stack.num_modes)) for a in range(0, stack.num_modes, size)]
+    if views:
+        return [
+            (stack[a:b].with_tensors({n: t[a:b] for n, t in stack.params.items()}), a, b)
+            for a, b in spans
+        ]
+    if size not in stack.views.parts:
+        stack.views.parts[size] = [(stack[a:b], a, b) for a, b in spans]
+    for part, _, _ in stack.views.parts[size]:
+        part.set_mode(stack.mode)
+    return stack.views.parts[size]
 
 
 class limit_threads:
@@ -326,18 +342,31 @@ class limit_threads:
 _SILENCE = nullcontext()
 
 
-def noise_of(seeds: list[int] | None, *, stacked: bool) -> Any:
-    return _SILENCE if seeds is None else MemberNoise(seeds, stacked=stacked)
+def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
+    """Return the context in which members draw from their streams."""
+    return _SILENCE if streams is None else MemberNoise(streams, stacked=stacked)
 
 
-def noise_seeds(stack: Stack, x: Tensor, own: bool, step: int) -> list[int] | None:
+def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
-    if stack.training not in stack._random:
-        probe = stack[[0]].train(stack.training)
-        with torch.no_grad(), watch() as watcher:
-            probe.module(0)(x[0, :2] if own else x[:2])
-        stack._random[stack.training] = watcher.drew
-    return step_seeds(stack.seeds, step) if stack._random[stack.training] else None
+    example = x[0] if own else x
+
+    def probe(look: Callable[[nn.Module, Tensor], Any]) -> Any:
+        module = stack[[0]].module(0)
+        return look(module, example)
+
+    drawn = stack.network.program("noise", stack.mode, lambda _: probe(_drawn_by_two))
+    if not drawn:
+        return None
+    if stack.pinned is None:
+        return Streams(step_seeds(stack.seeds, step))
+    axes = stack.network.program("pinned", stack.mode, lambda _: probe(batch_axes))
+    return Streams(step_seeds(stack.seeds, stack.pinned), axes)
+
+
+def _drawn_by_two(module: nn.Module, x: Tensor) -> bool:
+    """Whether a pass of two examples draws anything; BatchNorm in training wants two."""
+    return bool(shapes_drawn(module, x[:1].expand(2, *x.shape[1:])))
 
 
 def formatted(x: Tensor, channels_last: bool) -> Tensor:
@@ -347,7 +376,7 @@ def formatted(x: Tensor, channels_last: bool) -> Tensor:
 def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
     if own and x.shape[0] != stack.num_modes:
         raise ValueError(
-            f"own=True takes inputs with one batch a member, ({stack.num_modes}, B, ...), got"
+            f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
             f" {tuple(x.shape)}"
         )
 
@@ -361,12 +390,10 @@ def plan_for(
     own: bool,
 ) -> Plan:
     """Choose the plan for this kind of work, at the first call."""
-    from polymode.core.choice import choose
-
     if stack.device.type == "cpu":
         keep_freed_memory()
     plan = choose(stack, kind, run, x, y, own)
     if stack.channels_last is None:
         stack.lay_out(plan.channels_last)
-    stack._plans[kind] = plan
+    stack.plans[kind] = plan
     return plan

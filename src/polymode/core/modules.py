@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from polymode.core.rng import fold, global_stream
 
@@ -138,6 +139,47 @@ def differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {key for key in set(first) | set(other) if first.get(key) != other.get(key)}
 
 
+MODES = ("train", "eval", "noisy")
+
+
+def set_mode(module: nn.Module, mode: str) -> nn.Module:
+    """Put a module into a mode and return it.
+
+    "train" and "eval" are torch's. "noisy" is training mode with frozen normalisation: what is
+    random stays random (dropout as a layer, as a function or inside attention, DropConnect), while
+    layers with running statistics use these and leave them alone.
+    """
+    module.train(mode != "eval")
+    if mode == "noisy":
+        for layer in normalisation_layers(module):
+            layer.eval()
+    return module
+
+
+def normalisation_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers that keep running statistics."""
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, _NormBase) or "running_mean" in layer._buffers
+    ]
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a copy with places for tensors of its own; all else is the same objects.
+
+    A deep copy would take longer than a step of a small network. For modules whose forward pass
+    changes nothing but tensors.
+    """
+    shared = object.__new__(type(module))
+    shared.__dict__.update(module.__dict__)
+    for group in ("_parameters", "_buffers", "_modules"):
+        shared.__dict__[group] = dict(module.__dict__[group])
+    for name, child in module._modules.items():
+        shared._modules[name] = None if child is None else shallow_copy(child)
+    return shared
+
+
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf
@@ -152,6 +194,12 @@ def channels_to_last(images: Tensor) -> Tensor:
     *rest, channels, height, width = images.shape
     memory = images.new_empty(*rest, height, width, channels)
     return memory.movedim(-1, -3).copy_(images)
+
+
+def is_channels_last(stacked: Tensor) -> bool:
+    """Whether (M, O, C, H, W) lies in memory as `channels_to_last` lays it out."""
+    channels, width = stacked.shape[2], stacked.shape[4]
+    return stacked.stride()[2:] == (1, width * channels, channels)
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:

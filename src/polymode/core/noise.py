@@ -8,12 +8,11 @@ whether it is evaluated alone, in a batch of ten, or in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymode.core.rng import fold
@@ -61,17 +60,39 @@ _DRAWS: dict[Any, Callable[..., tuple[Tensor, _Fill]]] = {
 }
 
 
-class MemberNoise(TorchDispatchMode):
-    """Within this context every random operation draws from the streams `seeds`.
+class BatchAxis(NamedTuple):
+    """Where the examples of a batch are in a tensor of noise: entry b · `per` + i of `axis` belongs
+    to example b. `axis` is None for noise that the whole batch shares, such as DropConnect's."""
 
-    With `stacked` the operation's result has a leading member axis of len(seeds), each slice drawn
-    from its own stream; without it there is one seed and the whole result is drawn from it.
+    axis: int | None
+    per: int = 1
+
+
+class Streams:
+    """Random streams of one forward pass, one per member.
+
+    With `pinned`, where each tensor that is drawn has its batch axis, all examples get the same
+    noise: a member is then one function of its inputs, whatever the batch.
     """
 
-    def __init__(self, seeds: Sequence[int], *, stacked: bool) -> None:
+    def __init__(self, seeds: Sequence[int], pinned: Sequence[BatchAxis] | None = None) -> None:
+        self.seeds, self.pinned = [int(seed) for seed in seeds], pinned
+
+    def __getitem__(self, members: slice) -> Streams:
+        return Streams(self.seeds[members], self.pinned)
+
+
+class MemberNoise(TorchDispatchMode):
+    """Within this context every random operation draws from the members' streams.
+
+    With `stacked` the operation's result has a leading member axis, each slice drawn from its own
+    stream; without it there is one stream and the whole result is drawn from it.
+    """
+
+    def __init__(self, streams: Streams, *, stacked: bool) -> None:
         super().__init__()
-        assert stacked or len(seeds) == 1
-        self._seeds = [int(seed) for seed in seeds]
+        assert stacked or len(streams.seeds) == 1
+        self._streams = streams
         self._stacked = stacked
         self._calls = 0
 
@@ -85,23 +106,39 @@ class MemberNoise(TorchDispatchMode):
                 f" streams. Known: {', '.join(str(known) for known in _DRAWS)}"
             )
         out, fill = _DRAWS[func](*args, **kwargs)
+        seeds, pinned = self._streams.seeds, self._streams.pinned
         shares = out.unbind(0) if self._stacked else (out,)
-        if len(shares) != len(self._seeds):
+        if len(shares) != len(seeds):
             raise ValueError(
                 f"{func} drew a tensor of shape {tuple(out.shape)} where the first axis should be"
-                f" the {len(self._seeds)} members; use execution='loop' for this network"
+                f" the {len(seeds)} members; use execution='loop' for this network"
             )
+        batch = BatchAxis(None)
+        if pinned is not None:
+            if self._calls >= len(pinned):
+                raise ValueError(
+                    f"the network draws more than {len(pinned)} times in this pass, but did not"
+                    " when it was first looked at; what it draws must not depend on the inputs"
+                )
+            batch = pinned[self._calls]
         self._calls += 1
-        for share, seed in zip(shares, self._seeds, strict=True):
+        for share, seed in zip(shares, seeds, strict=True):
             stream = torch.Generator(device=out.device).manual_seed(
                 (seed + self._calls * _GOLDEN) % 2**63
             )
-            if share.is_contiguous():
+            if batch.axis is None and share.is_contiguous():
                 fill(share, stream)
-            else:  # the order of filling must not depend on the memory format
-                filled = torch.empty(share.shape, dtype=share.dtype, device=share.device)
-                fill(filled, stream)
-                share.copy_(filled)
+                continue
+            shape = list(share.shape)
+            if batch.axis is not None:
+                shape[batch.axis] = batch.per
+            # the order of filling must not depend on the memory format
+            filled = torch.empty(shape, dtype=share.dtype, device=share.device)
+            fill(filled, stream)
+            if batch.axis is not None:
+                share = share.unflatten(batch.axis, (-1, batch.per))
+                filled = filled.unsqueeze(batch.axis)
+            share.copy_(filled)
         return out
 
 
@@ -116,23 +153,50 @@ def step_seeds(seeds: Sequence[int], step: int) -> list[int]:
 
 
 class _Watch(TorchDispatchMode):
-    """Notices whether anything random is called."""
+    """Notices what random operations draw: the shape of each tensor, in their order."""
 
-    drew = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args):
-            self.drew = True
-        return func(*args, **(kwargs or {}))
+            first = result[0] if isinstance(result, (tuple, list)) else result
+            self.shapes.append(tuple(first.shape))
+        return result
 
 
-@contextmanager
-def watch() -> Iterator[_Watch]:
-    """Tell by `.drew` whether anything random ran in this context; torch's stream is put back."""
-    state = torch.random.get_rng_state()
-    watcher = _Watch()
-    try:
-        with watcher:
-            yield watcher
-    finally:
-        torch.random.set_rng_state(state)
+def shapes_drawn(module: nn.Module, x: Tensor) -> list[tuple[int, ...]]:
+    """Return the shapes of what a forward pass draws; torch's stream is put back."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+        module(x)
+    return watcher.shapes
+
+
+def batch_axes(module: nn.Module, x: Tensor) -> list[BatchAxis]:
+    """Return where the batch is in each tensor that a forward pass draws.
+
+    Found by passes of two and of three examples: the axis that grows with them is the batch.
+    """
+    row = x[:1]
+    two, three = (shapes_drawn(module, row.expand(n, *row.shape[1:])) for n in (2, 3))
+    if len(two) != len(three):
+        raise ValueError(
+            f"the network draws {len(two)} times for two examples and {len(three)} times for three;"
+            " what it draws must not depend on the batch size"
+        )
+    return [_batch_axis(a, b) for a, b in zip(two, three, strict=True)]
+
+
+def _batch_axis(two: tuple[int, ...], three: tuple[int, ...]) -> BatchAxis:
+    grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
+    if not grown:
+        return BatchAxis(None)
+    axis = grown[0]
+    if len(grown) > 1 or 3 * two[axis] != 2 * three[axis]:
+        raise ValueError(
+            f"the network draws noise of shape {two} for two examples and {three} for three: it"
+            " cannot be the same for every example"
+        )
+    return BatchAxis(axis, two[axis] // 2)

@@ -18,24 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from polymode.core.layers import CHANNELWISE, called, function_of
 from polymode.core.modules import channels_to_last
 from polymode.core.threads import for_each_member
-from polymode.core.trace import Bound, pool_by_2, quicken, relu_in_place, trace
+from polymode.core.trace import pool_by_2, quicken, trace
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
 
 _Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
-
-_CHANNELWISE: tuple[type[nn.Module], ...] = (
-    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity,
-    nn.MaxPool2d, nn.AvgPool2d,
-)  # fmt: skip
-_CHANNELWISE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    F.relu, torch.relu, relu_in_place, torch.tanh, torch.sigmoid, F.gelu, F.silu,
-    F.elu, F.leaky_relu, F.softplus, F.avg_pool2d, pool_by_2,
-)  # fmt: skip
-
 
 _PIECE = 2**24  # bytes of the wide result at a time: larger ones leave the caches and the heap
 
@@ -45,11 +36,11 @@ class Prefix:
 
     Attributes:
         conv: path of the first convolution. steps: what follows it and keeps channels apart.
-        suffix: the rest, each member's with the names of the whole network's parameters.
+        suffix: the rest, with the names of the whole network's parameters.
     """
 
     def __init__(self, conv: str, module: nn.Conv2d, steps: list[Any], suffix: nn.Module) -> None:
-        self.conv, self.module, self.steps, self.suffix = conv, module, steps, Bound(suffix)
+        self.conv, self.module, self.steps, self.suffix = conv, module, steps, suffix
 
     def __call__(self, stack: Stack, x: Tensor) -> Tensor:
         """Return what all members' suffixes start from, (B, M O, ...)."""
@@ -75,12 +66,17 @@ class Prefix:
 
     def member(self, stack: Stack, k: int) -> nn.Module:
         """Return member k's suffix; it shares the stack's memory."""
-        return self.suffix.member(stack, k)
+        return stack.views.bound(self.suffix, k, stack.mode)
 
 
 def prefix_of(stack: Stack) -> Prefix | None:
     """Return the stack's network cut in two, for its present mode, or None if it cannot be."""
-    traced = trace(stack.template)
+    tied = {name for names in stack.network.aliases.values() if len(names) > 1 for name in names}
+    return stack.network.program("prefix", stack.mode, lambda template: _cut(template, tied))
+
+
+def _cut(template: nn.Module, tied: set[str]) -> Prefix | None:
+    traced = trace(template)
     if traced is None:
         return None
     template, graph = traced
@@ -99,7 +95,7 @@ def prefix_of(stack: Stack) -> Prefix | None:
         return None
     if any(node.target == first.target for node in nodes[2:]):
         return None
-    if any(len(stack._aliases.get(f"{path}.{n}", [""])) > 1 for n in ("weight", "bias")):
+    if {f"{path}.weight", f"{path}.bias"} & tied:
         return None
     cut, steps = first, []
     for node in nodes[2:]:
@@ -117,17 +113,16 @@ def _is_only_user(node: fx.Node, source: fx.Node) -> bool:
 
 def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return an operation that treats every channel alike and by itself, or None."""
-    rest = (*node.args[1:], *node.kwargs.values())
-    if any(isinstance(value, fx.Node) for value in rest):
+    args, kwargs = node.args[1:], dict(node.kwargs)
+    if any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
         return None
-    if node.op == "call_module":
-        module = template.get_submodule(str(node.target))
-        known = type(module) in _CHANNELWISE and not rest
-        return module if known and not getattr(module, "return_indices", False) else None
-    if node.op == "call_function" and node.target in _CHANNELWISE_FUNCTIONS:
-        function, args, kwargs = node.target, node.args[1:], dict(node.kwargs)
-        return lambda h: function(h, *args, **kwargs)  # type: ignore[operator]
-    return None
+    what = called(node, template)
+    if what is not pool_by_2 and what not in CHANNELWISE:
+        return None
+    function = function_of(node, template)
+    if getattr(function, "return_indices", False):
+        return None
+    return lambda h: function(h, *args, **kwargs)
 
 
 def _suffix(template: nn.Module, graph: fx.Graph, nodes: list[fx.Node], cut: fx.Node) -> nn.Module:
@@ -136,9 +131,7 @@ def _suffix(template: nn.Module, graph: fx.Graph, nodes: list[fx.Node], cut: fx.
     values: dict[fx.Node, fx.Node] = {cut: rest.placeholder("h")}
     for node in nodes[nodes.index(cut) + 1 :]:
         values[node] = rest.node_copy(node, lambda old: values[old])
-    module = fx.GraphModule(template, rest)
-    module.train(template.training)
-    return module
+    return fx.GraphModule(template, rest)
 
 
 def wide_outputs(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
@@ -175,7 +168,7 @@ def wide_gradients(
 
     def work(k: int) -> None:
         share = prefix.share(h.detach(), k).requires_grad_(below is not None)
-        extra = stack.extra_of(k) if stack.extra else {}
+        extra = stack.extra_of(k)
         value = loss(prefix.member(stack, k)(share), y, extra)
         losses[k] = value.detach()
         inputs = [stack.leaf_views(k)[index] for index in late] + [share] * (below is not None)

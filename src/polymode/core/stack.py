@@ -3,36 +3,43 @@
 A `Stack` is built from a factory, a list of modules or one trained module. It evaluates all members
 in one call, `outputs = stack(x)` with shape (M, B, ...), computes the gradient of each member's own
 loss, and converts back to ordinary modules. How the members are evaluated (`execution`) changes the
-speed, not the numbers; see `core/execution.py`.
+speed, not the numbers; see `core/execution.py`. What stacks of one architecture share is a
+`Network`; what shares a stack's memory is its `Views`.
 
-Shapes: `M` modes (members), `B` batch, `K` network outputs.
+Shapes: `M` modes (members), `B` batch, `K` network outputs, `P` parameters.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polymode.core import execution
+from polymode.core.choice import Plan
 from polymode.core.modules import (
+    MODES,
     MakeNet,
     Tensors,
-    aliases_of,
-    assign,
     channels_to_last,
     check_same,
     differing,
-    lookup,
+    is_channels_last,
     members_from,
     named_tensors,
+    normalisation_layers,
     plain_attributes,
     with_registered_tensors,
 )
+from polymode.core.network import Network, without_values
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
+from polymode.core.statistics import recompute_statistics
+from polymode.core.views import Views
 
 EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
 
@@ -41,8 +48,8 @@ class Stack:
     """M networks of one architecture.
 
     Args:
-        networks: a factory called once a member under the member's own random stream; or a list of
-            modules; or one module (copied, so that the caller's module is never changed).
+        networks: a factory called once per member under the member's own random stream; or a list
+            of modules; or one module (copied, so that the caller's module is never changed).
         num_modes: how many members a factory makes; with modules it is their number.
         seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
             is torch's; a factory that draws from NumPy or `random` seeds those itself.
@@ -56,7 +63,13 @@ class Stack:
         buffers: name -> (M, ...), also tensors that a module keeps as plain attributes.
         extra: further trainable tensors that belong to members but not to the network (learned
             noise), name -> (M, ...).
-        seeds: one random stream a member, for dropout and other noise in the forward pass.
+        seeds: one random stream per member, for dropout and other noise in the forward pass.
+        mode: "train", "eval" or "noisy" (random layers on, normalisation frozen).
+        pinned: number of the random stream of all passes, or None: each pass has its own. Pinned
+            noise is the same for all examples, so that a noisy member is one function of its input.
+        network: what it shares with all stacks of its architecture.
+        views: what shares the memory of its tensors.
+        plans: how it is evaluated, by kind of work, once that is chosen.
     """
 
     def __init__(
@@ -80,13 +93,13 @@ class Stack:
         self.execution = execution
         self.chunk_size = chunk_size
         self.channels_last: bool | None = None  # memory format of convolutions; None: not decided
-        self.training = False
+        self.mode = "eval"
+        self.pinned: int | None = None
         self.extra: Tensors = {}
         self._passes = 0
         modules, self.num_modes = members_from(networks, num_modes, seed)
         self.seeds = [fold(seed, "member", k) for k in range(self.num_modes)]
         self._gather(modules, dtype, torch.device(device))
-        self._forget_views()
 
     # ---------------------------------------------------------------- building
 
@@ -94,19 +107,15 @@ class Stack:
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
     ) -> None:
         """Copy the members' tensors into stacked ones, member by member."""
-        self._apart: dict[
-            int, nn.Module
-        ] = {}  # members whose plain attributes differ from member 0's
+        self._apart: dict[int, nn.Module] = {}  # members with other plain attributes than member 0
         self._apart_keys: set[str] = set()
         for k, module in enumerate(modules):
             module = with_registered_tensors(module)
             tensors = named_tensors(module)
             if k == 0:
                 first, first_state = tensors, plain_attributes(module)
-                self._aliases = aliases_of(module)
-                self._second_names = [
-                    (other, name) for name, names in self._aliases.items() for other in names[1:]
-                ]
+                self.network = Network(module)
+                trainable = {n: p.requires_grad for n, p in module.named_parameters()}
                 stacked = {
                     name: torch.empty(
                         (self.num_modes, *tensor.shape),
@@ -119,21 +128,25 @@ class Stack:
                 check_same(first, tensors, k)
                 attributes = differing(first_state, plain_attributes(module))
                 if attributes:
-                    self._apart[k] = copy.deepcopy(module)
+                    self._apart[k] = without_values(module)
                     self._apart_keys |= attributes
             for name, tensor in tensors.items():
                 stacked[name][k] = tensor.detach()
-            if k == 0:
-                self.template = copy.deepcopy(module)
-        parameters = dict(self.template.named_parameters())
-        self.params = {
-            n: stacked[n].requires_grad_() for n, p in parameters.items() if p.requires_grad
-        }
-        self.frozen = {n: stacked[n] for n, p in parameters.items() if not p.requires_grad}
-        self.buffers = {n: t for n, t in stacked.items() if n not in parameters}
-        for module in (self.template, *self._apart.values()):
-            module.to("meta").requires_grad_(False)
-        self.eval()
+        self.params = {n: stacked[n].requires_grad_() for n, learns in trainable.items() if learns}
+        self.frozen = {n: stacked[n] for n, learns in trainable.items() if not learns}
+        self.buffers = {n: t for n, t in stacked.items() if n not in trainable}
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin anew with what was derived from the tensors."""
+        self._forget_memory()
+        self.plans: dict[str, Plan] = {}
+
+    def _forget_memory(self) -> None:
+        """Drop what shares the stacked tensors' memory."""
+        self.views = Views(
+            self.network, self.params, self.frozen, self.buffers, self.extra, self._apart
+        )
 
     @classmethod
     def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
@@ -143,7 +156,6 @@ class Stack:
         stack.num_modes = num_modes
         stack.seeds = [fold(options.get("seed", 0), "member", k) for k in range(num_modes)]
         stack._gather([module], options.get("dtype"), torch.device(options.get("device", "cpu")))
-        stack._forget_views()
         return stack
 
     def add_parameters(self, extra: Mapping[str, Tensor]) -> None:
@@ -153,7 +165,7 @@ class Stack:
             reference = next(iter({**self.params, **self.frozen}.values()), tensor)
             value = tensor.detach().to(reference.device, reference.dtype)
             self.extra[name] = value.clone().requires_grad_()
-        self._forget_views()
+        self._renew()
 
     # ---------------------------------------------------------------- what it holds
 
@@ -168,6 +180,11 @@ class Stack:
         )
 
     @property
+    def template(self) -> nn.Module:
+        """The network without values."""
+        return self.network.template
+
+    @property
     def num_parameters(self) -> int:
         """Trainable network parameters of one member."""
         return sum(p[0].numel() for p in self.params.values())
@@ -176,6 +193,13 @@ class Stack:
     def members_differ(self) -> list[str]:
         """Plain attributes, other than tensors, in which the members' modules differ."""
         return sorted(self._apart_keys) if self._apart else []
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the network has layers with running statistics, as BatchNorm has."""
+        return any(
+            "running_mean" in layer._buffers for layer in normalisation_layers(self.template)
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -211,15 +235,16 @@ class Stack:
 
     def members(self) -> list[nn.Module]:
         """Return the members as ordinary modules with memory of their own, in evaluation mode."""
-        return [self._build_module(k, share=False).eval() for k in range(self.num_modes)]
+        return [self.views.build(k, share=False).eval() for k in range(self.num_modes)]
+
+    # ---------------------------------------------------------------- other stacks from this one
 
     def __getitem__(self, which: slice | Sequence[int]) -> Stack:
         """Return a stack of some members; a slice shares memory, a list of indices copies."""
         chosen = list(range(self.num_modes))[which] if isinstance(which, slice) else list(which)
         if not chosen:
             raise ValueError(f"no member chosen of {self.num_modes}")
-        part = object.__new__(Stack)
-        part.__dict__.update(self.__dict__)
+        part = copy.copy(self)
         index = which if isinstance(which, slice) else torch.tensor(chosen)
         for group in ("params", "frozen", "buffers", "extra"):
             trainable = group in ("params", "extra")
@@ -232,8 +257,7 @@ class Stack:
         part.seeds = [self.seeds[k] for k in chosen]
         if self._apart:
             part._apart = {n: self._apart.get(k, self.template) for n, k in enumerate(chosen)}
-        part.template = copy.deepcopy(self.template)
-        part._forget_views()
+        part._renew()
         if self.channels_last and not isinstance(which, slice):
             part.lay_out(True)  # indexing by a list does not keep the format
         return part
@@ -242,27 +266,79 @@ class Stack:
         """Return a stack with memory of its own."""
         return self[list(range(self.num_modes))]
 
+    def with_tensors(
+        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
+    ) -> Stack:
+        """Return the same networks with other values, (M, ...) by name.
+
+        The tensors are taken as they are, with their graphs, so outputs are differentiable with
+        respect to what they were made of. Names that are left out keep their values. Programs and
+        plans are shared: nothing is traced or measured again.
+        """
+        changed = copy.copy(self)
+        for mine, given in ((self.params, params), (self.buffers, buffers or {})):
+            for name, tensor in given.items():
+                if name not in mine or tensor.shape != mine[name].shape:
+                    need = tuple(mine[name].shape) if name in mine else "no such tensor"
+                    raise ValueError(f"'{name}': {need} expected, got {tuple(tensor.shape)}")
+        changed.params = {name: params.get(name, tensor) for name, tensor in self.params.items()}
+        changed.buffers = {**self.buffers, **(buffers or {})}
+        changed._forget_memory()
+        if self.channels_last:
+            changed.lay_out(True)
+        return changed
+
+    def rebuilt(self, change: Callable[[nn.Module], nn.Module]) -> Stack:
+        """Return a stack with the same tensors and another network, `change` of this one's.
+
+        Tensors that the new network does not have are left out, and so is `extra`.
+        """
+        body = copy.copy(self)
+        module = change(copy.deepcopy(self.template))
+        body.network = Network(module)
+        body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
+        body.params, body.frozen, body.buffers = (
+            {name: tensor for name, tensor in group.items() if name in body.network.aliases}
+            for group in (self.params, self.frozen, self.buffers)
+        )
+        body.extra = {}
+        body._renew()
+        return body
+
     def lay_out(self, channels_last: bool) -> None:
         """Keep convolution weights in channels_last format, member by member, or as they are."""
         self.channels_last = channels_last
-        if channels_last:
-            for tensor in (*self.params.values(), *self.frozen.values()):
-                if tensor.dim() == 5:
-                    tensor.data = channels_to_last(tensor.data)
-            self._forget_memory()
+        if not channels_last:
+            return
+        for group in (self.params, self.frozen):
+            for name, tensor in group.items():
+                if tensor.dim() == 5 and not is_channels_last(tensor):
+                    if tensor.is_leaf:
+                        tensor.data = channels_to_last(tensor.data)
+                    else:
+                        group[name] = channels_to_last(tensor)
+        self._forget_memory()
 
     # ---------------------------------------------------------------- mode
 
-    def train(self, mode: bool = True) -> Stack:
-        """Set training mode: batch statistics of each member for BatchNorm, dropout on."""
-        self.training = mode
-        self.template.train(mode)
-        for module in getattr(self, "_modules", {}).values():
-            module.train(mode)
+    @property
+    def training(self) -> bool:
+        return self.mode == "train"
+
+    def set_mode(self, mode: str, pinned: int | None = None) -> Stack:
+        """Set the mode ("train", "eval", "noisy") and the stream of its noise; return the stack."""
+        assert mode in MODES, mode
+        if mode != self.mode:
+            self.views.set_mode(mode)
+        self.mode, self.pinned = mode, pinned
         return self
 
+    def train(self) -> Stack:
+        """Set training mode: batch statistics of each member for BatchNorm, dropout on."""
+        return self.set_mode("train")
+
     def eval(self) -> Stack:
-        return self.train(False)
+        return self.set_mode("eval")
 
     # ---------------------------------------------------------------- evaluation
 
@@ -292,15 +368,43 @@ class Stack:
         (M,).
 
         `loss(outputs, y, extra)` maps outputs (..., B, K) to losses (...), with or without the
-        member axis. The gradients
-        are not scaled by the number of members: member k's are those of training it alone.
+        member axis. The gradients are not scaled by the number of members: member k's are those of
+        training it alone.
         """
         return execution.gradients(self, loss, x, y, own, self._next(step))
+
+    def function(self) -> Callable[[Tensors, Tensor], Tensor]:
+        """Return f(params (M, ...), x (B, ...)) -> outputs (M, B, ...), a pure function.
+
+        It is evaluated in the stack's mode at call time, leaves buffers alone, and can be given to
+        `torch.func.jvp`, `vjp`, `vmap` and their compositions.
+        """
+        return partial(execution.pure, self)
+
+    def normal(self, *path: int | str) -> Tensors:
+        """Return standard normal numbers like `params`, from the stream `path` of each member.
+
+        Member k's numbers do not depend on the other members, nor on the memory format.
+        """
+        noise = torch.empty(self.num_modes, self.num_parameters, dtype=self.dtype)
+        stream = torch.Generator()
+        for row, seed in zip(noise.unbind(0), self.seeds, strict=True):
+            stream.manual_seed(fold(seed, *path))
+            row.normal_(generator=stream)
+        parts = noise.to(self.device).split([p[0].numel() for p in self.params.values()], dim=1)
+        return {
+            name: part.view(p.shape)
+            for (name, p), part in zip(self.params.items(), parts, strict=True)
+        }
+
+    def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
+        """Set running statistics to their averages over batches (B, ...) of inputs."""
+        recompute_statistics(self, batches)
 
     @property
     def num_threads(self) -> int:
         """Threads within an operation that suit the gradients of this stack, once that is known."""
-        plan = self._plans.get("gradients")
+        plan = self.plans.get("gradients")
         return (plan.num_threads if plan else None) or torch.get_num_threads()
 
     def _next(self, step: int | None) -> int:
@@ -310,63 +414,21 @@ class Stack:
 
     # ---------------------------------------------------------------- members as modules
 
-    def _forget_memory(self) -> None:
-        """Drop what shares the stacked tensors' memory."""
-        self._modules: dict[int, nn.Module] = {}
-        self._prefixes: dict[tuple[bool, bool], Any] = {}
-        self._quick: dict[tuple[bool, bool], Any] = {}
-        self._leaf_views: dict[int, list[Tensor]] = {}
-        self._parts: dict[tuple[int, bool], list[tuple[Stack, int, int]]] = {}
-        self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
-
-    def _forget_views(self) -> None:
-        """Drop all that was derived from the stacked tensors."""
-        self._forget_memory()
-        self._forwards: dict[bool, Any] = {}
-        self._chains: dict[bool, Any] = {}
-        self._random: dict[bool, bool] = {}
-        self._plans: dict[str, Any] = {}
-
     def module(self, k: int) -> nn.Module:
         """Return member k as a module that shares the stack's memory."""
-        if k not in self._modules:
-            self._modules[k] = self._build_module(k, share=True).train(self.training)
-        return self._modules[k]
-
-    def _build_module(self, k: int, *, share: bool) -> nn.Module:
-        module = copy.deepcopy(self._apart.get(k, self.template))
-        for name, stacked in {**self.params, **self.frozen}.items():
-            value = stacked.detach()[k]
-            parameter = nn.Parameter(value if share else value.clone(), name in self.params)
-            for alias in self._aliases[name]:
-                assign(module, alias, parameter)
-        for name, stacked in self.buffers.items():
-            for alias in self._aliases[name]:
-                assign(module, alias, stacked[k] if share else stacked[k].clone())
-        return module
+        return self.views.module(k, self.mode)
 
     def extra_of(self, k: int) -> Tensors:
         """Return member k's extra parameters as leaves that share the stack's memory."""
+        if not self.extra:
+            return {}
         return dict(zip(self.extra, self.leaf_views(k)[len(self.params) :], strict=True))
 
     def leaf_views(self, k: int) -> list[Tensor]:
         """Return member k's trainable tensors, in the order of `leaves()`, sharing memory."""
-        if k not in self._leaf_views:
-            parameters = dict(self.module(k).named_parameters(remove_duplicate=False))
-            views: list[Tensor] = [parameters[name] for name in self.params]
-            views += [t.detach()[k].requires_grad_() for t in self.extra.values()]
-            self._leaf_views[k] = views
-        return self._leaf_views[k]
+        return self.views.leaves(k, self.mode)
 
     def write_back_buffers(self, k: int) -> None:
-        """Take over buffers that member k's forward pass bound anew, not changed in place."""
-        module = self.module(k)
-        for name, stacked in self.buffers.items():
-            current = lookup(module, name)
-            if current.data_ptr() != stacked[k].data_ptr():
-                stacked[k].copy_(current.detach())
-                for alias in self._aliases[name]:
-                    assign(module, alias, stacked[k])
-
-
-from polymode.core import execution  # noqa: E402  (at the end, because it needs `Stack` itself)
+        """Take over buffers that member k's forward pass in training mode bound anew."""
+        if self.mode == "train" and self.buffers:
+            self.views.write_back_buffers(k, self.mode)

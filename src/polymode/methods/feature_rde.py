@@ -36,7 +36,6 @@ Shapes: `M` modes, `B` batch, `F` features, `K` projected dimensions.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -129,7 +128,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
         raise ValueError("feature_rde compares members at the same inputs; give Batch(own=False)")
     if config.head == "shared" and number == 0:
         _share(stack, head)
-    features = body.train(stack.training)(batch.x, step=number)  # (M, B, F)
+    features = body.set_mode(stack.mode)(batch.x, step=number)  # (M, B, F)
     stack.channels_last = body.channels_last
     own = [stack.params[name] for name in _names(head) if name in stack.params]
     losses = problem.likelihood.nll(_apply(stack, head, features), batch.y, stack.extra)
@@ -194,7 +193,7 @@ def find_head(stack: Stack, x: Tensor) -> str:
         hook.remove()
     for path, out in seen.items():
         inner = [name for name in stack.params if not name.startswith(f"{path}.")]
-        groups = [names for names in stack._aliases.values() if len(names) > 1]
+        groups = [names for names in stack.network.aliases.values() if len(names) > 1]
         tied = any(name in names for names in groups for name in _names(path))
         if out is outputs and path and inner and not tied:
             return path
@@ -207,20 +206,10 @@ def find_head(stack: Stack, x: Tensor) -> str:
 
 def without_head(stack: Stack, head: str) -> Stack:
     """Return the stack without its last layer: its outputs are features, its tensors the same."""
-    body = copy.copy(stack)
-    body.template = _headless(stack.template, head)
-    body._apart = {k: _headless(module, head) for k, module in stack._apart.items()}
-    body.params, body.frozen = (
-        {name: tensor for name, tensor in group.items() if name not in _names(head)}
-        for group in (stack.params, stack.frozen)
-    )
-    body.extra = {}
-    body._forget_views()
-    return body
+    return stack.rebuilt(lambda module: _headless(module, head))
 
 
 def _headless(module: nn.Module, head: str) -> nn.Module:
-    module = copy.deepcopy(module)
     module.set_submodule(head, nn.Identity())
     return module
 

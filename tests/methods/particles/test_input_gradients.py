@@ -66,7 +66,7 @@ def assert_same(one: Stack, other: Stack) -> None:
 def test_graphs_that_are_dropped_are_made_again(net, execution, rows) -> None:
     """One graph kept or all: the same gradients, and running statistics that moved once."""
     kept, dropped = run(net, "loop", rows=rows), run(net, execution, 1, rows=rows)
-    assert kept._plans["repulsion"].chunk_size == 4
+    assert kept.plans["repulsion"].chunk_size == 4
     assert_same(kept, dropped)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from polymode.core.execution import Plan
+from polymode.core.choice import Plan
 from polymode.core.memory import saved_bytes
 from polymode.core.stack import Stack
 from polymode.methods.particles.chains import member_chain
@@ -88,7 +88,7 @@ OTHERS = {
 def stack_of(make_net, channels_last: bool = False, chunk_size: int | None = None) -> Stack:
     stack = Stack(make_net, 4, seed=1, dtype=torch.float64, execution="loop").train()
     stack.lay_out(channels_last)
-    stack._plans["repulsion"] = Plan("loop", channels_last, chunk_size)
+    stack.plans["repulsion"] = Plan("loop", channels_last, chunk_size)
     return stack
 
 

@@ -21,8 +21,9 @@ from itertools import pairwise
 
 from torch import Tensor, fx, nn
 
+from polymode.core.layers import is_flatten, is_kind, is_relu
 from polymode.core.stack import Stack
-from polymode.core.trace import is_flatten, is_kind, is_relu, trace
+from polymode.core.trace import trace
 from polymode.methods.particles.dense_chains import DenseChain
 from polymode.methods.particles.layers import (
     Convolution,
@@ -65,15 +66,17 @@ def member_chain(stack: Stack, k: int, x: Tensor) -> MemberChain | None:
 
 def _layers_of(stack: Stack) -> list[Layer]:
     """Return the layers of the networks for the present mode, none if they are no chain."""
-    if stack.training not in stack._chains:
-        traced = trace(stack.template)
-        differ = stack.members_differ or stack.extra or stack._second_names
-        layers = None if traced is None or differ else _layers(*traced)
-        used = [n for a in layers or [] if isinstance(a, Weighted) for n in (a.weight, a.bias)]
-        chained = layers is not None and sorted(filter(None, used)) == sorted(stack.params)
-        stack._chains[stack.training] = _quickened(layers) if layers and chained else []
-    found: list[Layer] = stack._chains[stack.training]
-    return found
+    if stack.members_differ or stack.extra or stack.network.second_names:
+        return []
+    names = sorted(stack.params)
+    return stack.network.program("chain", stack.mode, lambda module: _chain(module, names))
+
+
+def _chain(module: nn.Module, names: list[str]) -> list[Layer]:
+    traced = trace(module)
+    layers = None if traced is None else _layers(*traced)
+    used = [n for a in layers or [] if isinstance(a, Weighted) for n in (a.weight, a.bias)]
+    return _quickened(layers) if layers and sorted(filter(None, used)) == names else []
 
 
 def _layers(module: nn.Module, graph: fx.Graph) -> list[Layer] | None:

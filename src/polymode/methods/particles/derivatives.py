@@ -13,7 +13,6 @@ Batched products are in `product_derivatives.py`, gradients of ReLU and max-pool
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +21,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from polymode.core.strided import Geometry, strided_pair
-from polymode.core.trace import relu_in_place
 from polymode.methods.particles.convolutions import (
     ConvGeometry,
     as_formatted,
@@ -76,14 +73,6 @@ def _conv2d(mode: QuickDerivatives, x: Tensor, *rest: Any, **named: Any) -> Tens
     return _Convolution.apply(x, weight, bias, geometry, mode)
 
 
-def _strided_pair(
-    mode: QuickDerivatives, x: Tensor, weight: Tensor, shortcut: Tensor, geometry: Geometry
-) -> Any:
-    first = _Convolution.apply(x, weight, None, (*geometry, 1), mode)
-    plain = geometry[0], (0, 0), (1, 1), 1
-    return first, _Convolution.apply(x, shortcut, None, plain, mode)
-
-
 def _baddbmm(mode: QuickDerivatives, *args: Any, **named: Any) -> Tensor | None:
     return None if named or len(args) != 3 else product(mode, *args)
 
@@ -127,12 +116,10 @@ def _batch_norm(
 
 _QUICK: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: _conv2d,
-    strided_pair: _strided_pair,
     torch.baddbmm: _baddbmm,
     F.relu: _relu,
     torch.relu: _relu,
     Tensor.relu: _relu,
-    relu_in_place: partial(_relu, inplace=True),
     F.max_pool2d: _max_pool2d,
     F.batch_norm: _batch_norm,
 }

@@ -37,9 +37,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from polymode.core import execution
-from polymode.core.choice import members_that_fit
-from polymode.core.dense import dense_forward
-from polymode.core.execution import Loss, Plan, limit_threads
+from polymode.core.choice import Plan, members_that_fit
+from polymode.core.execution import Loss, limit_threads
 from polymode.core.stack import Stack
 from polymode.core.threads import for_each_member
 from polymode.methods.particles.chains import dense_chain, member_chain
@@ -101,22 +100,22 @@ def repelled_gradients(
     stack: Stack, terms: Terms, x: Tensor, y: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
     """Set `.grad` of the stack's leaves; return the members' losses (M,) and repulsions (M,)."""
-    if "repulsion" not in stack._plans:
+    if "repulsion" not in stack.plans:
 
         def run(part: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-            return _run(part, part._plans["gradients"], terms, xs, ys, step)
+            return _run(part, part.plans["gradients"], terms, xs, ys, step)
 
         plan = execution.plan_for(stack, "repulsion", run, x, y, False)
         if plan.execution in ("loop", "threads"):  # so many members keep their graphs
             kept = stack.chunk_size or members_that_fit(stack, run, x, y, False)
-            stack._plans["repulsion"] = plan._replace(chunk_size=kept)
-    return _run(stack, stack._plans["repulsion"], terms, x, y, step)
+            stack.plans["repulsion"] = plan._replace(chunk_size=kept)
+    return _run(stack, stack.plans["repulsion"], terms, x, y, step)
 
 
 def _run(
     stack: Stack, plan: Plan, terms: Terms, x: Tensor, y: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
-    seeds = execution.noise_seeds(stack, x, False, step)
+    seeds = execution.streams_of(stack, x, False, step)
     whole = terms.rows == len(x) or seeds is not None or _mixes_examples(stack)
     x = execution.formatted(x, plan.channels_last)
     with limit_threads(plan.num_threads):
@@ -205,9 +204,7 @@ def _units(stack: Stack, plan: Plan, seeds: list[int] | None, x: Tensor | None) 
 
 def _together(part: Stack, seeds: list[int] | None, mode: QuickDerivatives, x: Tensor) -> Tensor:
     """The forward pass of all members of `part`; under vmap, derivatives stay torch's own."""
-    if part.training not in part._forwards:
-        part._forwards[part.training] = dense_forward(part.template)
-    with nullcontext() if part._forwards[part.training] is None else mode:
+    with nullcontext() if execution.dense_program(part) is None else mode:
         return execution.batched(part, x, True, seeds)
 
 
@@ -215,7 +212,7 @@ def _member(
     stack: Stack, k: int, seeds: list[int] | None, mode: QuickDerivatives
 ) -> Callable[[Tensor], Tensor]:
     """Return the forward pass of member k; the module is built here, not in a thread."""
-    module = execution.quick_module(stack, k)
+    module = execution.quick_member(stack, k)
 
     def forward(x: Tensor) -> Tensor:
         with execution.noise_of(seeds, stacked=False), mode:

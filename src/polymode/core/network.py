@@ -1,0 +1,67 @@
+"""One architecture: what all stacks of it share, whatever their values.
+
+A `Network` holds the module without values and the programs made from it: the forward pass as
+batched products, the quick form of one member, the network cut after its first convolution. Each
+is made once for every mode, not once for every stack, so a stack that was drawn a moment ago runs
+at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from polymode.core.modules import aliases_of, set_mode
+from polymode.core.trace import trace
+
+Made = TypeVar("Made")
+
+
+class Network:
+    """A module without values.
+
+    Attributes:
+        template: the module on torch's "meta" device, in evaluation mode.
+        aliases: first name of each tensor -> all its names (weight tying).
+        second_names: pairs (other name, first name).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.aliases = aliases_of(module)
+        self.second_names = [
+            (other, name) for name, names in self.aliases.items() for other in names[1:]
+        ]
+        self.template = without_values(module)
+        self._templates: dict[str, nn.Module] = {}
+        self._programs: dict[tuple[str, str, bool], object] = {}
+
+    def template_in(self, mode: str) -> nn.Module:
+        """Return the module in a mode; it is not to be changed."""
+        if mode not in self._templates:
+            self._templates[mode] = set_mode(copy.deepcopy(self.template), mode)
+        return self._templates[mode]
+
+    def program(self, what: str, mode: str, make: Callable[[nn.Module], Made]) -> Made:
+        """Return what `make` makes of the module in a mode, made once; it may depend on whether
+        gradients are recorded."""
+        key = what, mode, torch.is_grad_enabled()
+        if key not in self._programs:
+            self._programs[key] = make(self.template_in(mode))
+        return self._programs[key]  # type: ignore[return-value]
+
+    @property
+    def keeps_plain_state(self) -> bool:
+        """Whether a forward pass may change more than tensors: it has no graph in some mode."""
+        return any(
+            self.program("graph", mode, lambda template: trace(template) is None)
+            for mode in ("eval", "train")
+        )
+
+
+def without_values(module: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode whose tensors have shapes alone."""
+    return copy.deepcopy(module).to("meta").requires_grad_(False).eval()
