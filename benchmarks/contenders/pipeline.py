@@ -33,7 +33,7 @@ def lenet_training(case: Case) -> Job:
 
 def polymode(case: Case) -> Job:
     """Bytes in memory, and the augmentation of the training loop's hook."""
-    from polymode.core.augment import augmentation
+    from polymode.tasks.augment import augmentation
     from polymode.core.data import Pixels
     from polymode.core.rng import generator
     from polymode.core.scaling import Scaling

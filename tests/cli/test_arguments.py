@@ -11,7 +11,7 @@ from polymode.cli.arguments import Setting, UsageProblem, parse_seeds, parse_set
 from polymode.cli.defaults import DEFAULTS, SMOKE_SIZES, defaults_for
 from polymode.cli.plan import Plan, make_plan
 from polymode.cli.request import Request
-from polymode.core.augment import augmentation
+from polymode.tasks.augment import augmentation
 from polymode.tasks import TASKS, task
 
 

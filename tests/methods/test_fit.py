@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.core import choice
-from polymode.core.augment import Crop, Flip
+from polymode.tasks.augment import Crop, Flip
 from polymode.core.choice import Plan
 from polymode.core.events import Event
 from polymode.core.likelihoods import Gaussian

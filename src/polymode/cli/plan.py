@@ -19,7 +19,7 @@ from polymode._version import __version__
 from polymode.cli.arguments import Setting, UsageProblem, span
 from polymode.cli.defaults import defaults_for
 from polymode.cli.request import Request
-from polymode.core.augment import Augmentation
+from polymode.tasks.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe

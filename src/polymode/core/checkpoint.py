@@ -17,37 +17,90 @@ from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
 
-SCHEMA = 1
+SCHEMA = 2
 S = TypeVar("S", bound=NamedTuple)
 
 
 def save_checkpoint(path: Path, state: Any, identity: dict[str, Any]) -> None:
-    """Write `state`, a named tuple of Stack, Optimization, tensors and numbers, to `path`."""
+    """Write `state` to `path`, a named tuple of stacks, optimisations, tensors, dictionaries of
+    tensors, and values that JSON holds. Stacks that share memory with another stay out of it."""
     tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, value in state._asdict().items():
+        if isinstance(value, Tensor):
+            tensors[field], fields[field] = value, {"is": "tensor"}
+            continue
+        own: dict[str, Tensor] = {}
         if isinstance(value, Stack):
-            tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
-            plans = {kind: list(plan) for kind, plan in value.plans.items()}
-            numbers[field] = {"plans": plans, "channels_last": value.channels_last}
+            own, plans = value.tensors(), {kind: list(plan) for kind, plan in value.plans.items()}
+            fields[field] = {"is": "stack", "plans": plans, "channels_last": value.channels_last}
         elif isinstance(value, Optimization):
-            tensors |= {f"{field}/{name}": tensor for name, tensor in value.tensors().items()}
-            numbers[field] = value.numbers()
-        elif isinstance(value, Tensor):
-            tensors[field] = value
+            own, fields[field] = value.tensors(), {"is": "optimization", **value.numbers()}
+        elif _is_tensors(value):
+            own, fields[field] = value, {"is": "tensors"}
         else:
-            numbers[field] = value
+            fields[field] = {"is": "value", "value": value}
+        tensors |= {f"{field}/{name}": tensor.detach() for name, tensor in own.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, tensors, {"schema": SCHEMA, "identity": identity, "numbers": numbers})
+    write_tensors(path, tensors, {"schema": SCHEMA, "identity": identity, "fields": fields})
 
 
 def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
-    """Return `state` as it was saved at `path` by the same run."""
+    """Return `state` as it was saved at `path` by the same run.
+
+    What was saved is what comes back. A tensor that `state` has in the same shape is filled, not
+    replaced: an optimiser may hold it. Others (a state that grows) come as they were saved.
+    """
     tensors, metadata = read_tensors(path)
-    if metadata.get("schema", 0) > SCHEMA:
+    _check(path, metadata, identity)
+    fields, mine = metadata["fields"], state._asdict()
+    if odd := sorted(fields.keys() ^ mine.keys()):
+        who = "the file" if odd[0] in fields else "this run"
+        raise FileProblem(f"{path}: only {who} has a state '{odd[0]}'; remove it to start anew")
+    changes: dict[str, Any] = {}
+    for field, saved in fields.items():
+        value, kind = mine[field], saved["is"]
+        own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
+        if kind == "stack":
+            assert isinstance(value, Stack), field
+            value.plans = {kind: Plan(*plan) for kind, plan in saved["plans"].items()}
+            if saved["channels_last"] is not None:
+                value.lay_out(saved["channels_last"])
+            value.load_tensors(own)
+        elif kind == "optimization":
+            assert isinstance(value, Optimization), field
+            value.load(own, saved)
+        elif kind == "tensor":
+            changes[field] = _filled(value, tensors[field])
+        elif kind == "tensors":
+            held = value if _is_tensors(value) else {}
+            changes[field] = {name: _filled(held.get(name), each) for name, each in own.items()}
+        else:
+            changes[field] = saved["value"]
+    return state._replace(**changes)
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, Tensor) for each in value.values())
+
+
+@torch.no_grad()
+def _filled(held: Any, saved: Tensor) -> Tensor:
+    """Return the present tensor with the saved values, in its own memory layout: products of
+    another layout have other last bits. Where shapes differ, return the saved one."""
+    if isinstance(held, Tensor) and held.shape == saved.shape and held.dtype == saved.dtype:
+        return held.copy_(saved)
+    return saved
+
+
+def _check(path: Path, metadata: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Refuse the checkpoint of another release or run."""
+    schema = metadata.get("schema", 0)
+    if schema != SCHEMA:
+        newer = "a newer release: upgrade polymode" if schema > SCHEMA else "an earlier release"
         raise FileProblem(
-            f"{path} has schema version {metadata['schema']}, this polymode reads up to {SCHEMA};"
-            " it was written by a newer release: upgrade polymode"
+            f"{path} has schema version {schema}, this polymode reads {SCHEMA}; it was written by"
+            f" {newer}{'' if schema > SCHEMA else ': remove the file to start anew'}"
         )
     theirs = metadata["identity"]
     differing = sorted(k for k in {*theirs, *identity} if theirs.get(k) != identity.get(k))
@@ -58,22 +111,6 @@ def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
             f" {_short(theirs.get(first))}, is {_short(identity.get(first))}). Remove the file to"
             " start anew, or give another checkpoint folder"
         )
-    changes: dict[str, Any] = {}
-    for field, value in state._asdict().items():
-        own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
-        numbers = metadata["numbers"].get(field)
-        if isinstance(value, Stack):
-            value.plans = {kind: Plan(*plan) for kind, plan in numbers["plans"].items()}
-            if numbers["channels_last"] is not None:
-                value.lay_out(numbers["channels_last"])
-            value.load_tensors(own)
-        elif isinstance(value, Optimization):
-            value.load(own, numbers)
-        else:
-            changes[field] = numbers
-            if isinstance(value, Tensor):  # products of another layout have other last bits
-                changes[field] = torch.empty_like(value).copy_(tensors[field])
-    return state._replace(**changes)
 
 
 def _short(value: Any) -> str:

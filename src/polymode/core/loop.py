@@ -26,7 +26,7 @@ from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
-from polymode.core.training import Training
+from polymode.core.options import Passes
 
 S = TypeVar("S", bound=Any)
 
@@ -59,7 +59,7 @@ def run(
     step: Callable[[S, Batch], tuple[S, Any]],
     state: S,
     data: Data,
-    training: Training,
+    passes: Passes,
     *,
     seed: int,
     what: str = "training",
@@ -73,8 +73,8 @@ def run(
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
     with one written at that very step.
     """
-    per_epoch = data.num_batches(training.batch_size)
-    reporter = Reporter(what, per_epoch * training.epochs, observers)
+    per_epoch = data.num_batches(passes.batch_size)
+    reporter = Reporter(what, per_epoch * passes.epochs, observers)
     if checkpoint is not None and checkpoint.path.exists():
         state = load_checkpoint(checkpoint.path, state, checkpoint.identity)
         reporter.first_step = state.step
@@ -87,11 +87,11 @@ def run(
             if checkpoint is not None:  # a folder that cannot be written is found before training
                 checkpoint.folder.mkdir(parents=True, exist_ok=True)
             state = _epochs(
-                step, state, data, training, seed, per_epoch, reporter, checkpoint, interrupted
+                step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted
             )
     finally:
         stack.eval()
-    _require_finite(stack, state.step, training)
+    _require_finite(stack, state.step, passes)
     if checkpoint is not None:
         save_checkpoint(checkpoint.path, state, checkpoint.identity)
     return state
@@ -101,7 +101,7 @@ def _epochs(
     step: Callable[[S, Batch], tuple[S, Any]],
     state: S,
     data: Data,
-    training: Training,
+    passes: Passes,
     seed: int,
     per_epoch: int,
     reporter: Reporter,
@@ -113,38 +113,38 @@ def _epochs(
     members = state.stack.num_modes
     while state.step < reporter.total:
         epoch, position = divmod(state.step, per_epoch)
-        for batch in _batches(data, training, state.stack, seed, epoch, position):
+        for batch in _batches(data, passes, state.stack, seed, epoch, position):
             state, info = step(state, batch)
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
             loss = (info.loss if members == 1 else info.loss.mean()).item()
             if not math.isfinite(loss):
-                raise _divergence(state.stack, state.step - 1, info.loss, finite, training)
+                raise _divergence(state.stack, state.step - 1, info.loss, finite, passes)
             finite = loss
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
             if interrupted.is_set():
                 _stop(state, checkpoint)
             if checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds:
-                _require_finite(state.stack, state.step, training)
+                _require_finite(state.stack, state.step, passes)
                 save_checkpoint(checkpoint.path, state, checkpoint.identity)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
-    reporter.tell("end", state.step, training.epochs, loss)
+    reporter.tell("end", state.step, passes.epochs, loss)
     return state
 
 
 def _batches(
-    data: Data, training: Training, stack: Stack, seed: int, epoch: int, position: int
+    data: Data, passes: Passes, stack: Stack, seed: int, epoch: int, position: int
 ) -> Iterator[Batch]:
     """Yield the batches of one epoch from `position` on, augmented."""
-    own, augment = training.data_order == "own", training.augment
+    own, augment = passes.data_order == "own", passes.augment
     assert not isinstance(augment, str)  # names have become functions
     if own:
         seeds = [fold(member, "order", epoch) for member in stack.seeds]
-        pairs = data.epoch_each(training.batch_size, seeds, position)
+        pairs = data.epoch_each(passes.batch_size, seeds, position)
     else:
-        pairs = data.epoch(training.batch_size, fold(seed, "order", epoch), position)
+        pairs = data.epoch(passes.batch_size, fold(seed, "order", epoch), position)
     for number, (x, y) in enumerate(pairs, position):
         if augment is not None and own:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
@@ -187,31 +187,22 @@ def _stop(state: Any, checkpoint: Checkpoint | None) -> None:
 
 
 def _divergence(
-    stack: Stack, step: int, losses: Tensor, finite: float, training: Training
+    stack: Stack, step: int, losses: Tensor, finite: float, passes: Passes
 ) -> Divergence:
     bad = [k for k, value in enumerate(losses.tolist()) if not math.isfinite(value)]
     before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
     return Divergence(
         f"training diverged at step {step:,}: the loss of member {bad[0] if bad else 0} is"
         f" {losses[bad[0] if bad else 0].item()} ({len(bad)} of {len(losses)} members; mean loss"
-        f" {before}). {_advice(training)}"
+        f" {before}). {passes.advice}"
     )
 
 
-def _require_finite(stack: Stack, step: int, training: Training) -> None:
+def _require_finite(stack: Stack, step: int, passes: Passes) -> None:
     """Look at parameters before they are kept: the loss can be finite one step longer."""
     for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
             raise Divergence(
                 f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after it."
-                f" {_advice(training)}"
+                f" {passes.advice}"
             )
-
-
-def _advice(training: Training) -> str:
-    rate = f"lr={training.lr / 10:g} instead of {training.lr:g}"
-    named = isinstance(training.optimizer, str)
-    clip = "" if training.clip_norm else " or clip_norm=1.0"
-    return (
-        f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs' scale"
-    )

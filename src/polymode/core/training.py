@@ -8,7 +8,7 @@ which is element by element, as those of SGD, Adam and their kin are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from polymode.core.augment import augmentation, is_number
-from polymode.core.registry import suggest
+from polymode.core.options import Passes, is_number
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
-Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -49,12 +47,10 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """Options of gradient training.
+class Training(Passes):
+    """Options of gradient training: those of `Passes`, and
 
     Args:
-        epochs: passes over the training data, ≥ 0.
-        batch_size: examples a step, ≥ 1; a `DataLoader` of yours keeps its own.
         optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
             of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
             lr=0.1, dampening=0.1, momentum=0.9)`.
@@ -65,42 +61,27 @@ class Training:
             function from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
         schedule_unit: "epoch" or "step", when a torch scheduler steps.
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
-        data_order: "shared": all members see the same batches; "own": each member shuffles by its
-            own stream.
-        augment: of every training batch: a name such as "crop+flip" (see `core/augment.py`), or a
-            function (inputs (B, ...), generator) -> inputs; None for none.
     """
 
-    epochs: int = 50
-    batch_size: int = 128
     optimizer: str | MakeOptimizer = "adam"
     lr: float = 1e-3
     momentum: float = 0.0
     schedule: str | MakeSchedule = "constant"
     schedule_unit: str = "epoch"
     clip_norm: float | None = None
-    data_order: str = "shared"
-    augment: Augment | str | None = None
 
     def __post_init__(self) -> None:
-        self._require_integer("epochs", 0)
-        self._require_integer("batch_size", 1)
-        self._require(_positive(self.lr), "lr", "> 0")
+        super().__post_init__()
+        self._require_positive("lr")
         self._require(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
-        self._require(
-            self.clip_norm is None or _positive(self.clip_norm), "clip_norm", "> 0 or None"
-        )
-        self._require_name("data_order", ("shared", "own"))
+        if self.clip_norm is not None:
+            clips = is_number(self.clip_norm) and self.clip_norm > 0
+            self._require(clips, "clip_norm", "> 0 or None")
         self._require_name("schedule_unit", ("epoch", "step"))
         if not callable(self.optimizer):
             self._require_name("optimizer", tuple(OPTIMIZERS))
         if not callable(self.schedule):
             self._require_name("schedule", tuple(SCHEDULES))
-        if isinstance(self.augment, (str, Mapping)):
-            object.__setattr__(self, "augment", augmentation(self.augment))
-        if self.augment is not None and not callable(self.augment):
-            rule = "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None"
-            self._require(False, "augment", rule)
         if self.momentum and self.optimizer not in _MOMENTUM:
             raise ValueError(
                 f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {self.optimizer}"
@@ -108,28 +89,15 @@ class Training:
         if self.optimizer == "nesterov":
             self._require(self.momentum > 0, "momentum", "> 0 for nesterov")
 
-    def _require(self, holds: bool, field: str, rule: str) -> None:
-        """Raise in the one form in which options are refused."""
-        if not holds:
-            name = type(self).__name__
-            raise ValueError(f"`{field}` of {name} must be {rule}, got {getattr(self, field)!r}")
-
-    def _require_integer(self, field: str, least: int) -> None:
-        value = getattr(self, field)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        self._require(whole and value >= least, field, f"an integer of at least {least}")
-
-    def _require_name(self, field: str, names: Sequence[str]) -> None:
-        value = getattr(self, field)
-        if value not in names:
-            raise ValueError(
-                f"`{field}` of {type(self).__name__} must be one of {', '.join(names)}, got"
-                f" {value!r}.{suggest(str(value), names)}"
-            )
-
-
-def _positive(value: Any) -> bool:
-    return is_number(value) and value > 0
+    @property
+    def advice(self) -> str:
+        rate = f"lr={self.lr / 10:g} instead of {self.lr:g}"
+        named = isinstance(self.optimizer, str)
+        clip = "" if self.clip_norm else " or clip_norm=1.0"
+        return (
+            f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs'"
+            " scale"
+        )
 
 
 class Optimization:

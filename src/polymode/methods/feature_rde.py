@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.augment import is_number
+from polymode.core.options import is_number
 from polymode.core.execution import in_layout_of
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack

@@ -53,7 +53,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.augment import is_number
+from polymode.core.options import is_number
 from polymode.core.likelihoods import Categorical, Likelihood
 from polymode.core.loop import Batch, Divergence
 from polymode.core.stack import Stack

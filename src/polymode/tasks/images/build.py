@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polymode.core.augment import augmentation
+from polymode.tasks.augment import augmentation
 from polymode.core.data import Pixels
 from polymode.core.likelihoods import Categorical
 from polymode.core.registry import suggest

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from polymode.core.options import is_number
 from polymode.core.registry import suggest
 
 OUTSIDE = {"zero": "zeros", "reflect": "reflection"}  # as torch calls them
@@ -287,8 +288,3 @@ def _grid(columns: Tensor, rows: Tensor) -> Tensor:
 
 def _range(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, dtype=like.dtype, device=like.device)
-
-
-def is_number(value: Any) -> bool:
-    """Whether an option is a finite number, and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polymode as pm
-from polymode.core.augment import Compose, Crop, Flip, Rotate, augmentation
+from polymode.tasks.augment import Compose, Crop, Flip, Rotate, augmentation
 
 STEPS = [Crop(), Crop(3, "reflect"), Flip(), Rotate(20.0), Crop(2) + Flip() + Rotate()]
 

@@ -1,0 +1,131 @@
+"""The options that methods share: how data are passed over, and how samples of a chain are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.registry import suggest
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def is_number(value: Any) -> bool:
+    """Whether an option is a finite number, and not a truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Options of passes over the training data.
+
+    Args:
+        epochs: passes over the training data, ≥ 0.
+        batch_size: examples per step, ≥ 1; a `DataLoader` of yours keeps its own.
+        data_order: "shared": all members see the same batches; "own": each member shuffles by its
+            own stream.
+        augment: of every training batch: a name such as "crop+flip" (see `tasks/augment.py`), or a
+            function (inputs (B, ...), generator) -> inputs; None for none.
+    """
+
+    epochs: int = 50
+    batch_size: int = 128
+    data_order: str = "shared"
+    augment: Augment | str | None = None
+
+    def __post_init__(self) -> None:
+        self._require_integer("epochs", 0)
+        self._require_integer("batch_size", 1)
+        self._require_name("data_order", ("shared", "own"))
+        named = isinstance(self.augment, (str, dict))
+        if self.augment is not None and not named and not callable(self.augment):
+            rule = "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None"
+            self._require(False, "augment", rule)
+
+    @property
+    def advice(self) -> str:
+        """What to try where the loss leaves the finite numbers."""
+        return "Try a smaller learning rate, and look at the scale of the inputs"
+
+    def _require(self, holds: bool, field: str, rule: str) -> None:
+        """Raise in the one form in which options are refused."""
+        if not holds:
+            name = type(self).__name__
+            raise ValueError(f"`{field}` of {name} must be {rule}, got {getattr(self, field)!r}")
+
+    def _require_integer(self, field: str, least: int) -> None:
+        value = getattr(self, field)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        self._require(whole and value >= least, field, f"an integer of at least {least}")
+
+    def _require_positive(self, field: str) -> None:
+        value = getattr(self, field)
+        self._require(is_number(value) and value > 0, field, "> 0")
+
+    def _require_name(self, field: str, names: Sequence[str]) -> None:
+        value = getattr(self, field)
+        if value not in names:
+            raise ValueError(
+                f"`{field}` of {type(self).__name__} must be one of {', '.join(names)}, got"
+                f" {value!r}.{suggest(str(value), names)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Passes):
+    """Options of Markov chains: those of `Passes`, and
+
+    Args:
+        lr: step size in the units of the method, > 0.
+        temperature: of the posterior that is sampled, ≥ 0: 1 is the posterior itself, less is
+            colder (narrower), 0 is its maximum.
+        burn_in: steps before the first sample that is kept, ≥ 0; None is half of all.
+        thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly over
+            the steps after `burn_in`.
+        samples_per_mode: samples L that each chain keeps, ≥ 1; None is 20, or as many as there are
+            steps after `burn_in` where these are fewer.
+    """
+
+    lr: float = 1e-4
+    temperature: float = 1.0
+    burn_in: int | None = None
+    thinning: int | None = None
+    samples_per_mode: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("lr")
+        valid = is_number(self.temperature) and self.temperature >= 0
+        self._require(valid, "temperature", "finite and ≥ 0")
+        for field, least in (("burn_in", 0), ("thinning", 1), ("samples_per_mode", 1)):
+            if getattr(self, field) is not None:
+                self._require_integer(field, least)
+
+    @property
+    def advice(self) -> str:
+        return f"Try lr={self.lr / 10:g} instead of {self.lr:g}, and look at the inputs' scale"
+
+    def kept_steps(self, total_steps: int) -> range:
+        """Return the numbers of steps after which a sample is kept; the last is the last step.
+
+        >>> Sampling(burn_in=4, samples_per_mode=3).kept_steps(10)
+        range(6, 11, 2)
+        """
+        burn_in = total_steps // 2 if self.burn_in is None else self.burn_in
+        left = total_steps - burn_in
+        number = min(20, left // (self.thinning or 1))
+        number = self.samples_per_mode or max(number, 0)
+        thinning = self.thinning or (left // number if number else 1)
+        if total_steps and (number < 1 or thinning < 1 or number * thinning > left):
+            raise ValueError(
+                f"{number} samples per mode, {thinning} steps apart, need {number * thinning}"
+                f" steps after burn_in={burn_in}, but there are {max(left, 0)} of {total_steps} in"
+                " all; give more epochs, fewer samples_per_mode or a smaller burn_in"
+            )
+        first = total_steps - (number - 1) * thinning
+        return range(first, total_steps + 1, thinning) if number and total_steps else range(0)
