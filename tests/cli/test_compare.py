@@ -25,7 +25,7 @@ def result(method: str, seed: int, nll: float | None, accuracy: float = 0.5, **c
         Row("test", "accuracy", accuracy, "fraction", "up", 40, None),
         Row("test", "nll", nll, "nats/example", "down", 40, None, note),
     )
-    cost = Cost(1, 3, 0.1, 40)
+    cost = Cost(1, 1, 3, 0.1, 40)
     return Results("t", method, "mlp", seed, {"lr": 0.1, **config}, rows, cost)
 
 

@@ -25,7 +25,7 @@ def result(seed: int, nll: float = 0.1, method: str = "map") -> Results:
         seed=seed,
         config={"lr": 0.1},
         rows=rows,
-        cost=Cost(1, 3, 0.1, 4),
+        cost=Cost(1, 1, 3, 0.1, 4),
         kept={"test": Kept(prediction, torch.tensor([0, 1, 2, 0]))},
     )
 

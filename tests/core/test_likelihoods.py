@@ -230,7 +230,7 @@ def test_components_give_the_density_of_log_prob(likelihood: Likelihood) -> None
         density = components.log_probs.gather(-1, index).squeeze(-1)
     else:
         assert isinstance(components, Components)
-        loc, scale, df = components
+        loc, scale, df, _ = components
         assert loc.shape == scale.shape == (4, BATCH, SIZE) and loc.dtype == scale.dtype
         law = stats.norm(loc, scale) if df is None else stats.t(df, loc, scale)
         density = torch.as_tensor(law.logpdf(targets)).sum(-1)

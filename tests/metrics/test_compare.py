@@ -23,7 +23,7 @@ def result(method: str, seed: int, nll: float | None, accuracy: float = 0.9, **c
         Row("shift:noise:1", "accuracy", accuracy - 0.1, "fraction", "up", 400, 0.01),
         Row("shift:noise:2", "accuracy", accuracy - 0.3, "fraction", "up", 300, 0.01),
     )
-    return Results("digits", method, "lenet", seed, config, rows, Cost(1, 100, 0.5, 1000, 2.0))
+    return Results("digits", method, "lenet", seed, config, rows, Cost(1, 1, 100, 0.5, 1000, 2.0))
 
 
 A, B = [0.10, 0.14, 0.12], [0.09, 0.12, 0.11]
@@ -122,7 +122,7 @@ def outside(method: str, seed: int, values: dict[str, float], near=()) -> Result
     rows = [Row("test", "nll", 0.1, "nats/example", "down", 400, 0.02)]
     for name, value in values.items():
         rows.append(Row(f"ood:{name}", "auroc_predictive_entropy", value, "p", "up", 800, 0.01))
-    cost = Cost(1, 100, 0.5, 1000, 2.0)
+    cost = Cost(1, 1, 100, 0.5, 1000, 2.0)
     return Results("digits", method, "lenet", seed, {}, tuple(rows), cost, near_ood=tuple(near))
 
 
@@ -180,7 +180,7 @@ def test_equal_gaps_have_no_spread_but_a_verdict():
 
 def test_pareto_front():
     def at(method: str, nll: float, train: float | None, predict: float) -> Results:
-        cost = Cost(1, 100, predict, 1000, train)
+        cost = Cost(1, 1, 100, predict, 1000, train)
         return result(method, 0, nll).replace(cost=cost)
 
     board = compare(

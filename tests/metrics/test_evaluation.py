@@ -13,13 +13,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.core.components import Categories
 from polymode.core.likelihoods import Gaussian
 from polymode.core.registry import Entry
 from polymode.metrics import Results, classification, evaluate, regression
 from polymode.metrics.evaluation import _row
 from polymode.metrics.results import Cost, Row
 from polymode.metrics.score import CLASSIFICATION, Score
-from polymode.prediction import CategoricalPrediction
+from polymode.prediction import CategoricalPrediction, predict_from
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,47 @@ def test_what_json_cannot_hold_is_null_with_a_note(value, word):
 def _certain(self, x, batch_size=256):
     log_probs = torch.tensor([0.0, -math.inf]).expand(1, len(x), 2)
     yield CategoricalPrediction(log_probs)
+
+
+class Drawing:
+    """A posterior of 2 modes that draws; it notes how it was asked."""
+
+    def __init__(self, post):
+        self.post, self.asked = post, []
+
+    def __getattr__(self, name):
+        return getattr(self.post, name)
+
+    def predict(self, x, *, batch_size, samples_per_mode=3, **options):
+        self.asked.append({"samples_per_mode": samples_per_mode, **options})
+        log_probs = self.post.predict(x, batch_size=batch_size).by_mode.log_probs
+        return predict_from(Categories(log_probs.expand(-1, samples_per_mode, -1, -1)))
+
+
+def test_samples_per_mode_reach_predictions_and_cost():
+    task = pm.task("two_moons")
+    post = Drawing(
+        pm.fit(
+            "deep_ensemble", net=pm.nets.mlp, task=task, num_modes=2, epochs=0, progress="silent"
+        )
+    )
+    results = evaluate(post, task)
+    assert post.asked[0] == {"samples_per_mode": 3}  # its own default: nothing was handed on
+    assert (results.cost.num_modes, results.cost.num_samples) == (2, 6)
+    post.asked.clear()
+    results = evaluate(post, task, samples_per_mode=5, seed=7)
+    assert len(post.asked) > 2  # test and OOD sets, and the figure's grid
+    assert all(asked == {"samples_per_mode": 5, "seed": 7} for asked in post.asked)
+    assert results.cost.num_samples == results.kept["plane"].prediction.num_samples == 10
+    assert results.cost.parameters == 2 * post.stack.num_parameters
+
+
+def test_stored_costs_without_samples_have_one_per_mode(digits):
+    _, (_, results) = digits
+    stored = json.loads(results.to_json())
+    assert stored["cost"].pop("num_samples") == 2
+    assert Results.from_dict(stored) == results
+    assert Results.from_dict(stored).cost.num_samples == 2
 
 
 def test_json_round_trip_and_access(digits):
@@ -161,7 +203,7 @@ def test_bad_tasks_are_refused():
 
 def test_repr_is_short():
     row = Row("test", "nll", 0.12345, "nats/example", "down", 10, None)
-    results = Results("digits", "map", "lenet", 3, {}, (row,), Cost(1, 10, 0.1, 10))
+    results = Results("digits", "map", "lenet", 3, {}, (row,), Cost(1, 1, 10, 0.1, 10))
     assert repr(results) == "Results(map on digits, seed 3: nll=0.1235; 1 data sets)"
 
 

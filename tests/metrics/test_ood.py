@@ -278,8 +278,8 @@ def test_every_measure_of_every_score_is_registered():
     for name in set(OOD_CLASSIFICATION.names()) & set(OOD_REGRESSION.names()):
         one, other = (t.get(name).metadata for t in (OOD_CLASSIFICATION, OOD_REGRESSION))
         assert one["title"] == other["title"]
-    needs = OOD_CLASSIFICATION.get("fpr95_epistemic_variance").metadata["min_samples"]
-    assert needs == 2
+    assert OOD_CLASSIFICATION.get("fpr95_epistemic_variance").metadata["epistemic"]
+    assert not OOD_CLASSIFICATION.get("fpr95_predictive_entropy").metadata["epistemic"]
 
 
 def test_registered_metrics_are_the_functions_of_the_scores():

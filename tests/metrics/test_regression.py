@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.metrics import root_mean_squared_error
 
 from polymode.metrics import regression as r
-from polymode.metrics.score import NotDefined
+from polymode.metrics.score import OOD_REGRESSION, REGRESSION, NotDefined, score_of
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 
 
@@ -124,6 +124,19 @@ def test_epistemic_std_by_hand():
     assert r.epistemic_std(MixturePrediction(loc, 0.5)).value == pytest.approx(math.sqrt(5))
     with pytest.raises(ValueError, match="at least 2 samples, got 1"):
         r.epistemic_std(MixturePrediction(loc[:1], 1.0))
+
+
+def test_a_share_of_one_density_is_epistemic():
+    """N(0, 2²) with a quarter of the variance from the weights: a standard deviation of 1."""
+    alone = MixturePrediction(torch.zeros(1, 3, 1), 2.0, epistemic=0.25)
+    assert r.epistemic_std(alone).value == pytest.approx(1.0)
+    assert r.epistemic_share(alone).value == pytest.approx(0.25)
+    assert score_of(REGRESSION.get("epistemic_share"), alone, None).value == pytest.approx(0.25)
+    with pytest.raises(NotDefined, match="needs ≥ 2 samples"):
+        score_of(REGRESSION.get("epistemic_share"), MixturePrediction(alone.loc, 2.0), None)
+    far = MixturePrediction(torch.zeros(1, 3, 1), 2.0, epistemic=0.5)
+    auroc = OOD_REGRESSION.get("auroc_epistemic_variance")
+    assert score_of(auroc, alone, far).value == 1.0
 
 
 def test_epistemic_share_by_hand():

@@ -85,7 +85,7 @@ def made():
 
 def _results(kept: dict[str, Kept], method: str = "made_up", seed: int = 0) -> Results:
     """Return results that keep these predictions and have no numbers."""
-    return Results("made_up", method, "mlp", seed, {}, (), Cost(1, 1, 1.0, 1), kept=kept)
+    return Results("made_up", method, "mlp", seed, {}, (), Cost(1, 1, 1, 1.0, 1), kept=kept)
 
 
 def _classes(probs: np.ndarray, labels: np.ndarray | None = None) -> Kept:

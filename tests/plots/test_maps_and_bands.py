@@ -10,6 +10,7 @@ from scipy import stats
 
 from polymode import plots
 from polymode.metrics.results import Kept
+from polymode.prediction import MixturePrediction
 
 
 def plane(made, side=5, samples=2, order="xy"):
@@ -100,6 +101,27 @@ def test_band_has_at_most_20_functions(made, gap_results):
     display = plots.regression_band(gap_results.replace(kept=kept))
     assert sum(key.startswith("function ") for key in display.data) == 20
     assert "20 single functions" in display.caption
+
+
+def test_band_shows_functions_of_all_modes_and_the_share_of_one(gap_results):
+    """Functions of 40 samples are not the first 20, which are those of the first mode."""
+    curve = gap_results.kept["curve"]
+    grid = curve.prediction.loc[:1]
+    places = torch.arange(40.0)[:, None, None] >= 20  # two modes: functions at 0 and at 1
+    modes = MixturePrediction(places.float().expand(40, *grid.shape[1:]), 1.0, num_modes=2)
+
+    def band(prediction):
+        kept = dict(gap_results.kept) | {"curve": curve._replace(prediction=prediction)}
+        return plots.regression_band(gap_results.replace(kept=kept))
+
+    data = band(modes).data
+    assert {data[f"function {k}"][0] for k in range(20)} == {0.0, 1.0}
+    one = band(MixturePrediction(grid, 2.0, epistemic=0.25))
+    np.testing.assert_allclose(one.data["epistemic std"], 1.0, rtol=1e-5)
+    assert "25 % of the predictive variance is epistemic" in one.alt
+    assert not one.figure().axes[0].texts
+    bare = band(MixturePrediction(grid, 2.0))
+    assert "no epistemic part" in bare.alt and bare.figure().axes[0].texts
 
 
 def test_band_quotes_coverage_of_the_test_set_only(gap_results):

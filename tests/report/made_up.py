@@ -91,7 +91,9 @@ def _one(
         seed=seed,
         config={"num_modes": samples, "lr": 0.001, "epochs": 10},
         rows=tuple(_shaken(row, 1000 * number + seed) for row in rows),
-        cost=Cost(samples, 9000 * samples, 0.01 * samples, 1000, 3.0 * samples, 36000 * samples),
+        cost=Cost(
+            samples, samples, 9000 * samples, 0.01 * samples, 1000, 3.0 * samples, 36000 * samples
+        ),
         near_ood=("near",),
         kept=kept,
     )

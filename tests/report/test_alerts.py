@@ -11,7 +11,7 @@ from polymode.report.alerts import alerts
 
 def result(method: str, seed: int, nll: float | None, *rows: Row) -> Results:
     found = (Row("test", "nll", nll, "nats/example", "down", 400, 0.02), *rows)
-    return Results("digits", method, "mlp", seed, {}, found, Cost(1, 10, 0.1, 100))
+    return Results("digits", method, "mlp", seed, {}, found, Cost(1, 1, 10, 0.1, 100))
 
 
 def row(dataset: str, metric: str, value: float | None, note: str = "") -> Row:

@@ -28,6 +28,6 @@ def test_all_are_there_with_places_of_their_own(digits_board) -> None:
 
 def test_a_metric_that_nobody_registered() -> None:
     rows = (Row("test", "<my> metric", 0.1, "m", "up", 4, None),)
-    board = compare([Results("t", "mine", "mlp", 0, {}, rows, Cost(1, 1, 0.1, 1))])
+    board = compare([Results("t", "mine", "mlp", 0, {}, rows, Cost(1, 1, 1, 0.1, 1))])
     meaning = glossary(board)["<my> metric"]
     assert (meaning.title, meaning.unit, meaning.better) == ("<my> metric", "m", "higher is better")

@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 def result(method: str, seed: int, nll: float, task: str = "digits", **config: object) -> Results:
     rows = (Row("test", "nll", nll, "nats/example", "down", 400, 0.02),)
-    return Results(task, method, "mlp", seed, config, rows, Cost(1, 10, 0.1, 100, 2.0))
+    return Results(task, method, "mlp", seed, config, rows, Cost(1, 1, 10, 0.1, 100, 2.0))
 
 
 def decoded(uri: str) -> str:

@@ -6,7 +6,15 @@ import pytest
 
 from polymode.metrics import compare
 from polymode.metrics.leaderboard import costs
-from polymode.report.tables import joined, leaderboard, of_family, of_metric, of_shifts, ranked
+from polymode.report.tables import (
+    joined,
+    leaderboard,
+    of_family,
+    of_metric,
+    of_shifts,
+    ranked,
+    sizes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,14 @@ def test_not_applicable_points_to_a_note(board) -> None:
     shown = cell(table, "method_0", "test")
     assert (shown.text, shown.value) == ("n/a", None)
     assert table.notes[shown.note - 1] == "needs ≥ 2 samples"
+
+
+def test_sizes_tell_modes_from_samples(made_up) -> None:
+    every = made_up.results(1, 1, examples=60)
+    cost = every[0].cost._replace(num_modes=3, num_samples=90)
+    table = sizes(compare([every[0].replace(cost=cost)]))
+    assert cell(table, "method_0", "modes").text == "3"
+    assert cell(table, "method_0", "samples").text == "90"
 
 
 def test_long_tables_are_turned(board) -> None:

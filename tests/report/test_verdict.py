@@ -9,7 +9,7 @@ from polymode.report.verdict import verdict
 
 def result(method: str, seed: int, nll: float | None) -> Results:
     rows = (Row("test", "nll", nll, "nats/example", "down", 400, 0.02),)
-    return Results("digits", method, "mlp", seed, {}, rows, Cost(1, 10, 0.1, 100))
+    return Results("digits", method, "mlp", seed, {}, rows, Cost(1, 1, 10, 0.1, 100))
 
 
 def board(**methods: list[float | None]):

@@ -16,7 +16,7 @@ def result(label: str, seed: int, numbers: Mapping[tuple[str, str], float]) -> R
         Row(dataset, metric, value, "", "up" if metric in up else "down", 100, None)
         for (dataset, metric), value in numbers.items()
     )
-    cost = Cost(5, 10, 1.0, 100, 2.0)
+    cost = Cost(5, 5, 10, 1.0, 100, 2.0)
     return Results("made_up", "forde", "lenet", seed, {"arm": label}, rows, cost, label=label)
 
 

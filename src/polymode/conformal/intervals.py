@@ -130,9 +130,7 @@ def _ends(prediction: Prediction, method: str, level: float) -> tuple[Tensor, Te
             f"Intervals need a prediction of real outputs, got {kind}; for classes use"
             " `conformal_sets`."
         )
-    exact = MixturePrediction(
-        prediction.loc.detach().double(), prediction.scale.detach().double(), prediction.df
-    )
+    exact = prediction.double()
     if method == "cqr":
         lower, upper = exact.interval(level)
         return lower, upper, torch.ones_like(lower)

@@ -35,12 +35,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.components import Categories, Components
+from polymode.core.components import Categories, Components, Moments
 from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
+from polymode.core.likelihood_options import LEARNED, count, positive, scale_spec
 from polymode.core.registry import suggest
 from polymode.core.targets import align, check_labels, check_values
 
-_LEARNED = ("learned", "learned_per_output")
 _NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would be lost in silence
 _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectorised on CPU
 
@@ -77,7 +77,7 @@ class Likelihood(ABC):
         self, num_modes: int, target_size: int, dtype: torch.dtype = torch.float32
     ) -> dict[str, Tensor]:
         """Return what the likelihood itself learns, with a leading axis M; {} if nothing."""
-        _count("num_modes", self, num_modes, at_least=1)
+        count("num_modes", self, num_modes, at_least=1)
         self.num_outputs(target_size)
         return {}
 
@@ -102,6 +102,16 @@ class Likelihood(ABC):
     def components(self, outputs: Tensor, params: Params) -> Categories | Components:
         """Return the distribution predicted for each example."""
 
+    def closed(self, moments: Moments, params: Params) -> Components | None:
+        """Return the distribution predicted from Gaussian outputs, (M, B, D), in closed form.
+
+        None where there is no closed form; `components` of `moments.draw` then tends to it. That is
+        so for classes, and for the convolution of a Student-t with a Gaussian. It is also so for
+        noise that is an output itself: at the mean of that output it would be too small on average
+        (Jensen), and nothing would tell that the noise is not known either.
+        """
+        return None
+
     def to_config(self) -> dict[str, Any]:
         """Return a JSON-safe description for `likelihood_from_config`."""
         fields = {field: getattr(self, field) for field in _field_names(type(self))}
@@ -114,7 +124,7 @@ class _Classification(Likelihood):
     classification = True
 
     def num_outputs(self, target_size: int) -> int:
-        return _count("target_size", self, target_size, at_least=2)
+        return count("target_size", self, target_size, at_least=2)
 
     def target_size(self, targets: Tensor) -> int:
         return max(2, int(self.check(targets).max()) + 1)
@@ -193,7 +203,7 @@ class _Regression(Likelihood):
     classification = False
 
     def num_outputs(self, target_size: int) -> int:
-        return _count("target_size", self, target_size, at_least=1)
+        return count("target_size", self, target_size, at_least=1)
 
     def target_size(self, targets: Tensor) -> int:
         return self.check(targets).shape[-1]
@@ -231,7 +241,7 @@ class _SharedScale(_Regression):
     ) -> dict[str, Tensor]:
         """Return log-scales of 0, (M,) or (M, D): a scale of 1, fit for standardised targets."""
         super().init(num_modes, target_size, dtype)
-        if self._spec not in _LEARNED:
+        if self._spec not in LEARNED:
             return {}
         shape = (num_modes,) if self._spec == "learned" else (num_modes, target_size)
         return {f"log_{self._field}": torch.zeros(shape, dtype=dtype)}
@@ -248,7 +258,7 @@ class _SharedScale(_Regression):
 
     def components(self, outputs: Tensor, params: Params) -> Components:
         log_scale = self._log_scale(outputs, params)
-        if self._spec in _LEARNED:
+        if self._spec in LEARNED:
             log_scale = log_scale.unsqueeze(-2)
         return Components(outputs, log_scale.exp().expand_as(outputs), self._df)
 
@@ -298,7 +308,19 @@ class Gaussian(_SharedScale):
     _field = "noise"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "noise", _scale_spec("noise", self, self.noise))
+        object.__setattr__(self, "noise", scale_spec("noise", self, self.noise))
+
+    def closed(self, moments: Moments, params: Params) -> Components:
+        r"""Return N(:math:`\mu, \sigma^2 + v`), :math:`v / (\sigma^2 + v)` of it from the weights.
+
+        Exact for each output. Outputs stay independent within a mode, as in all `Components`:
+        covariances between them have no effect, and a joint density of several is then not exact.
+        """
+        noise = self.components(moments.loc, params).scale.square()
+        total = noise + moments.variance
+        below_one = 1.0 - torch.finfo(total.dtype).eps  # what rounds to 1 would leave no noise
+        share = (moments.variance / total).clamp(max=below_one)
+        return Components(moments.loc, total.sqrt(), None, share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,8 +341,8 @@ class StudentT(_SharedScale):
     def __post_init__(self) -> None:
         if self.df is None:
             raise ValueError("`df` of StudentT must be chosen: a number > 0, such as 4.0.")
-        object.__setattr__(self, "df", _positive("df", self, self.df))
-        object.__setattr__(self, "scale", _scale_spec("scale", self, self.scale))
+        object.__setattr__(self, "df", positive("df", self, self.df))
+        object.__setattr__(self, "scale", scale_spec("scale", self, self.scale))
 
     @property
     def _df(self) -> float | None:
@@ -342,13 +364,13 @@ class HeteroscedasticGaussian(_Regression):
     name = "heteroscedastic_gaussian"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "min_scale", _positive("min_scale", self, self.min_scale))
+        object.__setattr__(self, "min_scale", positive("min_scale", self, self.min_scale))
 
     def num_outputs(self, target_size: int) -> int:
         return 2 * super().num_outputs(target_size)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
-        loc, scale, _ = self.components(outputs, params)
+        loc, scale, *_ = self.components(outputs, params)
         return log_density(align(targets, loc.shape, trailing=2), loc, scale, None).sum(-1)
 
     def components(self, outputs: Tensor, params: Params) -> Components:
@@ -407,36 +429,3 @@ def _single_output(outputs: Tensor) -> Tensor:
             " Use Categorical for the logits of several classes."
         )
     return outputs.squeeze(-1)
-
-
-def _count(field: str, owner: Likelihood, value: int, at_least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        name = type(owner).__name__
-        raise ValueError(f"`{field}` of {name} must be an integer >= {at_least}, got {value!r}")
-    return value
-
-
-def _positive(field: str, owner: Likelihood, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not 0.0 < number < math.inf:
-        name = type(owner).__name__
-        raise ValueError(f"`{field}` of {name} must be a finite number > 0, got {value!r}")
-    return number
-
-
-def _scale_spec(field: str, owner: Likelihood, value: Any) -> float | tuple[float, ...] | str:
-    """Return a scale in canonical form: a float, a tuple of floats, or one of two words."""
-    if isinstance(value, (tuple, list)) and value:
-        return tuple(_positive(field, owner, number) for number in value)
-    if value is None or isinstance(value, (str, tuple, list)):
-        if value in _LEARNED:
-            return str(value)
-        near = suggest(value, _LEARNED) if isinstance(value, str) else ""
-        raise ValueError(
-            f"`{field}` of {type(owner).__name__} must be chosen: a number > 0 or a tuple of them"
-            f" if it is known, 'learned' or 'learned_per_output' if not; got {value!r}.{near}"
-        )
-    return _positive(field, owner, value)

@@ -232,7 +232,7 @@ def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> S
     unit="nats",
     direction="",
     family="uncertainty",
-    min_samples=2,
+    epistemic=True,
     targets=False,
     summary="how much the members' predictions differ; describes, does not score",
 )
@@ -251,7 +251,7 @@ def mutual_information(prediction: Prediction, targets: Tensor | None = None) ->
     unit="fraction of pairs",
     direction="",
     family="uncertainty",
-    min_samples=2,
+    epistemic=True,
     targets=False,
     summary="share of the pairs of members that name different classes; describes, does not score",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ CURVE_POINTS = 200
 PLANE_POINTS = 100  # a side
 UNIT = "units of y"  # as metrics say it, where the task says no more
 
+Predict = Callable[[Any], Prediction]
+
 
 def evaluate(
     post: Posterior,
@@ -42,6 +44,8 @@ def evaluate(
     train_seconds: float | None = None,
     keep: bool | Sequence[str] = True,
     validation: bool = False,
+    samples_per_mode: int | None = None,
+    seed: int = 0,
 ) -> Results:
     """Return every metric that applies, on the test set, every shift and every OOD set.
 
@@ -58,6 +62,9 @@ def evaluate(
             and let go before the next one is predicted, but for the test set.
         validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", to
             choose options by; see `tasks/validation.py`. These predictions are never kept.
+        samples_per_mode: samples of each mode that predictions are made of; by default as many as
+            the posterior takes itself.
+        seed: of these samples, where they are drawn.
 
     Returns:
         `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for
@@ -71,6 +78,12 @@ def evaluate(
             f"the posterior has a {post.likelihood.name} likelihood, the task a"
             f" {task.likelihood.name} one; evaluate on a task of the same kind"
         )
+    options = {} if samples_per_mode is None else {"samples_per_mode": samples_per_mode}
+    options |= {"seed": seed} if seed else {}
+
+    def predict(x: Any) -> Prediction:
+        return post.predict(x, batch_size=BATCH, **options)
+
     scale = _target_scale(task)
     rows: list[Row] = []
     kept: dict[str, Kept] = {}
@@ -78,7 +91,7 @@ def evaluate(
     test: Kept | None = None
     for name, data in _datasets(task):  # a shift is made here, and its time does not count
         started = time.perf_counter()
-        made = _predict(post, task, data)
+        made = _predict(predict, task, data)
         seconds += time.perf_counter() - started
         examples += len(made.prediction)
         test = made if test is None else test
@@ -87,9 +100,9 @@ def evaluate(
             kept[name] = made
     assert test is not None
     for name, data in _validation_sets(task) if validation else ():
-        rows += _rows(name, _predict(post, task, data), test.prediction, task, scale)
+        rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
     if _is_drawn(task):
-        drawn = _grid(post, task, test, kept) if keep else {}
+        drawn = _grid(predict, task, test, kept) if keep else {}
         kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
     return Results(
         task=task.name,
@@ -100,6 +113,7 @@ def evaluate(
         rows=tuple(rows),
         cost=Cost(
             num_modes=post.num_modes,
+            num_samples=test.prediction.num_samples,
             parameters=post.num_modes * post.stack.num_parameters,
             predict_seconds=seconds,
             predict_examples=examples,
@@ -148,18 +162,18 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
             yield f"val:{name}:{severity}", make()
 
 
-def _predict(post: Posterior, task: Task, data: Data | Tensor) -> Kept:
+def _predict(predict: Predict, task: Task, data: Data | Tensor) -> Kept:
     """Predict in one pass; a loader is passed over once, so its order may be its own."""
     drawn = _is_drawn(task)
     if isinstance(data, Tensor):
-        return Kept(post.predict(data, batch_size=BATCH), None, data if drawn else None)
+        return Kept(predict(data), None, data if drawn else None)
     if isinstance(data, Arrays):
-        return Kept(post.predict(data, batch_size=BATCH), data.y, data.x if drawn else None)
+        return Kept(predict(data), data.y, data.x if drawn else None)
     predictions: list[Prediction] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for batch in data.batches(BATCH):
         x, y = task.check_batch(*batch)
-        predictions.append(post.predict(x, batch_size=BATCH))
+        predictions.append(predict(x))
         pairs.append((x if drawn else x[:0], y))
     if not pairs:
         raise ValueError("the loader is empty: 0 batches")
@@ -172,12 +186,12 @@ def _is_drawn(task: Task) -> bool:
     return task.input_shape == ((2,) if task.likelihood.classification else (1,))
 
 
-def _grid(post: Posterior, task: Task, test: Kept, kept: dict[str, Kept]) -> dict[str, Kept]:
+def _grid(predict: Predict, task: Task, test: Kept, kept: dict[str, Kept]) -> dict[str, Kept]:
     """Return what a figure over the inputs needs: training set, and an even grid.
 
     The line spans all data sets; the plane the test set, and as much again on every side.
     """
-    train = _predict(post, task, task.train)
+    train = _predict(predict, task, task.train)
     if task.likelihood.classification:
         seen = test.inputs
         assert seen is not None
@@ -186,13 +200,13 @@ def _grid(post: Posterior, task: Task, test: Kept, kept: dict[str, Kept]) -> dic
         steps = torch.linspace(0, 1, PLANE_POINTS, dtype=seen.dtype)
         up, across = torch.meshgrid(steps, steps, indexing="ij")
         grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
-        return {"train": train, "plane": Kept(post.predict(grid), None, grid)}
+        return {"train": train, "plane": Kept(predict(grid), None, grid)}
     every = [train, test, *kept.values()]
     seen = torch.cat([each.inputs for each in every if each.inputs is not None])
     low, high = seen.amin(0), seen.amax(0)
     grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
-    return {"train": train, "curve": Kept(post.predict(grid), truth, grid)}
+    return {"train": train, "curve": Kept(predict(grid), truth, grid)}
 
 
 def _rows(

@@ -199,13 +199,14 @@ class Leaderboard:
         ranked = any(column[:2] == ("test", "nll") for column in self.columns)
         front = self.pareto() if ranked else []
         first = f"cost ({FRONT} Pareto)" if front else "cost"
-        header = [first, "seeds", "train s", "predict ms/1,000", "networks", "parameters", "MB"]
+        times = ["train s", "predict ms/1,000"]
+        header = [first, "seeds", *times, "modes", "samples", "params", "MB"]
         lines = []
         for entry in self.entries:
             cost = costs(entry)
             train = number(cost["train_seconds"], None, 1)
             predict = f"{cost['predict_ms']:,.1f}"
-            sizes = [f"{cost['num_modes']:,}", f"{cost['parameters']:,}"]
+            sizes = [f"{cost[key]:,}" for key in ("num_modes", "num_samples", "parameters")]
             memory = number(cost["memory_mb"], None, 1)
             name = f"{FRONT if entry.label in front else ' '} {entry.label}"
             lines.append([name, str(len(entry.results)), train, predict, *sizes, memory])
@@ -260,6 +261,7 @@ def costs(entry: Entry) -> dict[str, Any]:
         "train_seconds": sum(trained) / len(trained) if trained else None,
         "predict_ms": 1e6 * sum(rates) / len(rates),
         "num_modes": every[0].num_modes,
+        "num_samples": every[0].num_samples,
         "parameters": every[0].parameters,
         "memory_mb": None if held is None else held / 1e6,
     }

@@ -316,7 +316,7 @@ def _classes(prediction: Prediction, score: str) -> CategoricalPrediction:
 
 
 def _several(prediction: Prediction) -> Prediction:
-    if prediction.num_samples < 2:
+    if not prediction.has_epistemic:
         raise NotDefined(f"needs at least 2 samples, got {prediction.num_samples}")
     return prediction
 
@@ -398,11 +398,11 @@ _OF_MEASURES = {
 }
 
 
-def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, int]]) -> None:
-    """Enter all measures of some scores, each with its title, words for it, fewest samples."""
+def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, bool]]) -> None:
+    """Enter all measures of some scores, each with its title, words for it, whether epistemic."""
     headlines = ("auroc_predictive_entropy", "auroc_mutual_information", "fpr95_predictive_entropy")
     for measure, said in _OF_MEASURES.items():
-        for score, (title, words, needs) in scores.items():
+        for score, (title, words, epistemic) in scores.items():
             name = f"{measure}_{score}"
             register(
                 table,
@@ -412,7 +412,7 @@ def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, int
                 direction=said.direction,
                 family="ood",
                 headline=name in headlines or (table is OOD_REGRESSION and measure == "auroc"),
-                min_samples=needs,
+                epistemic=epistemic,
                 summary=said.summary.format(words),
             )(_metric(measure, score))
 
@@ -420,17 +420,17 @@ def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, int
 _register(
     OOD_CLASSIFICATION,
     {
-        "predictive_entropy": ("entropy", "predictive entropy", 1),
-        "mutual_information": ("MI", "mutual information", 2),
-        "one_minus_confidence": ("1 − max p", "1 − largest class probability", 1),
-        "energy": ("energy", "energy", 1),
-        "epistemic_variance": ("epistemic variance", "epistemic variance", 2),
+        "predictive_entropy": ("entropy", "predictive entropy", False),
+        "mutual_information": ("MI", "mutual information", True),
+        "one_minus_confidence": ("1 − max p", "1 − largest class probability", False),
+        "energy": ("energy", "energy", False),
+        "epistemic_variance": ("epistemic variance", "epistemic variance", True),
     },
 )
 _register(
     OOD_REGRESSION,
     {
-        "variance": ("variance", "predictive variance", 1),
-        "epistemic_variance": ("epistemic variance", "epistemic variance", 2),
+        "variance": ("variance", "predictive variance", False),
+        "epistemic_variance": ("epistemic variance", "epistemic variance", True),
     },
 )

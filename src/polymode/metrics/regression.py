@@ -139,22 +139,21 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     unit="units of y",
     direction="",
     family="uncertainty",
-    min_samples=2,
+    epistemic=True,
     targets=False,
-    summary="root of the mean variance of the members' means: how far they are apart; describes,"
+    summary="root of the mean epistemic variance: how far the networks' means are apart; describes,"
     " does not score",
 )
 def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} \mathrm{Var}_s\,\mu_{snd}}`, in units of y.
 
-    Needs no targets. `each` is the variance, mean over outputs; the standard error as in `rmse`.
+    Densities that have an epistemic share of their own add it to the variance. Needs no targets.
+    `each` is the variance, mean over outputs; the standard error as in `rmse`.
 
     Traps: a few inputs where members are far apart rule it; the variance over S samples divides by
     S, so few samples say too little.
     """
-    mixture = check_mixture(prediction, "epistemic_std")
-    if mixture.num_samples < 2:
-        raise ValueError(f"`epistemic_std` needs at least 2 samples, got {mixture.num_samples}")
+    mixture = _uncertain(prediction, "epistemic_std")
     return _root(mixture.epistemic_variance.double().mean(1))
 
 
@@ -165,10 +164,10 @@ def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Scor
     unit="fraction of variance",
     direction="",
     family="uncertainty",
-    min_samples=2,
+    epistemic=True,
     targets=False,
-    summary="part of the predictive variance that comes from differences between members;"
-    " describes, does not score",
+    summary="part of the predictive variance that comes from not knowing the network; describes,"
+    " does not score",
 )
 def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return the mean over examples and outputs of epistemic over total variance, in [0, 1].
@@ -178,10 +177,17 @@ def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Sc
     Traps: near 0 everywhere, also off the data, the members are one function; a mean of ratios, not
     the ratio of means; the variance over S samples divides by S, so few samples say too little.
     """
-    mixture = check_mixture(prediction, "epistemic_share")
-    if mixture.num_samples < 2:
-        raise ValueError(f"`epistemic_share` needs at least 2 samples, got {mixture.num_samples}")
+    mixture = _uncertain(prediction, "epistemic_share")
     return mean_score((mixture.epistemic_variance / check_variance(mixture)).mean(1))
+
+
+def _uncertain(prediction: Prediction, metric: str) -> MixturePrediction:
+    mixture = check_mixture(prediction, metric)
+    if not mixture.has_epistemic:
+        raise ValueError(
+            f"`{metric}` needs at least 2 samples, got 1 without an epistemic share of its own"
+        )
+    return mixture
 
 
 def standardise(

@@ -48,13 +48,15 @@ class Cost(NamedTuple):
     """What it took.
 
     Attributes:
-        num_modes: networks. parameters: of all of them together.
+        num_modes: networks that were trained. parameters: of all of them together.
+        num_samples: networks that a prediction is made of, `samples_per_mode` of each mode.
         predict_seconds: wall time of predicting `predict_examples` inputs, all scored sets.
         train_seconds: wall time of the fit, None where nobody measured it.
         memory_bytes: of the posterior's parameters and buffers, None in results of before 0.2.
     """
 
     num_modes: int
+    num_samples: int
     parameters: int
     predict_seconds: float
     predict_examples: int
@@ -253,7 +255,7 @@ class Results:
             return Results(
                 **names,
                 rows=rows,
-                cost=Cost(**content["cost"]),
+                cost=_cost(content["cost"]),
                 near_ood=tuple(content.get("near_ood", ())),
                 target_scale=scale and tuple(scale),
                 label=content.get("label", ""),
@@ -269,6 +271,11 @@ class Results:
     def replace(self, **changes: Any) -> Results:
         """Return a copy with other values of some fields."""
         return dataclasses.replace(self, **changes)
+
+
+def _cost(stored: Mapping[str, Any]) -> Cost:
+    """Return the cost; before modes had several samples, there were as many as modes."""
+    return Cost(**{"num_samples": stored["num_modes"], **stored})
 
 
 def title_of(metric: str) -> str:

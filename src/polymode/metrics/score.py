@@ -104,7 +104,7 @@ def register(
     summary: str,
     family: str,
     headline: bool = False,
-    min_samples: int = 1,
+    epistemic: bool = False,
     targets: bool = True,
     standardised: bool = False,
 ) -> Callable[[Any], Any]:
@@ -117,7 +117,7 @@ def register(
         summary: one line, also the report's glossary.
         family: one of `FAMILIES`.
         headline: True for the few that a leaderboard shows where nobody asks for more.
-        min_samples: fewest posterior samples; with fewer the metric is n/a.
+        epistemic: True if it is n/a where `prediction.has_epistemic` is False, as of one network.
         targets: False if the metric takes None for targets.
         standardised: True if prediction and targets are to be divided by the targets' scale first.
     """
@@ -130,7 +130,7 @@ def register(
         summary=summary,
         family=family,
         headline=headline,
-        min_samples=min_samples,
+        epistemic=epistemic,
         targets=targets,
         standardised=standardised,
         rank=len(table.names()),
@@ -169,8 +169,8 @@ def score_of(
         scale: of the targets, for standardised metrics.
     """
     facts = entry.metadata
-    if prediction.num_samples < facts["min_samples"]:
-        raise NotDefined(f"needs ≥ {facts['min_samples']} samples")
+    if facts["epistemic"] and not prediction.has_epistemic:
+        raise NotDefined("needs ≥ 2 samples")
     if facts["targets"] and other is None:
         raise NotDefined("needs targets")
     if facts["standardised"]:

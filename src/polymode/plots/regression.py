@@ -57,7 +57,7 @@ class RegressionBand(Display):
         some = np.unique(np.linspace(0, len(x) - 1, min(len(x), STEPS)).round().astype(int))
         functions = [data[key] for key in data if key.startswith("function ")]
         reach = data["epistemic std" if part == "epistemic" else "std"]
-        if part == "epistemic" and len(functions) < 2:
+        if part == "epistemic" and len(functions) < 2 and not reach.any():
             words = "one sample: n/a"
             ax.text(0.5, 0.95, words, ha="center", va="top", transform=ax.transAxes, color=INK)
         else:
@@ -125,11 +125,12 @@ def regression_band(
     }
     if curve.targets is not None:
         data["truth"] = numbers(curve.targets).ravel()
-    for number, function in enumerate(prediction.loc[:FUNCTIONS]):
-        data[f"function {number}"] = numbers(function).ravel()
+    some = thinned(prediction.num_samples, FUNCTIONS)  # of all modes, which lie one after another
+    for number, function in enumerate(some):
+        data[f"function {number}"] = numbers(prediction.loc[int(function)]).ravel()
     data["view"] = np.array(view or default_view(data))
     label = label or results.method
-    drawn = min(prediction.num_samples, FUNCTIONS)
+    drawn = len(some)
     functions = f", {drawn} single functions" if drawn > 1 else ""
     return RegressionBand(
         data,
@@ -154,7 +155,7 @@ def default_view(data: dict[str, np.ndarray]) -> tuple[float, float]:
 
 def _epistemic(data: dict[str, np.ndarray], num_functions: int) -> str:
     """Say how much of the variance is epistemic and where it is largest."""
-    if num_functions < 2:
+    if num_functions < 2 and not data["epistemic std"].any():
         return "one sample, so there is no epistemic part"
     share = float(np.mean(data["epistemic std"] ** 2 / data["std"] ** 2))
     where = data["x"][np.argmax(data["epistemic std"])]

@@ -14,8 +14,15 @@ aleatoric  `expected_entropy`, :math:`\frac1S\sum_s H[p_s]`           `aleatoric
 epistemic  `mutual_information`, their difference, :math:`\ge 0`      `epistemic_variance`
 =========  =========================================================  ====================
 
+The S samples are L of each of M modes, mode by mode; `by_mode` tells them apart, `within_modes` and
+`between_modes` split the mutual information (chain rule), `join` makes one mixture of several, and
+`take_modes` a smaller one. A sample of a regression may also stand for a Gaussian around a network,
+as Laplace's approximation gives: `epistemic` is then the share of its variance that comes from the
+weights, and belongs to the epistemic part.
+
 Everything is computed when first asked for and then kept, in the dtype and on the device of the
-samples. Variances over samples divide by S. `S` samples, `B` batch, `C` classes, `D` outputs.
+samples. Variances over samples divide by S. `M` modes, `L` samples per mode, `S` = M L samples, `B`
+batch, `C` classes, `D` outputs.
 """
 
 from __future__ import annotations
@@ -34,16 +41,21 @@ def predict_from(components: Categories | Components) -> Prediction:
     """Return the prediction of S samples from what a likelihood made of their outputs.
 
     Args:
-        components: (S, B, C) or (S, B, D); further leading axes, as in (M, S, B, C), are joined.
+        components: (M, L, B, C) or (M, L, B, D), as `by_mode` gives, for L samples of each of M
+            modes; or (S, B, C) or (S, B, D), each sample a mode of its own.
     """
+    samples = components[0]
+    num_modes = len(samples) if samples.dim() > 3 else None
     if isinstance(components, Categories):
         log_probs, log_normalizer = components
         if log_normalizer is not None:
             log_normalizer = log_normalizer.flatten(0, -2)
-        return CategoricalPrediction(_join_leading(log_probs), log_normalizer)
-    loc, scale, df = components
-    return MixturePrediction(_join_leading(loc), _join_leading(scale), df)
+        return CategoricalPrediction(_joined(log_probs), log_normalizer, num_modes=num_modes)
+    loc, scale, df, share = components
+    share = None if share is None else _joined(share)
+    return MixturePrediction(_joined(loc), _joined(scale), df, share, num_modes=num_modes)
 
 
-def _join_leading(tensor: Tensor) -> Tensor:
+def _joined(tensor: Tensor) -> Tensor:
+    """Return the tensor with its leading axes joined into one."""
     return tensor.flatten(0, -3) if tensor.dim() > 3 else tensor

@@ -10,14 +10,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polymode.core.components import Categories, Components
 from polymode.core.html import html_block, html_table
 
 SHOWN = 8  # inputs that a notebook shows
 
 
 class Prediction(ABC):
-    """What every prediction can do; `predict_from` makes one from a likelihood's components."""
+    """What every prediction can do; `predict_from` makes one from a likelihood's components.
 
+    Attributes:
+        num_modes: M. The S samples lie mode by mode, sample l of mode m at m L + l, L = S / M.
+    """
+
+    num_modes: int
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _shown: ClassVar[tuple[str, str]]
@@ -30,12 +36,12 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def aleatoric_variance(self) -> Tensor:
-        """Mean over samples of their own variances, (B, C) or (B, D)."""
+        """Mean over networks of their own variances, (B, C) or (B, D)."""
 
     @property
     @abstractmethod
     def epistemic_variance(self) -> Tensor:
-        """Variance over samples of their own means, (B, C) or (B, D)."""
+        """Variance of the means over networks, (B, C) or (B, D)."""
 
     @property
     @abstractmethod
@@ -45,12 +51,20 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def expected_entropy(self) -> Tensor:
-        """Mean over samples of their own entropies in nats, (B,) or (B, D)."""
+        """Mean over networks of their own entropies in nats, (B,) or (B, D)."""
 
     @property
     @abstractmethod
     def mutual_information(self) -> Tensor:
-        """What y tells about which sample is right, in nats, in [0, log S], (B,) or (B, D)."""
+        """What y tells about which network is right, in nats, >= 0, (B,) or (B, D).
+
+        At most log S, unless densities have an epistemic share of their own.
+        """
+
+    @property
+    @abstractmethod
+    def by_mode(self) -> Categories | Components:
+        """The samples by mode, (M, L, B, C) or (M, L, B, D), views; see `predict_from`."""
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Tensor:
@@ -74,6 +88,25 @@ class Prediction(ABC):
         """Predictive standard deviation, the root of `variance`."""
         return self.variance.sqrt()
 
+    @cached_property
+    def within_modes(self) -> Tensor:
+        r"""Mutual information within modes in nats, (B,) or (B, D).
+
+        The mean over modes of each mode's own: what y tells about the network if its mode is known.
+        By the chain rule :math:`I[y; w] = I[y; m] + I[y; w \mid m]`, `mutual_information` is
+        `between_modes` + `within_modes`.
+        """
+        modes = [self.take_modes([number]) for number in range(self.num_modes)]
+        return torch.stack([mode.mutual_information for mode in modes]).mean(0)
+
+    @cached_property
+    def between_modes(self) -> Tensor:
+        """Mutual information between modes in nats, in [0, log M], (B,) or (B, D).
+
+        What y tells about which mode is right: the rest of `mutual_information`.
+        """
+        return (self.mutual_information - self.within_modes).clamp(min=0.0)
+
     @property
     def disagreement(self) -> Tensor:
         """Fraction of the pairs of samples that name different classes, (B,)."""
@@ -94,6 +127,16 @@ class Prediction(ABC):
         """S, the posterior samples in the mixture."""
         return self._shape[0]
 
+    @property
+    def samples_per_mode(self) -> int:
+        """L, the samples of each mode."""
+        return self.num_samples // self.num_modes
+
+    @property
+    def has_epistemic(self) -> bool:
+        """Whether it tells what comes from not knowing the network: from two samples on."""
+        return self.num_samples > 1
+
     def __len__(self) -> int:
         return self._shape[1]
 
@@ -111,19 +154,41 @@ class Prediction(ABC):
         tensors, rest = self._parts()
         return Prediction.from_arrays({key: t[:, which] for key, t in tensors.items()}, rest)
 
+    def take_modes(self, modes: slice | Sequence[int]) -> Prediction:
+        """Return what some modes predict, with all their samples: `take_modes(slice(3))`."""
+        numbers = range(self.num_modes)
+        which = numbers[modes] if isinstance(modes, slice) else [numbers[each] for each in modes]
+        if not which:
+            raise IndexError(f"No mode of the {self.num_modes} is taken by {modes!r}.")
+        return self._take_samples(
+            [
+                mode * self.samples_per_mode + k
+                for mode in which
+                for k in range(self.samples_per_mode)
+            ],
+            len(which),
+        )
+
+    def _take_samples(self, samples: list[int], num_modes: int) -> Prediction:
+        tensors, rest = self._parts()
+        taken = {key: tensor[samples] for key, tensor in tensors.items()}
+        return Prediction.from_arrays(taken, {**rest, "num_modes": num_modes})
+
     @staticmethod
     def cat(predictions: Sequence[Prediction]) -> Prediction:
         """Return the predictions of several batches as one, joined along B."""
-        if not predictions:
-            raise ValueError("`predictions` is empty; there is nothing to join.")
-        parts = [prediction._parts() for prediction in predictions]
-        (tensors, rest), first = parts[0], predictions[0]
-        for (others, other_rest), other in zip(parts, predictions, strict=True):
-            alike = other_rest == rest and others.keys() == tensors.keys()
-            if not alike or other._shape[::2] != first._shape[::2]:
-                raise ValueError(f"Only predictions alike can be joined, got {first} and {other}.")
-        joined = {key: torch.cat([each[key] for each, _ in parts], 1) for key in tensors}
-        return Prediction.from_arrays(joined, rest)
+        tensors, rest = _joined(predictions, along=1)
+        return Prediction.from_arrays(tensors, rest)
+
+    @staticmethod
+    def join(predictions: Sequence[Prediction]) -> Prediction:
+        """Return the predictions of several posteriors at the same inputs as one, joined along S.
+
+        Their modes add up; each must have as many samples as the others, so that all weigh alike.
+        """
+        tensors, rest = _joined(predictions, along=0)
+        num_modes = sum(prediction.num_modes for prediction in predictions)
+        return Prediction.from_arrays(tensors, {**rest, "num_modes": num_modes})
 
     def to_arrays(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what is to be stored: contiguous tensors, and a JSON-safe rest."""
@@ -145,14 +210,44 @@ class Prediction(ABC):
         table = html_table(["input", *columns], [[number, *row] for number, row in rows])
         rest = len(self) - SHOWN
         more = f"and {rest:,} more; " if rest > 0 else ""
-        axes = ", ".join(f"{a} = {n:,}" for a, n in zip(self._axes, self._shape, strict=True))
+        axes = ", ".join(f"{axis} = {size:,}" for axis, size in self._sizes().items())
         return html_block(type(self).__name__, table, note=more + axes)
 
     def __repr__(self) -> str:
-        facts = [f"{axis}={size}" for axis, size in zip(self._axes, self._shape, strict=True)]
+        facts = [f"{axis}={size}" for axis, size in self._sizes().items()]
         if len(self):
             facts += [f"{name}={getattr(self, name).mean().item():.4g}" for name in self._shown]
         return f"{type(self).__name__}({', '.join(facts)})"
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes by axis; that of M only where modes have several samples."""
+        sizes = dict(zip(self._axes, self._shape, strict=True))
+        return sizes if self.samples_per_mode == 1 else {"M": self.num_modes, **sizes}
+
+
+def _joined(
+    predictions: Sequence[Prediction], along: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what predictions alike are made of, joined along S or B, and the rest of the first."""
+    if not predictions:
+        raise ValueError("`predictions` is empty; there is nothing to join.")
+    first = predictions[0]
+
+    def alike(each: Prediction) -> tuple[Any, ...]:
+        tensors, rest = each._parts()
+        shape = each._shape[:along] + each._shape[along + 1 :]
+        facts = {**rest, "num_modes": each.num_modes if along else each.samples_per_mode}
+        return tensors.keys(), shape, facts
+
+    for other in predictions:
+        if alike(other) != alike(first):
+            per_mode = f"{first.samples_per_mode} and {other.samples_per_mode} samples per mode"
+            raise ValueError(
+                f"Only predictions alike can be joined, got {first} and {other}, {per_mode}."
+            )
+    parts = [each._parts()[0] for each in predictions]
+    joined = {key: torch.cat([each[key] for each in parts], along) for key in parts[0]}
+    return joined, first._parts()[1]
 
 
 def spread(samples: Tensor) -> Tensor:
@@ -166,6 +261,17 @@ def check_samples(name: str, tensor: Tensor, at_least: int) -> None:
         raise ValueError(f"`{name}` must be floats of axes (samples, batch, outputs), got {kind}")
     if len(tensor) == 0 or tensor.shape[-1] < at_least:
         raise ValueError(f"`{name}` needs >= 1 sample and >= {at_least} output(s), got {kind}")
+
+
+def check_modes(num_modes: int | None, num_samples: int) -> int:
+    """Return the number of modes, by default one for each sample; they have equally many."""
+    if num_modes is None:
+        return num_samples
+    if not isinstance(num_modes, int) or num_modes < 1 or num_samples % num_modes:
+        raise ValueError(
+            f"`num_modes` must divide the number of samples, {num_samples}, got {num_modes!r}"
+        )
+    return num_modes
 
 
 def first_wrong(legal: Tensor) -> str:

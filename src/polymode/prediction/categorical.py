@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.components import Categories
 from polymode.core.targets import check_labels
-from polymode.prediction.base import Prediction, check_samples, first_wrong
+from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
 
 _BLOCK = 1 << 17  # numbers worked on at a time
 _SATURATED = 0.99  # above, 1 - confidence in float32 has lost two digits or more
@@ -27,14 +28,22 @@ class CategoricalPrediction(Prediction):
             probability of zero. `from_probs` and `from_logits` take the other forms.
         log_normalizer: (S, B) log-sum-exp over classes of the network's outputs, for `energy`;
             None where the outputs are not known.
+        num_modes: M, with S / M samples each, mode by mode; by default each sample is a mode.
     """
 
     _kind = "categorical"
     _axes = "SBC"
     _shown = ("predictive_entropy", "mutual_information")
 
-    def __init__(self, log_probs: Tensor, log_normalizer: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        log_probs: Tensor,
+        log_normalizer: Tensor | None = None,
+        *,
+        num_modes: int | None = None,
+    ) -> None:
         check_samples("log_probs", log_probs, at_least=2)
+        self.num_modes = check_modes(num_modes, len(log_probs))
         self._mean, self._expected_entropy, totals = _summary(log_probs)
         if where := first_wrong((totals - 1).abs() <= _slack(log_probs)):
             raise ValueError(
@@ -76,6 +85,15 @@ class CategoricalPrediction(Prediction):
     def probs(self) -> Tensor:
         """Probabilities of each sample, (S, B, C)."""
         return self.log_probs.exp()
+
+    @property
+    def by_mode(self) -> Categories:
+        """Log-probabilities (M, L, B, C) and their normalisers (M, L, B), views."""
+        split = (self.num_modes, self.samples_per_mode)
+        log_probs, log_normalizer = self.log_probs.unflatten(0, split), self.log_normalizer
+        if log_normalizer is not None:
+            log_normalizer = log_normalizer.unflatten(0, split)
+        return Categories(log_probs, log_normalizer)
 
     @property
     def mean(self) -> Tensor:
@@ -188,7 +206,7 @@ class CategoricalPrediction(Prediction):
         tensors = {"log_probs": self.log_probs}
         if self.log_normalizer is not None:
             tensors["log_normalizer"] = self.log_normalizer
-        return tensors, {"kind": self._kind}
+        return tensors, {"kind": self._kind, "num_modes": self.num_modes}
 
 
 def _samples_of(values: Any, name: str) -> Tensor:

@@ -10,34 +10,51 @@ import torch
 from torch import Tensor
 
 from polymode.core import densities
-from polymode.prediction.base import Prediction, check_samples, first_wrong, spread
+from polymode.core.components import Components
+from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong, spread
 
 
 class MixturePrediction(Prediction):
-    """A mixture of S densities of D outputs; within one sample the outputs are independent.
+    r"""A mixture of S densities of D outputs; within one sample the outputs are independent.
 
     Few degrees of freedom leave no moments: `variance` is inf for df <= 2, and NaN like `mean` for
     df <= 1. Quantiles, intervals, entropies and `log_prob` exist always. Entropies are differential
     (they may be negative, and shift with the units of y) and belong to each output by itself.
 
+    A sample may stand for a Gaussian around one network instead of a network: of its variance
+    :math:`\sigma_s^2` the share :math:`r_s` comes from the weights, the rest is noise. Then
+
+    .. math:: \frac1S\sum_s \sigma_s^2 (1 - r_s) \quad\text{and}\quad
+              \mathrm{Var}_s\,\mu_s + \frac1S\sum_s \sigma_s^2 r_s
+
+    are the aleatoric and the epistemic variance. The expected entropy is that of the noise alone,
+    and :math:`\frac1S\sum_s \frac12\log\frac1{1 - r_s}` is added to the mutual information.
+
     Args:
         loc: (S, B, D) locations, in units of y.
         scale: scales > 0 that broadcast to (S, B, D).
         df: degrees of freedom > 0 of Student-t densities; None for Gaussian ones.
+        epistemic: share of scale² that comes from the weights, in [0, 1), broadcasts to (S, B, D);
+            None for 0. Gaussian densities only.
+        num_modes: M, with S / M samples each, mode by mode; by default each sample is a mode.
     """
 
     _kind = "mixture"
     _axes = "SBD"
     _shown = ("aleatoric_variance", "epistemic_variance")
 
-    def __init__(self, loc: Tensor, scale: Tensor | float, df: float | None = None) -> None:
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Tensor | float,
+        df: float | None = None,
+        epistemic: Tensor | float | None = None,
+        *,
+        num_modes: int | None = None,
+    ) -> None:
         check_samples("loc", loc, at_least=1)
-        scale = _like(scale, loc)
-        try:
-            scale = scale.expand_as(loc)
-        except RuntimeError:
-            need, got = tuple(loc.shape), tuple(scale.shape)
-            raise ValueError(f"`scale` must broadcast to shape {need}, got {got}") from None
+        self.num_modes = check_modes(num_modes, len(loc))
+        scale = _expanded("scale", scale, loc)
         if where := first_wrong(loc.isfinite()):
             raise ValueError(f"`loc` must be finite, but is not at {where}. Drop diverged samples.")
         if where := first_wrong((scale > 0) & scale.isfinite()):
@@ -45,6 +62,31 @@ class MixturePrediction(Prediction):
         if df is not None and not 0.0 < df < math.inf:
             raise ValueError(f"`df` must be a finite number > 0, or None for Gaussian, got {df}")
         self.loc, self.scale, self.df = loc, scale, None if df is None else float(df)
+        self.epistemic = None if epistemic is None else self._share(epistemic)
+
+    def _share(self, epistemic: Tensor | float) -> Tensor:
+        if self.df is not None:
+            raise ValueError(
+                "`epistemic` is a share of Gaussian densities; Student-t ones do not add up to one"
+                f" with it, got df = {self.df}. Draw samples of the network instead."
+            )
+        share = _expanded("epistemic", epistemic, self.loc)
+        if where := first_wrong((share >= 0) & (share < 1)):
+            raise ValueError(f"`epistemic` must be in [0, 1), but is not at {where}.")
+        return share
+
+    @property
+    def by_mode(self) -> Components:
+        """Densities by mode, (M, L, B, D), views."""
+        split = (self.num_modes, self.samples_per_mode)
+        loc, scale = self.loc.unflatten(0, split), self.scale.unflatten(0, split)
+        share = None if self.epistemic is None else self.epistemic.unflatten(0, split)
+        return Components(loc, scale, self.df, share)
+
+    @property
+    def has_epistemic(self) -> bool:
+        """Whether it tells what comes from not knowing the network: by two samples, or a share."""
+        return super().has_epistemic or self.epistemic is not None
 
     @cached_property
     def mean(self) -> Tensor:
@@ -52,11 +94,19 @@ class MixturePrediction(Prediction):
 
     @cached_property
     def aleatoric_variance(self) -> Tensor:
-        return self.scale.square().mean(0) * _moments(self.df)[1]
+        return self._noise.square().mean(0) * _moments(self.df)[1]
 
     @cached_property
     def epistemic_variance(self) -> Tensor:
-        return spread(self.loc) * _moments(self.df)[0]
+        between = spread(self.loc) * _moments(self.df)[0]
+        if self.epistemic is None:
+            return between
+        return between + (self.scale.square() * self.epistemic).mean(0)
+
+    @cached_property
+    def _noise(self) -> Tensor:
+        """The scales of the noise alone, (S, B, D)."""
+        return self.scale if self.epistemic is None else self.scale * (1 - self.epistemic).sqrt()
 
     @cached_property
     def predictive_entropy(self) -> Tensor:
@@ -64,12 +114,15 @@ class MixturePrediction(Prediction):
 
     @cached_property
     def expected_entropy(self) -> Tensor:
-        return self.scale.log().mean(0) + densities.standard_entropy(self.df)
+        return self._noise.log().mean(0) + densities.standard_entropy(self.df)
 
     @cached_property
     def mutual_information(self) -> Tensor:
         """By quadrature, (B, D), to 1e-4 nats, at a cost of S^2 and without gradient."""
-        return densities.mutual_information(self.loc, self.scale, self.df).to(self.loc.dtype)
+        between = densities.mutual_information(self.loc, self.scale, self.df).to(self.loc.dtype)
+        if self.epistemic is None:
+            return between
+        return between - 0.5 * torch.log1p(-self.epistemic).mean(0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the joint log-density of targets (B, D), or (B,) if D = 1, as (B,)."""
@@ -94,7 +147,13 @@ class MixturePrediction(Prediction):
         shift, scale = _like(shift, self.loc), _like(scale, self.loc)
         if not (scale > 0).all():
             raise ValueError(f"`scale` of rescale must be > 0, got {scale.tolist()}")
-        return MixturePrediction(shift + scale * self.loc, scale * self.scale, self.df)
+        loc, wide = shift + scale * self.loc, scale * self.scale
+        return MixturePrediction(loc, wide, self.df, self.epistemic, num_modes=self.num_modes)
+
+    def double(self) -> MixturePrediction:
+        """Return the prediction in float64, without gradients."""
+        tensors = {key: tensor.double() for key, tensor in self.to_arrays()[0].items()}
+        return MixturePrediction(**tensors, df=self.df, num_modes=self.num_modes)
 
     def _values(self, values: Tensor | float) -> Tensor:
         """Return values that belong to the inputs, (B, D), or one number for all."""
@@ -111,7 +170,7 @@ class MixturePrediction(Prediction):
     def _columns(self) -> dict[str, list[str]]:
         size = self.loc.shape[-1]
         parts = {"mean": self.mean, "s.d.": self.std}
-        if self.num_samples > 1:
+        if self.has_epistemic:
             parts["epistemic s.d."] = self.epistemic_variance.sqrt()
         return {
             title if size == 1 else f"{title}, output {place}": [
@@ -122,7 +181,20 @@ class MixturePrediction(Prediction):
         }
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"loc": self.loc, "scale": self.scale}, {"kind": self._kind, "df": self.df}
+        tensors = {"loc": self.loc, "scale": self.scale}
+        if self.epistemic is not None:
+            tensors["epistemic"] = self.epistemic
+        return tensors, {"kind": self._kind, "df": self.df, "num_modes": self.num_modes}
+
+
+def _expanded(name: str, values: Tensor | float, loc: Tensor) -> Tensor:
+    """Return values of the shape of `loc`, or say that they do not broadcast to it."""
+    tensor = _like(values, loc)
+    try:
+        return tensor.expand_as(loc)
+    except RuntimeError:
+        need, got = tuple(loc.shape), tuple(tensor.shape)
+        raise ValueError(f"`{name}` must broadcast to shape {need}, got {got}") from None
 
 
 def _like(values: Any, other: Tensor) -> Tensor:

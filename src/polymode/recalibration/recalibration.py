@@ -78,7 +78,8 @@ class Recalibration:
         if isinstance(prediction, MixturePrediction):
             return apply(self.parameters, prediction)
         log_probs = apply(self.parameters, _log_probs(prediction, self.apply_to))
-        return CategoricalPrediction(log_probs.to(prediction.mean.dtype))
+        num_modes = prediction.num_modes if self.apply_to == "samples" else 1
+        return CategoricalPrediction(log_probs.to(prediction.mean.dtype), num_modes=num_modes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""

@@ -29,7 +29,7 @@ from polymode.recalibration.search import Slopes, least
 
 def fit(prediction: MixturePrediction, values: Tensor) -> dict[str, Any]:
     """Return {"factor": k}, k in [0.01, 100], one for all outputs; values (n, D)."""
-    exact = MixturePrediction(prediction.loc.double(), prediction.scale.double(), prediction.df)
+    exact = prediction.double()
     mean, outputs = _mean(exact).detach(), prediction.loc.shape[-1]
 
     def slopes(beta: float) -> Slopes:
@@ -48,7 +48,13 @@ def apply(parameters: dict[str, Any], prediction: MixturePrediction) -> MixtureP
     """Return the prediction with its distances from the mean and its scales times k."""
     factor, mean = parameters["factor"], _mean(prediction)
     loc = mean + factor * (prediction.loc - mean)
-    return MixturePrediction(loc, factor * prediction.scale, prediction.df)
+    return MixturePrediction(
+        loc,
+        factor * prediction.scale,
+        prediction.df,
+        prediction.epistemic,
+        num_modes=prediction.num_modes,
+    )
 
 
 def _mean(prediction: MixturePrediction) -> Tensor:

@@ -21,8 +21,8 @@ from polymode.plots import (
 from polymode.prediction import CategoricalPrediction
 
 EXAMPLES = 1000
-SIZES = 6  # numbers of members on the curve, at most
-SUBSETS = 10  # of members that each of them is averaged over
+SIZES = 6  # numbers of modes on the curve, at most
+SUBSETS = 10  # of modes that each of them is averaged over
 REFERENCE = "deep_ensemble"  # the method whose networks others are counted in
 
 
@@ -44,7 +44,7 @@ def planes(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
 
 
 def curves(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
-    """Return the NLL against the number of members, all methods in one figure."""
+    """Return the NLL against the number of modes, all methods in one figure, if any has several."""
     found = {}
     for label, results in members.items():
         prediction, targets, _ = results.kept["test"]
@@ -52,10 +52,10 @@ def curves(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
             found[label] = ensemble_size_curve(
                 prediction[:EXAMPLES],
                 targets[:EXAMPLES],
-                sizes=_sizes(prediction.num_samples),
+                sizes=_sizes(prediction.num_modes),
                 num_subsets=SUBSETS,
             )
-    if not found:
+    if not any(len(curve.sizes) > 1 for curve in found.values()):
         return []
     reference = next((k for k in found if members[k].method == REFERENCE), None)
     styles = styles_of(board, found)
@@ -89,15 +89,15 @@ def styles_of(board: Leaderboard, labels: Iterable[str]) -> dict[str, Style]:
     return {label: styles[label] for label in labels}
 
 
-def _sizes(samples: int) -> list[int]:
-    """Return a few numbers of members in even ratios, the first and the last among them.
+def _sizes(modes: int) -> list[int]:
+    """Return a few numbers of modes in even ratios, the first and the last among them.
 
     >>> _sizes(5), _sizes(100)
     ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
     """
-    if samples <= SIZES:
-        return list(range(1, samples + 1))
-    return sorted({round(samples ** (i / (SIZES - 1))) for i in range(SIZES)})
+    if modes <= SIZES:
+        return list(range(1, modes + 1))
+    return sorted({round(modes ** (i / (SIZES - 1))) for i in range(SIZES)})
 
 
 def _said(display: Display, members: dict[str, Results]) -> Display:

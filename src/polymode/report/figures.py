@@ -153,8 +153,9 @@ def _histograms(board: Leaderboard) -> list[Display]:
     names = ("predictive_entropy", "mutual_information") if classes else ("epistemic_variance",)
     displays: list[Display] = []
     for score in names:
-        needs = 1 if score == "predictive_entropy" else 2
-        able = {k: r for k, r in with_ood.items() if r.kept["test"].prediction.num_samples >= needs}
+        able = with_ood
+        if score != "predictive_entropy":
+            able = {k: r for k, r in able.items() if r.kept["test"].prediction.has_epistemic}
         values = [each for r in able.values() for each in scores(r, score).values()]
         if not values:
             continue

@@ -184,8 +184,9 @@ def sizes(board: Leaderboard) -> Table:
         Head("seeds"),
         Head("training", "↓", "seconds, mean"),
         Head("prediction", "↓", "ms / 1,000 inputs"),
-        Head("networks"),
-        Head("parameters", "", "all networks"),
+        Head("modes", "", "networks trained"),
+        Head("samples", "", "networks that predict"),
+        Head("parameters", "", "all modes"),
         Head("memory", "↓", "MB, parameters and buffers"),
     ]
 
@@ -196,6 +197,7 @@ def sizes(board: Leaderboard) -> Table:
             Shown(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
             Shown(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
             Shown(f"{cost['num_modes']:,}", "", cost["num_modes"]),
+            Shown(f"{cost['num_samples']:,}", "", cost["num_samples"]),
             Shown(f"{cost['parameters']:,}", "", cost["parameters"]),
             Shown(number(cost["memory_mb"], None, 2), "", cost["memory_mb"]),
         ]

@@ -47,6 +47,32 @@ def test_all_subsets_and_the_whole_are_exact(metric):
     assert curve.mean[-1] == pytest.approx(score(prediction, labels).value, rel=1e-12)
 
 
+def test_members_are_modes_with_all_their_samples():
+    """6 samples: as 3 modes of 2, subsets are whole modes; as samples, any of the 6."""
+    prediction, labels = draw(6)
+    modes = CategoricalPrediction(prediction.log_probs, num_modes=3)
+    curve = ensemble_size_curve(modes, labels)
+    assert curve.sizes == (1, 2, 3) and curve.num_subsets == (3, 3, 1)
+    alone = [
+        classification.nll(CategoricalPrediction(prediction.log_probs[2 * m : 2 * m + 2]), labels)
+        for m in range(3)
+    ]
+    assert curve.mean[0] == pytest.approx(np.mean([score.value for score in alone]), rel=1e-12)
+    samples = ensemble_size_curve(modes, labels, members="samples")
+    assert samples == ensemble_size_curve(prediction, labels) and samples.sizes[-1] == 6
+    assert ensemble_size_curve(modes, None, "disagreement").sizes == (1, 2, 3)
+    single = CategoricalPrediction(prediction.log_probs, num_modes=1)
+    assert ensemble_size_curve(single, labels).sizes == (1,)
+    with pytest.raises(ValueError, match="'modes' or 'samples', got 'networks'"):
+        ensemble_size_curve(modes, labels, members="networks")
+
+
+def test_one_mode_with_an_epistemic_share_has_an_epistemic_part():
+    prediction = MixturePrediction(torch.zeros(3, 5, 1), 1.0, epistemic=0.75)
+    curve = ensemble_size_curve(prediction, None, "epistemic_std")
+    assert curve.sizes == (1, 2, 3) and curve.mean[0] == pytest.approx(0.75**0.5)
+
+
 def test_regression():
     stream = torch.Generator().manual_seed(0)
     loc = torch.randn(4, 20, 2, generator=stream, dtype=torch.float64)

@@ -2,7 +2,8 @@
 
 In what they predict (`pairwise`), in how they react to inputs (`gradients`), in their weights
 (`weights`); a metric against the number of members (`size`). All describe and do not score: members
-can differ by being wrong in different ways. `S` samples, `B` batch, `C` classes.
+can differ by being wrong in different ways. Pairs are of samples, weights and gradients of modes,
+sizes of modes or samples. `M` modes, `S` samples, `B` batch, `C` classes.
 """
 
 from __future__ import annotations

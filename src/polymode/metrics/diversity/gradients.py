@@ -1,9 +1,9 @@
 r"""How differently the members react to their input.
 
-With :math:`g_{sn} = \partial f_s(x_n)_c / \partial x_n`, the gradient of one output of member s at
+With :math:`g_{mn} = \partial f_m(x_n)_c / \partial x_n`, the gradient of one output of member m at
 input n, two members that look at the same features have parallel gradients, and two that look at
-different ones orthogonal gradients, also where both predict the same. `S` samples, `B` batch,
-`C` classes, `D` outputs.
+different ones orthogonal gradients, also where both predict the same. Members are the networks
+of the modes, where samples are drawn their centres. `M` modes, `B` batch, `C` classes, `D` outputs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class GradientDistance(NamedTuple):
     """Cosine distances between the members' input gradients, in [0, 2], float64.
 
     Attributes:
-        matrix: (S, S) mean over inputs, 0 on the diagonal.
+        matrix: (M, M) mean over inputs, 0 on the diagonal.
         each: (B,) mean over the pairs of members; its mean is that of `matrix` over pairs.
-        num_zero: how many of the S × B gradients were exactly 0.
+        num_zero: how many of the M × B gradients were exactly 0.
     """
 
     matrix: Tensor
@@ -58,25 +58,25 @@ def input_gradient_distance(post: Posterior, x: Any, targets: Any = None) -> Gra
     Reference: T. Q. Trinh, M. Heinonen, L. Acerbi, S. Kaski, Input-gradient space particle
     inference for neural network ensembles, ICLR 2024, appendix D.
     """
-    samples = post.num_modes
-    if samples < 2:
-        raise ValueError(f"`input_gradient_distance` needs at least 2 members, got {samples}")
+    modes = post.num_modes
+    if modes < 2:
+        raise ValueError(f"`input_gradient_distance` needs at least 2 members, got {modes}")
     inputs = post._inputs(x)
     if not inputs.is_floating_point():
         raise ValueError(f"inputs must be floats to have gradients, got {inputs.dtype}")
     labels = _labels(post, inputs, targets)
-    cosines = torch.zeros(samples, samples, dtype=torch.float64)
+    cosines = torch.zeros(modes, modes, dtype=torch.float64)
     each, num_zero = [], 0
     heads = 1 if labels is not None else post.target_size
-    batch = max(1, GRADIENT_BYTES // (8 * samples * heads * inputs[0].numel()))
+    batch = max(1, GRADIENT_BYTES // (8 * modes * heads * inputs[0].numel()))
     for start in range(0, len(inputs), batch):
         rows = slice(start, start + batch)
         units = _unit_gradients(post, inputs[rows], None if labels is None else labels[rows])
         zero = (units == 0).all(-1).double()
         cosines += units.flatten(1) @ units.flatten(1).T + zero @ zero.T
         zeros = zero.sum(0)
-        alike = units.sum(0).square().sum(-1) - (samples - zeros) + zeros * (zeros - 1)
-        each.append(1.0 - alike / (samples * (samples - 1)))
+        alike = units.sum(0).square().sum(-1) - (modes - zeros) + zeros * (zeros - 1)
+        each.append(1.0 - alike / (modes * (modes - 1)))
         num_zero += int(zeros.sum())
     matrix = (1.0 - cosines / len(inputs)).clamp_(0.0, 2.0).fill_diagonal_(0.0)
     return GradientDistance(matrix, torch.cat(each).clamp_(min=0.0), num_zero)
@@ -99,7 +99,7 @@ def _labels(post: Posterior, inputs: Tensor, targets: Any) -> Tensor | None:
 
 
 def _unit_gradients(post: Posterior, inputs: Tensor, labels: Tensor | None) -> Tensor:
-    """Return gradients of length 1, or 0 where they vanish, (S, b, ·), float64 on the CPU."""
+    """Return gradients of length 1, or 0 where they vanish, (M, b, ·), float64 on the CPU."""
     found = []
     x = inputs.detach().requires_grad_()
     for k in range(post.num_modes):

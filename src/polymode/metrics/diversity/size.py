@@ -1,7 +1,8 @@
 r"""What more members are worth: a metric against their number.
 
-The curve of an ensemble of S members is the mean of a metric over subsets of k of them. Beside it
-another method's value can be read as a number of independently trained networks.
+The curve of an ensemble of n members is the mean of a metric over subsets of k of them. Beside it
+another method's value can be read as a number of independently trained networks. Members are modes,
+each with all its samples, since modes are what is trained independently; or single samples.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class SizeCurve(NamedTuple):
         metric: its name. direction: "up" or "down" is better, "" if it does not score.
         sizes: numbers of members, increasing.
         mean: of the metric over subsets, one for each size.
-        standard_error: of that mean as an estimate over all subsets of these S members; 0 where all
-            were taken, as always at size S.
+        standard_error: of that mean as an estimate over all subsets of these members; 0 where all
+            were taken, as always at the largest size.
         num_subsets: how many were taken at each size.
     """
 
@@ -49,39 +50,45 @@ def ensemble_size_curve(
     sizes: Sequence[int] | None = None,
     num_subsets: int = 20,
     seed: int = 0,
+    members: str = "modes",
 ) -> SizeCurve:
-    r"""Return the mean of a metric over subsets of k of the S members, for several k.
+    r"""Return the mean of a metric over subsets of k of the n members, for several k.
 
-    .. math:: \bar m(k) = \frac1n \sum_{A: |A| = k} m(A), \quad
-              se(k) = \sqrt{\frac{s^2}{n} \Big(1 - \frac{n}{N}\Big)}, \quad N = \binom{S}{k}
+    .. math:: \bar m(k) = \frac1a \sum_{A: |A| = k} m(A), \quad
+              se(k) = \sqrt{\frac{s^2}{a} \Big(1 - \frac{a}{N}\Big)}, \quad N = \binom{n}{k}
 
-    over n different subsets A, whose members are drawn without replacement: all N of them where N
+    over a different subsets A, whose members are drawn without replacement: all N of them where N
     is not above `num_subsets`, else that many at random. s has ddof 1.
 
     Args:
-        prediction: of S members. targets: labels or values, or None for a metric without.
+        prediction: of M modes. targets: labels or values, or None for a metric without.
         metric: a name from the table of classification or of regression metrics.
-        sizes: from 1 to S; by default all up to 16 members, above 16 sizes in even ratios.
+        sizes: from 1 to n; by default all up to 16 members, above 16 sizes in even ratios.
         num_subsets: at least 2; the cost grows with it. seed: of the draws.
+        members: "modes", each with all its samples; or "samples", whichever mode they are of, to
+            see how many of them are worth their cost.
 
     Traps: subsets share members, the more the nearer k is to S, so `standard_error` does not tell
-    how the curve would move with another S networks; for that, train more. Infinite where the
-    metric is infinite on one subset.
+    how the curve would move with other networks; for that, train more. Infinite where the metric
+    is infinite on one subset.
     """
+    if members not in ("modes", "samples"):
+        raise ValueError(f"`members` must be 'modes' or 'samples', got {members!r}")
+    if members == "samples":
+        tensors, rest = prediction.to_arrays()
+        prediction = Prediction.from_arrays(tensors, {**rest, "num_modes": prediction.num_samples})
     entry = _entry(prediction, metric)
-    samples = prediction.num_samples
+    number = prediction.num_modes
     if not isinstance(num_subsets, int) or num_subsets < 2:
         raise ValueError(f"`num_subsets` must be an integer of at least 2, got {num_subsets!r}")
-    chosen = _sizes(sizes, samples, entry)
-    tensors, rest = prediction.to_arrays()
+    chosen = _sizes(sizes, number, _least(prediction, entry), entry.name)
     means, errors, counts = [], [], []
     for size in chosen:
         values = []
-        for subset in _subsets(samples, size, num_subsets, seed):
-            part = {key: tensor[list(subset)] for key, tensor in tensors.items()}
-            score = entry.value(Prediction.from_arrays(part, rest), targets)  # type: ignore[arg-type]
+        for subset in _subsets(number, size, num_subsets, seed):
+            score = entry.value(prediction.take_modes(subset), targets)  # type: ignore[arg-type]
             values.append(score.value)
-        mean, error = _mean(values, math.comb(samples, size))
+        mean, error = _mean(values, math.comb(number, size))
         means.append(mean)
         errors.append(error)
         counts.append(len(values))
@@ -134,40 +141,44 @@ def deep_ensemble_equivalent(curve: SizeCurve, value: float) -> float:
 def _entry(prediction: Prediction, metric: str) -> Entry[Metric]:
     table = CLASSIFICATION if isinstance(prediction, CategoricalPrediction) else REGRESSION
     entry = table.get(metric)
-    needed, samples = entry.metadata["min_samples"], prediction.num_samples
-    if samples < needed:
-        raise ValueError(f"`{metric}` needs at least {needed} samples, got {samples}")
+    if entry.metadata["epistemic"] and not prediction.has_epistemic:
+        raise ValueError(f"`{metric}` needs at least 2 samples, got 1")
     return entry
 
 
-def _sizes(sizes: Sequence[int] | None, samples: int, entry: Entry[Metric]) -> tuple[int, ...]:
+def _least(prediction: Prediction, entry: Entry[Metric]) -> int:
+    """Return the fewest modes that the metric is defined for."""
+    alone = prediction.take_modes([0])
+    return 2 if entry.metadata["epistemic"] and not alone.has_epistemic else 1
+
+
+def _sizes(sizes: Sequence[int] | None, most: int, least: int, metric: str) -> tuple[int, ...]:
     """Return the sizes, increasing, each once."""
-    least = entry.metadata["min_samples"]
     if sizes is None:
-        if samples - least < ALL_SIZES:
-            return tuple(range(least, samples + 1))
-        steps = torch.logspace(math.log10(least), math.log10(samples), ALL_SIZES)
+        if most - least < ALL_SIZES:
+            return tuple(range(least, most + 1))
+        steps = torch.logspace(math.log10(least), math.log10(most), ALL_SIZES)
         return tuple(sorted({round(step) for step in steps.tolist()}))
     for size in sizes:
-        if not isinstance(size, int) or not least <= size <= samples:
+        if not isinstance(size, int) or not least <= size <= most:
             raise ValueError(
-                f"`sizes` for `{entry.name}` of {samples} members must be integers from {least} to"
-                f" {samples}, got {size!r}"
+                f"`sizes` for `{metric}` of {most} members must be integers from {least} to"
+                f" {most}, got {size!r}"
             )
     if not sizes:
         raise ValueError("`sizes` is empty: give at least one number of members")
     return tuple(sorted(set(sizes)))
 
 
-def _subsets(samples: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
-    """Yield different subsets of 0..samples-1: all of them, or `most` at random."""
-    if math.comb(samples, size) <= most:
-        yield from combinations(range(samples), size)
+def _subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield different subsets of 0..number-1: all of them, or `most` at random."""
+    if math.comb(number, size) <= most:
+        yield from combinations(range(number), size)
         return
     stream = generator(seed, "subsets", size)
     seen: set[tuple[int, ...]] = set()
     while len(seen) < most:
-        drawn = torch.randperm(samples, generator=stream)[:size]
+        drawn = torch.randperm(number, generator=stream)[:size]
         subset = tuple(sorted(drawn.tolist()))
         if subset not in seen:
             seen.add(subset)

@@ -1,4 +1,4 @@
-r"""How alike the members' weights are."""
+r"""How alike the weights of the modes are; `M` modes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ COLUMNS_BYTES = 2**25  # of the float64 copy of some columns of the weights
 
 
 def weight_cosine(post: Posterior) -> Tensor:
-    r"""Return :math:`\theta_i \cdot \theta_j / (|\theta_i| |\theta_j|)`, (S, S), in [-1, 1].
+    r"""Return :math:`\theta_i \cdot \theta_j / (|\theta_i| |\theta_j|)`, (M, M), in [-1, 1].
 
-    :math:`\theta_s` are all trainable parameters of member s as one vector: no buffers, no noise of
-    the likelihood. In float64; a member whose weights are all 0 has cosine 0 with the others, and
-    the diagonal is 1.
+    :math:`\theta_m` are all trainable parameters of the network of mode m as one vector, where
+    samples are drawn those of its centre: no buffers, no noise of the likelihood. In float64; a
+    mode whose weights are all 0 has cosine 0 with the others, and the diagonal is 1.
 
     Traps: not invariant under the symmetries of networks. Permuting hidden units, or scaling a
     ReLU layer up and the next one down, leaves the function as it is and changes the cosine: two
@@ -26,11 +26,11 @@ def weight_cosine(post: Posterior) -> Tensor:
     Reference: S. Fort, H. Hu, B. Lakshminarayanan, Deep ensembles: a loss landscape perspective,
     2019.
     """
-    samples = post.num_modes
-    products = torch.zeros(samples, samples, dtype=torch.float64)
+    modes = post.num_modes
+    products = torch.zeros(modes, modes, dtype=torch.float64)
     for stacked in post.stack.params.values():
         rows = stacked.detach().flatten(1)
-        for part in rows.split(max(1, COLUMNS_BYTES // (8 * samples)), 1):
+        for part in rows.split(max(1, COLUMNS_BYTES // (8 * modes)), 1):
             part = part.cpu().double()
             products += part @ part.T
     lengths = products.diagonal().sqrt()
