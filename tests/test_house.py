@@ -15,7 +15,7 @@ import polymode as pm
 SOURCE = Path(pm.__file__).parent
 ORDER = [
     "_version", "core", "nets", "tasks", "prediction", "recalibration", "conformal", "posterior",
-    "methods", "metrics", "plots", "studies", "report", "cli", "__init__", "__main__",
+    "methods", "metrics", "plots", "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def test_after_a_kill_between_candidates_none_is_trained_again(tmp_path, monkeyp
 
 
 def test_through_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("polymode.cli.running.report", lambda board, path, **_: path.touch())
+    monkeypatch.setattr("polymode.report.run.report", lambda board, path, **_: path.touch())
     words = ["run", "--task", "digits", "--method", "forde", "--seeds", "0", "-q"]
     for setting in (
         "lengthscales=tuned",

@@ -21,34 +21,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polymode.cli.arguments import Setting, UsageProblem, parse_seeds, parse_settings
+from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.core.registry import suggest
 from polymode.methods import METHODS
+from polymode.runs.part import Request
+from polymode.runs.settings import Setting, UsageProblem
 
 KEYS = ("task", "method", "seeds", "net", "preset", "out")
 EVERY = "all"
-
-
-@dataclass(frozen=True)
-class Request:
-    """A run, before anything of it is looked up.
-
-    `settings` are in rising precedence; `left_out` has lines for the user about what the file says
-    of methods that do not take part.
-    """
-
-    task: str
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    settings: tuple[Setting, ...] = ()
-    net: str | None = None
-    preset: str = "cpu"
-    out: str | None = None
-    left_out: tuple[str, ...] = ()
 
 
 def request(

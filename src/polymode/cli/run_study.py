@@ -9,28 +9,21 @@ from typing import Any, NoReturn
 import typer
 
 from polymode.cli.arguments import parse_seeds, parse_settings
-from polymode.cli.folder import RunFolder
-from polymode.cli.plan import Plan
 from polymode.cli.progress import watcher
-from polymode.cli.running import (
+from polymode.cli.study_formats import study_text
+from polymode.cli.talk import OUTSIDE, put, say
+from polymode.report.run import write_report
+from polymode.report.study import Shown, finish_study, outside
+from polymode.runs.folder import RunFolder
+from polymode.runs.plan import Plan
+from polymode.runs.running import (
     Interrupted,
     Outcome,
     leaderboard,
     look_ahead,
     run_plan,
-    write_report,
 )
-from polymode.cli.study import (
-    OUTSIDE,
-    StudyRequest,
-    begin_study,
-    finish_study,
-    outside,
-    study_plans,
-)
-from polymode.cli.study_formats import study_text
-from polymode.cli.talk import put, say
-from polymode.report.study import Shown
+from polymode.studies.folder import StudyRequest, begin_study, study_plans
 
 
 def run_study(

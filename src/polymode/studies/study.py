@@ -11,8 +11,8 @@ the paper's, its numbers beside ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from polymode.core.registry import Registry, suggest
 from polymode.metrics.leaderboard import value_of
@@ -20,35 +20,8 @@ from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import Results
 from polymode.plots import Display
 from polymode.plots.forest import Comparison
-
-PRESETS = ("smoke", "cpu", "paper")
-
-
-class Arm(NamedTuple):
-    """A method with its options."""
-
-    method: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One task and network, with several arms and seeds.
-
-    Attributes:
-        task, task_options: see `pm.task`. net, net_options: of `pm.nets`.
-        arms: by the name under which tables and figures show them.
-        seeds: of the fits.
-        validation: whether the validation set is scored under shifts too, see `pm.evaluate`.
-    """
-
-    task: str
-    net: str
-    arms: dict[str, Arm]
-    seeds: tuple[int, ...]
-    task_options: dict[str, Any] = field(default_factory=dict)
-    net_options: dict[str, Any] = field(default_factory=dict)
-    validation: bool = False
+from polymode.runs.defaults import PRESETS
+from polymode.runs.part import Part
 
 
 class Runs:

@@ -16,16 +16,15 @@ import torch
 
 from polymode import nets
 from polymode._version import __version__
-from polymode.cli.arguments import Setting, UsageProblem, span
-from polymode.cli.defaults import defaults_for
-from polymode.cli.request import Request
 from polymode.core.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
 from polymode.methods import METHODS
 from polymode.metrics.table import align
-from polymode.studies.study import Arm, Part
+from polymode.runs.defaults import defaults_for
+from polymode.runs.part import Arm, Part, Request
+from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from polymode._version import __version__
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.kept import Stored
-from polymode.cli.lock import FolderLock
 from polymode.core.store import replace_file
 from polymode.metrics.results import Kept, Results
+from polymode.runs.kept import Stored
+from polymode.runs.lock import FolderLock
+from polymode.runs.settings import UsageProblem
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")

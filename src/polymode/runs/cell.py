@@ -9,13 +9,13 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from polymode.cli.kept import pack
-from polymode.cli.plan import Cell, Recipe
 from polymode.core.events import Observer
 from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Results
 from polymode.posterior import Posterior
+from polymode.runs.kept import pack
+from polymode.runs.plan import Cell, Recipe
 from polymode.tasks import Task
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
