@@ -7,6 +7,7 @@ import json
 import pytest
 
 from polymode.plots import Comparison
+from polymode.report import run as reports
 from polymode.runs.folder import without_times
 from polymode.studies import STUDIES, Arm, Claim, Part, Study, Table
 
@@ -68,7 +69,7 @@ def done(tmp_path_factory):
 
     out = tmp_path_factory.mktemp("study") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polymode.report.run.report", lambda board, path, **_: path.touch())
+        patch.setattr(reports, "report", lambda board, path, **_: path.touch())
         assert main(["run", "tiny", "--preset", "smoke", "--out", str(out), "-q"]) == 0
     return out
 

@@ -61,6 +61,11 @@ def test_the_speed_is_that_after_the_first_step():
     with pytest.raises(estimate._Enough):
         watch(event(100, elapsed=0.05, kind="end"))
     assert watch.seconds == pytest.approx(0.05)
+    watch = estimate._Stopwatch()
+    watch(event(100, elapsed=0.2))  # told for the first time at the last step
+    with pytest.raises(estimate._Enough):
+        watch(event(100, elapsed=0.2, kind="end"))
+    assert watch.seconds == pytest.approx(0.2)
 
 
 def test_what_remains_counts_cells_that_run_and_cells_to_come():
