@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from polymode.runs.settings import Setting, UsageProblem, read_value
+from polymode.core.values import read_value
+from polymode.runs.settings import Setting, UsageProblem
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -61,6 +61,13 @@ Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK or runs/STUDY"),
 ]
+Examine = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="an examination of each posterior; see `polymode list examinations`",
+    ),
+]
 Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in its own process")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
@@ -78,6 +85,7 @@ def run(
     preset: Preset = None,
     part: PartNames = None,
     net: NetName = None,
+    examine: Examine = None,
     out: Out = None,
     jobs: Jobs = 1,
     device: Device = "cpu",
@@ -112,6 +120,7 @@ def run(
             parts=part or [],
             seeds=seeds,
             settings=set_ or [],
+            examine=examine or [],
             device=device,
             out=out,
             jobs=jobs,
@@ -130,6 +139,7 @@ def run(
         preset=preset,
         out=out,
         config=config,
+        examine=examine or [],
     )
     _tell_left_out(wanted)
     plan = make_plan(wanted, device)

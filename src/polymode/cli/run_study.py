@@ -33,6 +33,7 @@ def run_study(
     parts: Sequence[str],
     seeds: str | None,
     settings: Sequence[str],
+    examine: Sequence[str],
     device: str,
     out: str | None,
     jobs: int,
@@ -49,6 +50,7 @@ def run_study(
         tuple(parse_seeds(seeds)) if seeds is not None else (),
         tuple(parse_settings(settings)),
         device,
+        tuple(dict.fromkeys(examine)),
     )
     plans = study_plans(wanted)
     path = Path(out) if out else Path("runs") / (name if preset == "cpu" else f"{name}-{preset}")

@@ -21,11 +21,13 @@ Full = Annotated[bool, typer.Option("--full", help="every metric, not the headli
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, tasks, studies, metrics or nets")],
+    what: Annotated[
+        str, typer.Argument(help="methods, tasks, studies, metrics, examinations or nets")
+    ],
     pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
     json_: Json = False,
 ) -> None:
-    """Show what there is: methods, tasks, studies, metrics or nets."""
+    """Show what there is: methods, tasks, studies, metrics, examinations or nets."""
     from polymode.core.registry import suggest
     from polymode.core.store import json_safe
 
@@ -34,6 +36,7 @@ def list_(
         "tasks": _tasks,
         "studies": _studies,
         "metrics": _metrics,
+        "examinations": _examinations,
         "nets": _nets,
     }
     if what not in kinds:
@@ -92,6 +95,20 @@ def _metrics(pattern: str) -> Listing:
     ]
     columns = {k: k for k in ("for", "better", "unit")}
     return {"metric": "name", **columns, "meaning": "summary"}, found
+
+
+def _examinations(pattern: str) -> Listing:
+    from polymode.examinations import EXAMINATIONS
+
+    entries = []
+    for name in EXAMINATIONS.names(pattern):
+        entry = EXAMINATIONS.get(name)
+        given = inspect.signature(entry.value).parameters.values()
+        known = [p for p in given if p.kind is p.KEYWORD_ONLY]
+        options = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known]
+        facts = {"options": ", ".join(options), "summary": entry.metadata["summary"]}
+        entries.append({"name": name, **facts, "measures": entry.metadata["measures"]})
+    return {"examination": "name", "options": "options", "meaning": "summary"}, entries
 
 
 def _nets(pattern: str) -> Listing:

@@ -1,4 +1,4 @@
-"""One cell: fit, evaluate, pack; and what is told of it while it runs, in whichever process."""
+"""One cell: fit, evaluate, examine, pack; and what is told of it meanwhile, in any process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polymode.core.events import Observer
+from polymode.examinations import examine, read_asked
 from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Results
@@ -23,7 +24,7 @@ ALWAYS = ("test", "ood:*", "train", "curve", "plane")
 
 
 class Finished(NamedTuple):
-    """What a cell gave: results without predictions, and these as the bytes of an `.npz` file."""
+    """What a cell gave: results without arrays, and these as the bytes of an `.npz` file."""
 
     results: Results
     predictions: bytes
@@ -38,7 +39,7 @@ class Failed(NamedTuple):
 
 
 def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Observer) -> Finished:
-    """Fit and evaluate one cell; its training resumes where an interrupt left it."""
+    """Fit, evaluate and examine one cell; its training resumes where an interrupt left it."""
     with contextlib.suppress(ImportError):  # torch does so at the first step; takes a second
         importlib.import_module("torch._dynamo")
     started = time.perf_counter()
@@ -62,7 +63,11 @@ def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         validation=recipe.validation,
     )
     results = results.replace(net=recipe.net_label, label=cell.label)
-    return Finished(results.replace(kept={}), pack(results.kept))
+    for text in recipe.examine:
+        name, options = read_asked(text)
+        results = examine(post, task, name, **options).beside(results)
+    kept = pack(results.kept, results.arrays)
+    return Finished(results.replace(kept={}, arrays={}), kept)
 
 
 def _kept(post: Posterior, task: Task) -> bool | tuple[str, ...]:

@@ -24,6 +24,7 @@ class Part:
         arms: by the name under which tables and figures show them.
         seeds: of the fits.
         validation: whether the validation set is scored under shifts too, see `pm.evaluate`.
+        examine: examinations of each posterior, such as "equivariance:group=C4".
     """
 
     task: str
@@ -33,6 +34,7 @@ class Part:
     task_options: dict[str, Any] = field(default_factory=dict)
     net_options: dict[str, Any] = field(default_factory=dict)
     validation: bool = False
+    examine: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,4 @@ class Request:
     preset: str = "cpu"
     out: str | None = None
     left_out: tuple[str, ...] = ()
+    examine: tuple[str, ...] = ()

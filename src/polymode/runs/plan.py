@@ -20,6 +20,7 @@ from polymode.core.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
+from polymode.examinations import read_asked
 from polymode.methods import METHODS
 from polymode.metrics.table import align
 from polymode.runs.defaults import defaults_for
@@ -56,6 +57,7 @@ class Recipe(NamedTuple):
     net_options: dict[str, Any]
     device: str = "cpu"
     validation: bool = False
+    examine: tuple[str, ...] = ()
 
     def task(self) -> Task:
         """Build the task."""
@@ -78,7 +80,8 @@ class Plan:
     """What a run will do: arms × seeds, one task and network.
 
     In the part of a study (`study`: its name and the part's) arms have names of their own; else
-    they are called as their methods.
+    they are called as their methods. `examined` are the examinations that were asked for beside
+    those of the part.
     """
 
     recipe: Recipe
@@ -88,6 +91,7 @@ class Plan:
     settings: tuple[Setting, ...]
     preset: str
     study: tuple[str, str] | None = None
+    examined: tuple[str, ...] = ()
 
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
@@ -105,6 +109,8 @@ class Plan:
     def cells(self) -> list[Cell]:
         """Return the cells, seed by seed, so that a run cut short still compares all methods."""
         common = {"version": __version__, "data": self.data, "net": self.recipe.net_label}
+        if self.recipe.examine:
+            common["examine"] = list(self.recipe.examine)
         cells = []
         for seed in self.seeds:
             for name, (method, options) in self.arms.items():
@@ -128,6 +134,8 @@ class Plan:
         words += ["--preset", self.preset] if self.preset != "cpu" else []
         for setting in self.settings:
             words += ["--set", str(setting)]
+        for asked in self.examined:
+            words += ["--examine", asked]
         words += ["--device", self.recipe.device] if self.recipe.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -142,6 +150,7 @@ class Plan:
             "seeds": list(self.seeds),
             "preset": self.preset,
             "device": self.recipe.device,
+            "examine": list(self.recipe.examine),
         }
 
     def describe(self, cell: Cell) -> dict[str, Any]:
@@ -159,6 +168,7 @@ class Plan:
         """Return the plan for people: what is learnt, and each method with its options."""
         shared = {"preset": self.preset, "device": self.recipe.device}
         told = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
+        told += "".join(f", examined: {asked}" for asked in self.recipe.examine)
         rows = [
             [f"  {method}", ", ".join(f"{k}={json_safe(v)}" for k, v in options.items())]
             for method, options in self.methods.items()
@@ -202,7 +212,7 @@ def _make_plan(request: Request, device: str) -> Plan:
         arms={name: Arm(name, _having(name, defaults.options)) for name in methods},
         seeds=request.seeds,
     )
-    return _plan_of(part, request.settings, request.preset, device)
+    return _plan_of(part, request.settings, request.preset, device, examine=request.examine)
 
 
 def plan_part(
@@ -212,10 +222,11 @@ def plan_part(
     *,
     settings: Sequence[Setting] = (),
     device: str = "cpu",
+    examine: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of one part of a study; `study` has the names of both."""
     try:
-        return _plan_of(part, tuple(settings), preset, check_device(device), study)
+        return _plan_of(part, tuple(settings), preset, check_device(device), study, examine)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
 
@@ -226,19 +237,21 @@ def _plan_of(
     preset: str,
     device: str,
     study: tuple[str, str] | None = None,
+    examine: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of arms with their options, those of the settings over their own."""
     task_options, net_options = dict(part.task_options), dict(part.net_options)
     arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
     _apply(settings, task_options, net_options, arms)
-    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation)
+    asked = tuple(dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine)))
+    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
         arms = {
             name: Arm(a.method, _having(a.method, usual) | a.options) for name, a in arms.items()
         }
-    plan = Plan(recipe, built, arms, part.seeds, settings, preset, study)
+    plan = Plan(recipe, built, arms, part.seeds, settings, preset, study, tuple(examine))
     _check(plan)
     return plan
 

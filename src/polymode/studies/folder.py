@@ -34,6 +34,7 @@ class StudyRequest(NamedTuple):
     seeds: tuple[int, ...] = ()
     settings: tuple[Setting, ...] = ()
     device: str = "cpu"
+    examine: tuple[str, ...] = ()
 
     def command(self, out: str, *extra: str) -> str:
         """Return the line that runs it."""
@@ -44,6 +45,8 @@ class StudyRequest(NamedTuple):
         words += ["--seeds", span(self.seeds)] if self.seeds else []
         for setting in self.settings:
             words += ["--set", str(setting)]
+        for asked in self.examine:
+            words += ["--examine", asked]
         words += ["--device", self.device] if self.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -73,6 +76,7 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
             wanted.preset,
             settings=wanted.settings,
             device=wanted.device,
+            examine=wanted.examine,
         )
     return plans
 
