@@ -1,10 +1,12 @@
-"""What is to be run, in names alone: a task and network, and methods with their options."""
+"""What is to be run: a task and network with methods, or an experiment, each with options."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from polymode.examinations import Findings
 from polymode.runs.settings import Setting
 
 
@@ -35,6 +37,22 @@ class Part:
     net_options: dict[str, Any] = field(default_factory=dict)
     validation: bool = False
     examine: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A function that fits nothing, called with several sets of options and seeds.
+
+    Attributes:
+        function: (seed, *, options) -> Findings; of a module, so that another process can import
+            it.
+        arms: options by the name under which tables and figures show them.
+        seeds: that it is called with.
+    """
+
+    function: Callable[..., Findings]
+    arms: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)

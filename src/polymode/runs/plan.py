@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -20,11 +20,12 @@ from polymode.core.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
-from polymode.examinations import read_asked
+from polymode.examinations import Findings, read_asked
+from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
 from polymode.metrics.table import align
 from polymode.runs.defaults import defaults_for
-from polymode.runs.part import Arm, Part, Request
+from polymode.runs.part import Arm, Experiment, Part, Request
 from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
@@ -49,7 +50,10 @@ class Cell(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What all cells share, by name, so that another process can build it."""
+    """What all cells share, by name, so that another process can build it.
+
+    Cells of an experiment call `function`; it has the place of the task, and no network.
+    """
 
     task_name: str
     task_options: dict[str, Any]
@@ -58,9 +62,12 @@ class Recipe(NamedTuple):
     device: str = "cpu"
     validation: bool = False
     examine: tuple[str, ...] = ()
+    function: Callable[..., Findings] | None = None
 
-    def task(self) -> Task:
-        """Build the task."""
+    def task(self) -> Task | None:
+        """Build the task; an experiment has none."""
+        if self.function is not None:
+            return None
         return build_task(self.task_name, **self.task_options)
 
     @property
@@ -85,7 +92,7 @@ class Plan:
     """
 
     recipe: Recipe
-    task: Task
+    task: Task | None
     arms: dict[str, Arm]
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
@@ -101,7 +108,8 @@ class Plan:
     @cached_property
     def data(self) -> dict[str, Any]:
         """What tells the data of this run from other data."""
-        sets = {"train": self.task.train, "test": self.task.test}
+        task = self.task
+        sets = {} if task is None else {"train": task.train, "test": task.test}
         prints = {k: d.fingerprint() for k, d in sets.items() if isinstance(d, Arrays)}
         name, options = self.recipe[:2]
         return {"task": name, "options": options, "fingerprint": prints}
@@ -114,8 +122,10 @@ class Plan:
         cells = []
         for seed in self.seeds:
             for name, (method, options) in self.arms.items():
-                config = METHODS.get(method).value.config(**options)
-                facts = {**common, "method": method, "config": json_safe(asdict(config))}
+                config = options
+                if self.recipe.function is None:
+                    config = asdict(METHODS.get(method).value.config(**options))
+                facts = {**common, "method": method, "config": json_safe(config)}
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
                 cells.append(Cell(method, options, seed, key, _hash(facts), label))
@@ -176,7 +186,8 @@ class Plan:
         width = max(len(options) for _, options in rows)
         options = [[method, listed.ljust(width)] for method, listed in rows]
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {span(self.seeds)}"
-        head = f"{self.recipe.task_name} with {self.recipe.net_label}, {seeds}{told}"
+        net = f" with {self.recipe.net_label}" if self.recipe.net_label else ""
+        head = f"{self.recipe.task_name}{net}, {seeds}{told}"
         return "\n".join([head, align(options[0], options[1:])])
 
 
@@ -231,6 +242,26 @@ def plan_part(
         raise UsageProblem(str(error)) from error
 
 
+def plan_experiment(
+    experiment: Experiment,
+    study: tuple[str, str],
+    preset: str,
+    *,
+    settings: Sequence[Setting] = (),
+    device: str = "cpu",
+) -> Plan:
+    """Return the plan of an experiment, which is one part of a study."""
+    arms = {name: Arm(study[1], dict(options)) for name, options in experiment.arms.items()}
+    _apply(settings, {}, arms)
+    try:
+        for _, options in arms.values():
+            check_options(experiment.function, f"experiment '{study[1]}'", options)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
+    recipe = Recipe(study[1], {}, "", {}, check_device(device), function=experiment.function)
+    return Plan(recipe, None, arms, experiment.seeds, tuple(settings), preset, study)
+
+
 def _plan_of(
     part: Part,
     settings: tuple[Setting, ...],
@@ -242,7 +273,7 @@ def _plan_of(
     """Return the plan of arms with their options, those of the settings over their own."""
     task_options, net_options = dict(part.task_options), dict(part.net_options)
     arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
-    _apply(settings, task_options, net_options, arms)
+    _apply(settings, {"task": [task_options], "net": [net_options]}, arms)
     asked = tuple(dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine)))
     recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
     built = _build(recipe)
@@ -252,18 +283,17 @@ def _plan_of(
             name: Arm(a.method, _having(a.method, usual) | a.options) for name, a in arms.items()
         }
     plan = Plan(recipe, built, arms, part.seeds, settings, preset, study, tuple(examine))
-    _check(plan)
+    _check(plan, built)
     return plan
 
 
 def _apply(
     settings: Sequence[Setting],
-    task_options: dict[str, Any],
-    net_options: dict[str, Any],
+    shared: dict[str, list[dict[str, Any]]],
     arms: dict[str, Arm],
 ) -> None:
     """Enter the settings into the options of their owners: task, net, an arm, a method, or all."""
-    owners = {"task": [task_options], "net": [net_options], "": []}
+    owners = {**shared, "": []}
     for name, (method, options) in arms.items():
         owners[""].append(options)
         for owner in dict.fromkeys((name, method)):
@@ -281,7 +311,7 @@ def _apply(
 
 def _build(recipe: Recipe) -> Task:
     try:
-        return recipe.task()
+        return build_task(recipe.task_name, **recipe.task_options)
     except TypeError as error:  # an option of a type that its builder did not think of
         raise UsageProblem(f"options of task {recipe.task_name}: {error}") from error
 
@@ -292,7 +322,7 @@ def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in known}
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options in plan.arms.values():
         config = METHODS.get(method).value.config
@@ -307,10 +337,10 @@ def _check(plan: Plan) -> None:
             config(**options)
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
-    _check_net(plan)
+    _check_net(plan, task)
 
 
-def _check_net(plan: Plan) -> None:
+def _check_net(plan: Plan, task: Task) -> None:
     name, options = plan.recipe.net_name, plan.recipe.net_options
     parameters = inspect.signature(getattr(nets, name)).parameters
     known = [key for key in parameters if key not in ("input_shape", "num_outputs")]
@@ -322,7 +352,7 @@ def _check_net(plan: Plan) -> None:
                 f" Options: {', '.join(known)}"
             )
     try:
-        plan.recipe.net(plan.task.input_shape, plan.task.num_outputs)
+        plan.recipe.net(task.input_shape, task.num_outputs)
     except TypeError as error:
         raise UsageProblem(f"options of net {name}: {error}") from error
 

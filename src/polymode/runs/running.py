@@ -70,7 +70,7 @@ def look_ahead(
     jobs = max(1, min(jobs, len(todo)))
     threads = max(1, torch.get_num_threads() // jobs)
     pace = recorded_pace(folder.events())
-    if timed:
+    if timed and plan.task is not None:
         with limit_threads(threads):
             probe(pace, plan.recipe, plan.task, todo)
     return Outlook(cells, todo, pace, jobs, threads)
@@ -247,7 +247,8 @@ def _summary(results: Results) -> str:
         for row in shown
         if row.value is not None and is_headline(row.metric)
     )
-    return f"{results.cost.train_seconds:.1f} s, test {numbers}"
+    said = f"test {numbers}" if numbers else f"{len(results.rows)} numbers"
+    return f"{results.cost.train_seconds:.1f} s, {said}"
 
 
 def leaderboard(folder: RunFolder, *, predictions: bool = False) -> Leaderboard | None:

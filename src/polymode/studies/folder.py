@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from polymode._version import __version__
 from polymode.core.store import replace_file
-from polymode.runs.plan import Plan, plan_part
+from polymode.runs.part import Experiment, Part
+from polymode.runs.plan import Plan, plan_experiment, plan_part
 from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.studies.study import STUDIES, Study, parts_of
 from polymode.tasks.files import DATASETS, MissingData, require
@@ -67,17 +68,15 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     plans = {}
-    _require_data([part.task for part in parts.values()])
+    _require_data([part.task for part in parts.values() if isinstance(part, Part)])
     for name, part in parts.items():
         chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
-        plans[name] = plan_part(
-            chosen,
-            (wanted.name, name),
-            wanted.preset,
-            settings=wanted.settings,
-            device=wanted.device,
-            examine=wanted.examine,
-        )
+        who = (wanted.name, name), wanted.preset
+        how: dict[str, Any] = {"settings": wanted.settings, "device": wanted.device}
+        if isinstance(chosen, Experiment):
+            plans[name] = plan_experiment(chosen, *who, **how)
+        else:
+            plans[name] = plan_part(chosen, *who, **how, examine=wanted.examine)
     return plans
 
 
