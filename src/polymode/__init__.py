@@ -26,6 +26,7 @@ from polymode._version import __version__
 
 if TYPE_CHECKING:
     from polymode import conformal, methods, metrics, nets, plots, recalibration  # noqa: F401
+    from polymode.examinations import examine
     from polymode.methods import fit
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from polymode.tasks import Task, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "fit",
-    "list_methods", "load", "methods", "nets", "report", "task",
+    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "examine",
+    "fit", "list_methods", "load", "methods", "nets", "report", "task",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -48,6 +49,7 @@ _HOMES = {
     "cite": "report",
     "compare": "metrics",
     "evaluate": "metrics",
+    "examine": "examinations",
     "fit": "methods",
     "list_methods": "report",
     "load": "posterior",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polymode.cli.app import main
+from polymode.report import run as reports
 
 TINY = ["--set", "epochs=2", "--set", "net.hidden=[8]", "--set", "task.num_test=50"]
 BOTH = ["--task", "two_moons", "--method", "map", "--method", "deep_ensemble", "--seeds", "0,1"]
@@ -41,7 +42,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end with an empty report: figures take longer than all the rest."""
-    monkeypatch.setattr("polymode.cli.running.report", lambda board, path, **_: path.touch())
+    monkeypatch.setattr(reports, "report", lambda board, path, **_: path.touch())
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that is done; not to be written to."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polymode.cli.running.report", lambda board, path, **_: path.touch())
+        patch.setattr(reports, "report", lambda board, path, **_: path.touch())
         assert main(["run", *BOTH, *TINY, "--out", str(folder), "-q"]) == 0
     return folder

@@ -51,7 +51,8 @@ def test_usage_errors_are_one_line_and_code_2(words, message, command):
 
 
 def test_a_device_that_is_there_is_taken_by_number(monkeypatch):
-    from polymode.cli.plan import UsageProblem, check_device
+    from polymode.runs.plan import check_device
+    from polymode.runs.settings import UsageProblem
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -118,7 +119,8 @@ def test_the_flags_of_run_are_these():
     run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     assert [option.opts[-1] for option in run.params] == [
         "study", "--task", "--method", "--seeds", "--set", "--config", "--preset", "--part",
-        "--net", "--out", "--jobs", "--device", "--fresh", "--dry-run", "--quiet", "--json",
+        "--net", "--examine", "--out", "--jobs", "--device", "--fresh", "--dry-run", "--quiet",
+        "--json",
     ]  # fmt: skip
 
 
@@ -148,6 +150,19 @@ def test_help_and_typos_import_nothing_heavy(words):
     found = _modules_after(f"from polymode.cli.app import main; main({words!r})")
     heavy = {"torch", "matplotlib", "jinja2", "sklearn", "numpy", "scipy", "rich", "webbrowser"}
     assert not found & heavy
+
+
+def test_a_plain_run_imports_studies_and_plots_no_sooner_than_it_needs_them(tmp_path):
+    """A run without its report needs neither."""
+    words = "run --task two_moons --method map --set epochs=1 --set net.hidden=[8] -q --out".split()
+    found = _modules_after(
+        "from polymode.cli.app import main\n"
+        "import polymode.cli.run as run\n"
+        "run._report = lambda *_: True\n"
+        f"main({[*words, str(tmp_path)]!r})"
+    )
+    assert "polymode.runs.running" in found
+    assert not found & {"polymode.studies", "polymode.plots", "polymode.report", "matplotlib"}
 
 
 def test_data_list_as_json(command, monkeypatch, tmp_path):

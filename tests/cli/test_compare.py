@@ -11,10 +11,10 @@ import shutil
 import pytest
 
 from polymode.cli.comparing import compare_folders, differences
-from polymode.cli.folder import RunFolder
 from polymode.cli.formats import FORMATS
 from polymode.metrics import compare
 from polymode.metrics.results import Cost, Results, Row
+from polymode.runs.folder import RunFolder
 
 DATA = {"task": "t", "options": {}, "fingerprint": {"test": "abc"}}
 

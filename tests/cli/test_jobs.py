@@ -15,8 +15,8 @@ import time
 import pytest
 import torch
 
-from polymode.cli import pool
-from polymode.cli.folder import without_times
+from polymode.runs import pool
+from polymode.runs.folder import without_times
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

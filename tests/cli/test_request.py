@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.plan import make_plan
-from polymode.cli.request import Request, read_config, request
+from polymode.cli.request import read_config, request
+from polymode.runs.part import Request
+from polymode.runs.plan import make_plan
+from polymode.runs.settings import UsageProblem
 
 FILE = """
 task = "two_moons"

@@ -14,9 +14,11 @@ import time
 import pytest
 
 from polymode._version import __version__
-from polymode.cli import cell as cells
-from polymode.cli import running
-from polymode.cli.folder import RunFolder, without_times
+from polymode.report import run as reports
+from polymode.runs import cell as cells
+from polymode.runs import estimate, running
+from polymode.runs.folder import RunFolder, without_times
+from polymode.runs.lock import FolderLock
 
 
 def lines(path) -> list[dict]:
@@ -88,19 +90,26 @@ def test_more_seeds_are_added_and_their_time_is_known_from_those_before(
 def test_the_report_is_opened_in_a_browser(finished, command, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)))
-    monkeypatch.setattr("polymode.cli.running.report", lambda *a, **k: None)
+    monkeypatch.setattr(reports, "report", lambda *a, **k: None)
     assert command("report", str(finished), "--open") == 0
     assert opened == [(finished / "report.html").as_uri()]
     assert "open the file yourself" in command.err
 
 
 def test_a_report_that_cannot_be_made_does_not_hide_the_results(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("polymode.cli.running.report", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(reports, "report", lambda *a, **k: 1 / 0)
     assert command.run(tmp_path) == 1
     assert "two_moons, 2 seeds" in command.out and "Report:" not in command.out
     assert "all results are kept, but there is no report: ZeroDivisionError" in command.err
     assert command.run(tmp_path, "--json", "-q") == 1
     assert command.json()["report"] is None and command.json()["leaderboard"]["cells"]
+
+
+def test_a_folder_that_another_process_writes_is_refused_in_one_line(tmp_path, command):
+    with FolderLock(tmp_path / "LOCK"):
+        assert command.run(tmp_path, "-q") == 2
+    assert command.err.startswith(f"polymode: {tmp_path} is being written by process {os.getpid()}")
+    assert len(command.err.splitlines()) == 1
 
 
 def test_a_failing_cell_is_recorded_and_the_rest_goes_on(tmp_path, command, no_report):
@@ -175,7 +184,7 @@ def test_a_dry_run_writes_nothing(tmp_path, command):
 
 
 def test_a_plan_without_a_speed_says_so(tmp_path, monkeypatch, command):
-    monkeypatch.setattr("polymode.cli.estimate.fit", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("polymode.runs.estimate.fit", lambda *a, **k: 1 / 0)
     assert command.run(tmp_path / "x", "--dry-run") == 0
     assert "4 to run: no estimate before the first cell" in command.out
 
@@ -230,15 +239,15 @@ def test_interrupt_says_how_to_resume_and_resuming_completes(
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("polymode.cli.estimate.fit", "Interrupted before the first cell. Resume: polymode run"),
-        ("polymode.cli.running.report", "after the last cell, before the report. Resume: polymode"),
+        ("fit", "Interrupted before the first cell. Resume: polymode run"),
+        ("report", "after the last cell, before the report. Resume: polymode"),
     ],
 )
 def test_ctrl_c_before_and_after_the_cells(tmp_path, monkeypatch, command, where, message):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt("stopped after step 3")
 
-    monkeypatch.setattr(where, stop)
+    monkeypatch.setattr(estimate if where == "fit" else reports, where, stop)
     assert command.run(tmp_path) == 130
     assert message in command.err
     assert not (tmp_path / "LOCK").exists()

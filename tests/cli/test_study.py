@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from polymode.cli.folder import without_times
 from polymode.plots import Comparison
+from polymode.report import run as reports
+from polymode.runs.folder import without_times
 from polymode.studies import STUDIES, Arm, Claim, Part, Study, Table
 
 OPTIONS = {"epochs": 2, "num_modes": 2}
@@ -68,7 +69,7 @@ def done(tmp_path_factory):
 
     out = tmp_path_factory.mktemp("study") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polymode.cli.running.report", lambda board, path, **_: path.touch())
+        patch.setattr(reports, "report", lambda board, path, **_: path.touch())
         assert main(["run", "tiny", "--preset", "smoke", "--out", str(out), "-q"]) == 0
     return out
 
@@ -158,7 +159,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path, command, no_report, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polymode.cli.running.run_cell", stop)
+    monkeypatch.setattr("polymode.runs.running.run_cell", stop)
     out = str(tmp_path / "i")
     assert command("run", "tiny", "--preset", "smoke", "--seeds", "0,1", "--out", out) == 130
     expected = f"Resume: polymode run tiny --preset smoke --seeds 0,1 --out {out}"

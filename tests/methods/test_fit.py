@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.core import choice
-from polymode.tasks.augment import Crop, Flip
 from polymode.core.choice import Plan
 from polymode.core.events import Event
 from polymode.core.likelihoods import Gaussian
+from polymode.tasks.augment import Crop, Flip
 
 from .small_fits import QUICK, X, Y, net, same, task
 

@@ -19,6 +19,7 @@ from polymode.core.stack import Stack
 from polymode.methods import forde
 from polymode.methods.forde import ALPHAS, FoRDE, init, shifted_nll
 from polymode.methods.method import Problem
+from polymode.report import run as reports
 from polymode.tasks.validation import validation_shifts
 
 from .small_fits import same
@@ -186,7 +187,7 @@ def test_after_a_kill_between_candidates_none_is_trained_again(tmp_path, monkeyp
 
 
 def test_through_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("polymode.cli.running.report", lambda board, path, **_: path.touch())
+    monkeypatch.setattr(reports, "report", lambda board, path, **_: path.touch())
     words = ["run", "--task", "digits", "--method", "forde", "--seeds", "0", "-q"]
     for setting in (
         "lengthscales=tuned",

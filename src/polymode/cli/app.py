@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from polymode.cli import data, show
-from polymode.cli.arguments import UsageProblem
 from polymode.cli.run import run
 from polymode.cli.talk import put, say
+from polymode.runs.settings import UsageProblem
 
 HELP = """How sure is this network, and can I trust that?
 

@@ -1,33 +1,12 @@
-"""From what is typed to what is meant: seeds, `--set`, names; every complaint is one line."""
+"""From what is typed to what is meant: seeds and `--set`; every complaint is one line."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-
-class UsageProblem(Exception):
-    """Something typed that cannot be run; the message is one line with the remedy."""
-
-
-class Setting(NamedTuple):
-    """One option: its owner (a method, "task", "net", or "" for every method), key and value."""
-
-    owner: str
-    key: str
-    value: Any
-
-    def __str__(self) -> str:
-        """As `--set` takes it.
-
-        >>> print(Setting("net", "hidden", [32]), Setting("", "optimizer", "sgd"))
-        net.hidden=[32] optimizer=sgd
-        """
-        value = self.value
-        text = value if isinstance(value, str) and _value(value) == value else json.dumps(value)
-        return f"{self.owner}.{self.key}={text}" if self.owner else f"{self.key}={text}"
+from polymode.core.values import read_value
+from polymode.runs.settings import Setting, UsageProblem
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -53,22 +32,6 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def span(seeds: Sequence[int]) -> str:
-    """Return seeds as `parse_seeds` takes them, runs of three or more shortened.
-
-    >>> span([0, 1, 2, 7]), span([4, 5])
-    ('0-2,7', '4,5')
-    """
-    runs: list[list[int]] = []
-    for seed in seeds:
-        if runs and seed == runs[-1][-1] + 1:
-            runs[-1].append(seed)
-        else:
-            runs.append([seed])
-    parts = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ",".join(map(str, r)) for r in runs]
-    return ",".join(parts)
-
-
 def parse_settings(settings: Sequence[str]) -> list[Setting]:
     """Return each "owner.key=value"; the owner is "" for "key=value".
 
@@ -86,12 +49,5 @@ def parse_settings(settings: Sequence[str]) -> list[Setting]:
                 f"--set takes key=value or method.key=value, got '{setting}'; for example"
                 " --set deep_ensemble.num_modes=10"
             )
-        parsed.append(Setting(owner, key, _value(text)))
+        parsed.append(Setting(owner, key, read_value(text)))
     return parsed
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.folder import RunFolder
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.compare import setup_of
 from polymode.metrics.results import Results, title_of
 from polymode.metrics.table import align, decimals_for, number
+from polymode.runs.folder import RunFolder
+from polymode.runs.settings import UsageProblem
 
 
 def compare_folders(folders: Sequence[RunFolder]) -> Leaderboard:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from polymode.cli.arguments import UsageProblem
 from polymode.cli.talk import Json, left_table, put, say
+from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
     from polymode.tasks.files import Dataset, Step

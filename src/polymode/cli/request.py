@@ -6,6 +6,7 @@
     net = "lenet"                        # or a table [net] with name = "lenet" and options
     preset = "cpu"
     out = "runs/digits"
+    examine = ["convergence"]            # or one of them as text
 
     [all]                                # options of every method, as --set key=value
     epochs = 20
@@ -21,34 +22,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polymode.cli.arguments import Setting, UsageProblem, parse_seeds, parse_settings
+from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.core.registry import suggest
 from polymode.methods import METHODS
+from polymode.runs.part import Request
+from polymode.runs.settings import Setting, UsageProblem
 
-KEYS = ("task", "method", "seeds", "net", "preset", "out")
+KEYS = ("task", "method", "seeds", "net", "preset", "out", "examine")
+TABLES = ("task", "net")  # keys that may have options
 EVERY = "all"
-
-
-@dataclass(frozen=True)
-class Request:
-    """A run, before anything of it is looked up.
-
-    `settings` are in rising precedence; `left_out` has lines for the user about what the file says
-    of methods that do not take part.
-    """
-
-    task: str
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...] = (0,)
-    settings: tuple[Setting, ...] = ()
-    net: str | None = None
-    preset: str = "cpu"
-    out: str | None = None
-    left_out: tuple[str, ...] = ()
 
 
 def request(
@@ -61,6 +47,7 @@ def request(
     preset: str | None,
     out: str | None,
     config: Path | None,
+    examine: Sequence[str] = (),
 ) -> Request:
     """Return what the file and the command line ask for together."""
     given = {} if config is None else read_config(config)
@@ -88,11 +75,12 @@ def request(
         preset=preset or given.get("preset", "cpu"),
         out=out or given.get("out"),
         left_out=tuple(dict.fromkeys(left_out)),
+        examine=tuple(dict.fromkeys(examine or given.get("examine", ()))),
     )
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the file's task, method, seeds, net, preset, out and settings, those that it has."""
+    """Return what the file has of `KEYS`, and its settings."""
     try:
         content = _toml(path.read_text())
     except OSError as error:
@@ -102,7 +90,7 @@ def read_config(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"settings": []}
     for key, value in content.items():
         try:
-            if isinstance(value, dict) and key not in ("method", "seeds", "preset", "out"):
+            if isinstance(value, dict) and (key in TABLES or key not in KEYS):
                 _table(found, key, value)
             elif key in KEYS:
                 found[key] = _checked(key, value)
@@ -152,11 +140,11 @@ def _table(found: dict[str, Any], owner: str, table: dict[str, Any]) -> None:
 
 def _checked(key: str, value: Any) -> Any:
     """Return the value of a key as it is used, or say of what type it must be."""
-    if key == "method":
+    if key in ("method", "examine"):
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             return names
-        raise UsageProblem(f"`method` must be a name or a list of names, got {value!r}")
+        raise UsageProblem(f"`{key}` must be a name or a list of names, got {value!r}")
     if key == "seeds":
         numbers = value if isinstance(value, list) else [value]
         if numbers and all(type(number) is int and number >= 0 for number in numbers):

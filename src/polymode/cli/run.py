@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from polymode.cli.arguments import UsageProblem
 from polymode.cli.talk import Json, put, say
+from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from polymode.cli.folder import RunFolder
-    from polymode.cli.plan import Plan
-    from polymode.cli.request import Request
-    from polymode.cli.running import Outcome
     from polymode.metrics import Leaderboard
+    from polymode.runs.folder import RunFolder
+    from polymode.runs.part import Request
+    from polymode.runs.plan import Plan
+    from polymode.runs.running import Outcome
 
 
 StudyName = Annotated[
@@ -61,6 +61,13 @@ Out = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="folder of the run; by default runs/TASK or runs/STUDY"),
 ]
+Examine = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="an examination of each posterior; see `polymode list examinations`",
+    ),
+]
 Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in its own process")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
@@ -78,6 +85,7 @@ def run(
     preset: Preset = None,
     part: PartNames = None,
     net: NetName = None,
+    examine: Examine = None,
     out: Out = None,
     jobs: Jobs = 1,
     device: Device = "cpu",
@@ -96,9 +104,9 @@ def run(
       polymode run --task digits --method map --set epochs=20 --out runs/short --dry-run
       polymode run forde --preset smoke
     """
-    from polymode.cli.folder import RunFolder
-    from polymode.cli.plan import make_plan
     from polymode.cli.request import request
+    from polymode.runs.folder import RunFolder
+    from polymode.runs.plan import make_plan
 
     _check_jobs(jobs)
     if study is not None:
@@ -112,6 +120,7 @@ def run(
             parts=part or [],
             seeds=seeds,
             settings=set_ or [],
+            examine=examine or [],
             device=device,
             out=out,
             jobs=jobs,
@@ -130,6 +139,7 @@ def run(
         preset=preset,
         out=out,
         config=config,
+        examine=examine or [],
     )
     _tell_left_out(wanted)
     plan = make_plan(wanted, device)
@@ -170,7 +180,7 @@ def _folder(wanted: Request) -> Path:
 
 
 def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool) -> None:
-    from polymode.cli.running import look_ahead
+    from polymode.runs.running import look_ahead
 
     folder.check(plan.data)
     ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh)
@@ -187,7 +197,7 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
 
 def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
     from polymode.cli.progress import watcher
-    from polymode.cli.running import Interrupted, leaderboard, run_plan
+    from polymode.runs.running import Interrupted, leaderboard, run_plan
 
     try:
         outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
@@ -210,7 +220,7 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
 
 def _report(folder: RunFolder, board: Leaderboard, json_: bool) -> bool:
     """Write the report; what goes wrong with it does not hide the results."""
-    from polymode.cli.running import write_report
+    from polymode.report.run import write_report
 
     again = shlex.join(["polymode", "report", str(folder.path)])
     try:

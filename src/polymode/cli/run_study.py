@@ -9,28 +9,21 @@ from typing import Any, NoReturn
 import typer
 
 from polymode.cli.arguments import parse_seeds, parse_settings
-from polymode.cli.folder import RunFolder
-from polymode.cli.plan import Plan
 from polymode.cli.progress import watcher
-from polymode.cli.running import (
+from polymode.cli.study_formats import study_text
+from polymode.cli.talk import OUTSIDE, put, say
+from polymode.report.run import write_report
+from polymode.report.study import Shown, finish_study, outside
+from polymode.runs.folder import RunFolder
+from polymode.runs.plan import Plan
+from polymode.runs.running import (
     Interrupted,
     Outcome,
     leaderboard,
     look_ahead,
     run_plan,
-    write_report,
 )
-from polymode.cli.study import (
-    OUTSIDE,
-    StudyRequest,
-    begin_study,
-    finish_study,
-    outside,
-    study_plans,
-)
-from polymode.cli.study_formats import study_text
-from polymode.cli.talk import put, say
-from polymode.report.study import Shown
+from polymode.studies.folder import StudyRequest, begin_study, study_plans
 
 
 def run_study(
@@ -40,6 +33,7 @@ def run_study(
     parts: Sequence[str],
     seeds: str | None,
     settings: Sequence[str],
+    examine: Sequence[str],
     device: str,
     out: str | None,
     jobs: int,
@@ -56,6 +50,7 @@ def run_study(
         tuple(parse_seeds(seeds)) if seeds is not None else (),
         tuple(parse_settings(settings)),
         device,
+        tuple(dict.fromkeys(examine)),
     )
     plans = study_plans(wanted)
     path = Path(out) if out else Path("runs") / (name if preset == "cpu" else f"{name}-{preset}")

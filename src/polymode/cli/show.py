@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.talk import Json, left_table, put, say
+from polymode.cli.talk import OUTSIDE, Json, left_table, put, say
+from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from polymode.cli.folder import RunFolder
     from polymode.metrics import Leaderboard
+    from polymode.runs.folder import RunFolder
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
 Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, tasks, studies, metrics or nets")],
+    what: Annotated[
+        str, typer.Argument(help="methods, tasks, studies, metrics, examinations or nets")
+    ],
     pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
     json_: Json = False,
 ) -> None:
-    """Show what there is: methods, tasks, studies, metrics or nets."""
+    """Show what there is: methods, tasks, studies, metrics, examinations or nets."""
     from polymode.core.registry import suggest
     from polymode.core.store import json_safe
 
@@ -34,6 +36,7 @@ def list_(
         "tasks": _tasks,
         "studies": _studies,
         "metrics": _metrics,
+        "examinations": _examinations,
         "nets": _nets,
     }
     if what not in kinds:
@@ -94,6 +97,20 @@ def _metrics(pattern: str) -> Listing:
     return {"metric": "name", **columns, "meaning": "summary"}, found
 
 
+def _examinations(pattern: str) -> Listing:
+    from polymode.examinations import EXAMINATIONS
+
+    entries = []
+    for name in EXAMINATIONS.names(pattern):
+        entry = EXAMINATIONS.get(name)
+        given = inspect.signature(entry.value).parameters.values()
+        known = [p for p in given if p.kind is p.KEYWORD_ONLY]
+        options = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known]
+        facts = {"options": ", ".join(options), "summary": entry.metadata["summary"]}
+        entries.append({"name": name, **facts, "measures": entry.metadata["measures"]})
+    return {"examination": "name", "options": "options", "meaning": "summary"}, entries
+
+
 def _nets(pattern: str) -> Listing:
     from polymode import nets
 
@@ -110,8 +127,8 @@ def _nets(pattern: str) -> Listing:
 
 def open_folder(path: Path) -> RunFolder:
     """Return the folder of a run, or say that it is none."""
-    from polymode.cli.folder import RunFolder
-    from polymode.cli.study import is_study, read_study
+    from polymode.runs.folder import RunFolder
+    from polymode.studies.folder import is_study, read_study
 
     if is_study(path):
         parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
@@ -122,7 +139,7 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def _board(folder: RunFolder, *, predictions: bool = False) -> Leaderboard:
-    from polymode.cli.running import leaderboard
+    from polymode.runs.running import leaderboard
 
     board = leaderboard(folder, predictions=predictions)
     if board is None:
@@ -140,8 +157,9 @@ def report(
     """Write the report of a run again, from its files alone."""
     import webbrowser
 
-    from polymode.cli.running import write_report
-    from polymode.cli.study import finish_study, is_study
+    from polymode.report.run import write_report
+    from polymode.report.study import finish_study
+    from polymode.studies.folder import is_study
 
     if is_study(folder):
         finish_study(folder, out)
@@ -192,8 +210,8 @@ def table(
     With --paper the exit code is 3 where a number is outside the paper's tolerance.
     """
     from polymode.cli.formats import FORMATS
-    from polymode.cli.study import is_study
     from polymode.core.registry import suggest
+    from polymode.studies.folder import is_study
 
     name = "json" if json_ else format_
     if name not in FORMATS:
@@ -212,8 +230,8 @@ def table(
 
 def _study_table(folder: Path, name: str, paper: bool) -> None:
     """Print the tables of a study; with `paper` also its claims and the paper's numbers."""
-    from polymode.cli.study import OUTSIDE, outside, read_shown
     from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
+    from polymode.report.study import outside, read_shown
 
     shown = read_shown(folder, figures=False)
     tables = [t for key, t in shown.tables.items() if paper or not key.startswith("paper_")]
@@ -229,9 +247,9 @@ def cite(
     what: Annotated[str, typer.Argument(help="a method, a study, or the folder of a run")],
 ) -> None:
     """Print the BibTeX of a method, of a study's paper, or of all methods of a run."""
-    from polymode.cli.study import is_study, read_study
     from polymode.report.cards import cite as bibtex
     from polymode.studies import STUDIES
+    from polymode.studies.folder import is_study, read_study
 
     path = Path(what)
     study = read_study(path)["study"] if is_study(path) else what
@@ -250,7 +268,7 @@ def cite(
 def check(json_: Json = False) -> None:
     """Test this installation on tasks with exact answers; takes seconds."""
     from polymode.cli.check import checks
-    from polymode.report.environment import environment
+    from polymode.runs.environment import environment
 
     versions = environment()["versions"]
     if not json_:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
+
 Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all talk on stderr")]
 
 

@@ -24,9 +24,9 @@ from polymode.core.checkpoint import load_checkpoint, save_checkpoint
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
+from polymode.core.options import Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
-from polymode.core.options import Passes
 
 S = TypeVar("S", bound=Any)
 

@@ -101,7 +101,7 @@ class Views:
                     assign(module, alias, stacked[k])
 
     def grads(self, num_modes: int) -> list[list[Tensor]]:
-        """Return, for each member, where its gradients are written: views of the leaves' `.grad`."""
+        """Return where each member's gradients are written: views of the leaves' `.grad`."""
         leaves = [*self.params.values(), *self.extra.values()]
         if self._grads is None:
             grads = [torch.zeros_like(leaf) for leaf in leaves]

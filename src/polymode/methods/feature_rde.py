@@ -43,9 +43,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.options import is_number
 from polymode.core.execution import in_layout_of
 from polymode.core.loop import Batch
+from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_

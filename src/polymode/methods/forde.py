@@ -53,9 +53,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.options import is_number
 from polymode.core.likelihoods import Categorical, Likelihood
 from polymode.core.loop import Batch, Divergence
+from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_

@@ -42,8 +42,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.options import is_number
 from polymode.core.loop import Batch
+from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.methods.forde import check_batch, check_finite, require_shared_order, scalar_of
 from polymode.methods.map import MAP, State, add_prior_gradient

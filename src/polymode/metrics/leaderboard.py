@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from polymode.core.html import html_block, html_table
 from polymode.core.registry import suggest
 from polymode.metrics.paired import Difference, paired
-from polymode.metrics.results import Results, is_headline
+from polymode.metrics.results import EXAMINED, Results, is_headline
 from polymode.metrics.score import ARROWS
 from polymode.metrics.table import align, decimals_for, number
 
@@ -93,14 +93,16 @@ class Leaderboard:
         """Return the columns that belong side by side: test, means of shifts and OOD, OOD sets.
 
         Args:
-            full: every metric; by default the scoring ones among the headlines.
+            full: every metric, and the examinations; by default the scoring ones among the
+                headlines.
         """
         groups: dict[str, list[Column]] = {}
         for column in self.columns:
             one_shift = column.dataset.startswith(("shift:", "val:")) and (
                 column.dataset != SHIFT_MEAN
             )
-            shown = full or (column.direction and is_headline(column.metric))
+            headline = column.direction and is_headline(column.metric)
+            shown = full or (headline and not column.dataset.startswith(EXAMINED))
             if shown and not one_shift:
                 groups.setdefault(column.dataset, []).append(column)
         return groups
@@ -273,6 +275,8 @@ def group_title(group: str, board: Leaderboard) -> str:
     if group == SHIFT_MEAN or group in OOD_MEANS.values():
         what = "shifts" if group == SHIFT_MEAN else f"{group.rsplit(':', 1)[1]} OOD sets"
         return f"{what} (mean of {len(datasets_of(results, group))})"
+    if group.startswith(EXAMINED):
+        return group.removeprefix(EXAMINED)
     count = min(column.n for column in board.columns if column.dataset == group)
     name = group
     if group.startswith("ood:"):

@@ -1,6 +1,7 @@
 """Results: every number of one evaluation, with unit, direction, n and standard error.
 
-Data sets are named "test", "shift:NAME:SEVERITY", "ood:NAME" and "val:NAME:SEVERITY".
+Data sets are named "test", "shift:NAME:SEVERITY", "ood:NAME" and "val:NAME:SEVERITY". What was
+measured of the posterior itself has the name of its examination there, "examined:NAME".
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from polymode.core.html import html_block, html_details, html_facts, html_table
@@ -22,13 +24,15 @@ from polymode.metrics.table import align, decimals_for, number
 from polymode.prediction import Prediction
 
 SCHEMA = 2  # 1 had no near_ood, target_scale and memory
+EXAMINED = "examined:"  # how the data sets of examinations begin
 
 
 class Row(NamedTuple):
     """One number.
 
     Attributes:
-        dataset: "test", "shift:NAME:SEVERITY" or "ood:NAME". metric: its registered name.
+        dataset: "test", "shift:NAME:SEVERITY", "ood:NAME" or "examined:NAME".
+        metric: its registered name, or what an examination calls it.
         value: None where the metric does not apply; `note` then says why.
         unit, direction: "up" or "down" is better, "" if neither.
         n: examples. standard_error: over examples, None where it is not known.
@@ -85,6 +89,7 @@ class Results:
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         target_scale: D standard deviations that the "standardised" numbers are divided by.
         label: what tables call it; by default the method, with the options that tell it apart.
+        arrays: by examination, what its figures are made of; not part of the JSON.
     """
 
     task: str
@@ -98,6 +103,9 @@ class Results:
     target_scale: tuple[float, ...] | None = None
     label: str = ""
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
+    arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Row]:
@@ -159,7 +167,7 @@ class Results:
         return f"Results({self.method} on {self.task}, seed {self.seed}: {numbers}; {sets})"
 
     def table(self, *, full: bool = False) -> str:
-        """Return the numbers as text, ± one s.e. over examples; arrows point to better.
+        """Return the scores as text, ± one s.e. over examples; arrows point to better.
 
         Args:
             full: every metric, a block for each family; by default those of a leaderboard.
@@ -167,8 +175,7 @@ class Results:
         head = f"{self.method} on {self.task}, seed {self.seed}: ± is one s.e. over the n examples"
         blocks: list[str] = []
         for outside in (False, True):
-            names = [name for name in self.datasets if name.startswith("ood:") == outside]
-            rows = [row for row in self.rows if row.dataset in names]
+            rows = self._scores(outside)
             if not full:
                 blocks.append(self._block([row for row in rows if is_headline(row.metric)]))
                 continue
@@ -181,13 +188,18 @@ class Results:
         """Return the headline numbers as tables, for notebooks."""
         tables = []
         for outside in (False, True):
-            rows = [row for row in self.rows if row.dataset.startswith("ood:") == outside]
+            rows = self._scores(outside)
             if lines := self._lines([row for row in rows if is_headline(row.metric)]):
                 tables.append(html_table(lines[0], lines[1:]))
         options = html_details("options", html_facts({"net": self.net, **self.config}))
         title = f"{self.method} on {self.task}, seed {self.seed}"
         note = "± is one standard error over the n examples; arrows point to better."
         return html_block(title, *tables, options, note=note)
+
+    def _scores(self, outside: bool) -> list[Row]:
+        """Return the rows of OOD sets, or of the others; without examinations."""
+        scored = [row for row in self.rows if not row.dataset.startswith(EXAMINED)]
+        return [row for row in scored if row.dataset.startswith("ood:") == outside]
 
     def _block(self, rows: list[Row]) -> str:
         lines = self._lines(rows)
@@ -220,7 +232,7 @@ class Results:
         return dataset.removeprefix("ood:") in self.near_ood and dataset.startswith("ood:")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but `kept`, JSON-safe."""
+        """Return everything but `kept` and `arrays`, JSON-safe."""
         return {
             "schema": SCHEMA,
             "task": self.task,
@@ -279,13 +291,13 @@ def _cost(stored: Mapping[str, Any]) -> Cost:
 
 
 def title_of(metric: str) -> str:
-    """Return how people write the metric's name; its own name if it is not registered.
+    """Return how people write the metric's name; its own words if it is not registered.
 
-    >>> title_of("nll"), title_of("auroc_mutual_information"), title_of("mine")
-    ('NLL', 'AUROC, MI', 'mine')
+    >>> title_of("nll"), title_of("auroc_mutual_information"), title_of("my_own")
+    ('NLL', 'AUROC, MI', 'my own')
     """
     entry = _entry_of(metric)
-    return metric if entry is None else str(entry.metadata["title"])
+    return metric.replace("_", " ") if entry is None else str(entry.metadata["title"])
 
 
 def is_headline(metric: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from polymode.examinations import findings_of
 from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import Results
 from polymode.plots import (
@@ -195,6 +196,17 @@ def _pairs(board: Leaderboard) -> list[Display]:
     return maps(board, _first(_with_members(board)))
 
 
+def _examined(board: Leaderboard) -> list[Display]:
+    """Return the figures of examinations, of the first seed of each method."""
+    styles, found = palette(board.labels), list[Display]()
+    entries = {entry.label: entry for entry in board.entries}
+    for label in _first(dict.fromkeys(ranked(board))):
+        for findings in findings_of(entries[label].results[0]).values():
+            if findings.arrays:
+                found += findings.displays(label=label, style=styles[label]).values()
+    return sorted(found, key=lambda display: type(display).__name__)
+
+
 MAKERS: dict[str, list[Maker]] = {
     "leaderboard": [_costs],
     "calibration": [_gaps, _reliability, _quantiles],
@@ -203,6 +215,7 @@ MAKERS: dict[str, list[Maker]] = {
     "shift": [_severities],
     "uncertainty": [_maps, _bands, _scatters],
     "diversity": [_planes, _curves, _pairs],
+    "examinations": [_examined],
 }
 """What is drawn, by section."""
 

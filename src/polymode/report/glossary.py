@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polymode.metrics.leaderboard import Leaderboard
-from polymode.metrics.results import family_of, title_of
+from polymode.examinations import EXAMINATIONS
+from polymode.metrics.leaderboard import Column, Leaderboard
+from polymode.metrics.results import EXAMINED, family_of, title_of
 from polymode.metrics.score import FAMILIES, TABLES
 from polymode.report.embed import file_name
 
+EXAMINED_FAMILY = "Examinations"
 BETTER = {"up": "higher is better", "down": "lower is better", "": "describes, does not score"}
 
 
@@ -30,10 +32,13 @@ def glossary(board: Leaderboard) -> dict[str, Meaning]:
     for table in sorted(TABLES.values(), key=lambda table: len(columns.keys() & table.names())):
         for name in table.names():  # of two tables that have it, the one that suits the board
             summaries[name] = str(table.get(name).metadata["summary"])
-    order = list(FAMILIES)
+    for entry in map(EXAMINATIONS.get, EXAMINATIONS.names()):
+        summaries = {**entry.metadata["measures"], **summaries}
+    order = [*FAMILIES.values(), EXAMINED_FAMILY]
+    families = {name: _family(column) for name, column in columns.items()}
     names = dict.fromkeys(column.metric for column in board.columns)
     found = {}
-    for number, name in enumerate(sorted(names, key=lambda each: order.index(family_of(each)))):
+    for number, name in enumerate(sorted(names, key=lambda each: order.index(families[each]))):
         column = columns[name]
         summary = summaries.get(name, "a metric of your own")
         better = BETTER.get(column.direction, "")
@@ -44,6 +49,12 @@ def glossary(board: Leaderboard) -> dict[str, Meaning]:
             column.unit,
             better,
             summary,
-            FAMILIES[family_of(name)],
+            families[name],
         )
     return found
+
+
+def _family(column: Column) -> str:
+    """Return the heading below which the metric stands."""
+    examined = column.dataset.startswith(EXAMINED)
+    return EXAMINED_FAMILY if examined else FAMILIES[family_of(column.metric)]

@@ -24,12 +24,12 @@ from polymode.plots.forest import VERDICTS
 from polymode.report.alerts import Failures, alerts, how_many
 from polymode.report.cards import card
 from polymode.report.embed import csv_uri, figure, text_uri
-from polymode.report.environment import environment as present
 from polymode.report.glossary import glossary
 from polymode.report.sections import sections
 from polymode.report.tables import SHAPES, sizes
 from polymode.report.template import fill
 from polymode.report.verdict import verdict
+from polymode.runs.environment import environment as present
 from polymode.tasks import TASKS
 
 

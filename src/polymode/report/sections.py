@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from polymode.metrics.leaderboard import OOD_MEANS, SHIFT_MEAN, Leaderboard
-from polymode.metrics.results import family_of, is_headline
+from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.plots import Display
 from polymode.report.embed import Figure, figure
 from polymode.report.figures import figures
 from polymode.report.tables import (
     SHIFTED,
     Table,
+    examinations,
     joined,
     leaderboard,
     of_family,
@@ -73,6 +74,13 @@ QUESTIONS = {
         " wrong about different inputs.",
         "More measures of diversity",
     ),
+    "examinations": (
+        "Examinations",
+        "Examinations",
+        "What was measured of the posteriors themselves: not of what they predict, but of how they"
+        " were found and what they are.",
+        "",
+    ),
 }
 FAMILIES = {
     "calibration": ("calibration", "intervals"),
@@ -127,6 +135,8 @@ def _figures(board: Leaderboard, displays: Sequence[Display]) -> list[Figure]:
 
 def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
     """Return the tables of a section, and those that are to be unfolded."""
+    if anchor == "examinations":
+        return examinations(board), []
     outside = [*OOD_MEANS.values(), *ood_sets(board)]
     if anchor == "leaderboard":
         return [leaderboard(board)], _by_dataset(board, "quality", _datasets(board))
@@ -161,7 +171,7 @@ def _metrics(board: Leaderboard, family: str) -> list[str]:
 
 
 def _datasets(board: Leaderboard) -> list[str]:
-    return list(board.groups(full=True))
+    return [name for name in board.groups(full=True) if not name.startswith(EXAMINED)]
 
 
 def _by_dataset(board: Leaderboard, family: str, datasets: list[str]) -> list[Table]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from polymode.core.store import replace_file
 from polymode.plots import Comparison, Display, forest
 from polymode.report.embed import figure
 from polymode.report.page import compared, duration
 from polymode.report.template import fill
-from polymode.studies.study import VERDICTS, Claim, Study, Table
+from polymode.runs.folder import RunFolder
+from polymode.runs.settings import UsageProblem
+from polymode.studies.folder import read_study, study_named, write_study
+from polymode.studies.study import VERDICTS, Claim, Runs, Study, Table
 
 SIGNS = dict(zip(VERDICTS, ("✓", "✗", "?", "–"), strict=True))
 
@@ -48,6 +53,64 @@ class Shown:
             },
             "runs": dict(self.parts),
         }
+
+
+def read_shown(path: Path, *, figures: bool = True) -> Shown:
+    """Return what a study shows, made from the files of its parts; figures need predictions."""
+    held = read_study(path)
+    study = study_named(held["study"])
+    folders = {name: RunFolder(path / name) for name in held["parts"]}
+    there = {name: folder for name, folder in folders.items() if folder.path.is_dir()}
+    runs = Runs({name: folder.results(predictions=figures) for name, folder in there.items()})
+    if not runs.parts:
+        raise UsageProblem(f"{path} has no finished cell yet; run it first")
+    return Shown(
+        name=held["study"],
+        preset=held["preset"],
+        study=study,
+        tables=study.tables(runs),
+        figures=study.figures(runs) if figures else {},
+        claims=study.claims(runs),
+        comparisons=study.comparisons(held["preset"], runs),
+        parts={name: _about(name, there[name], runs) for name in runs.parts},
+        command=held.get("command", ""),
+        environment=next((f.read("environment.json") for f in there.values()), {}),
+    )
+
+
+def finish_study(path: Path, page: Path | None = None) -> Shown:
+    """Make tables, figures, claims and the page, and write them; the page to `page` if given."""
+    shown = read_shown(path)
+    for name, display in shown.figures.items():
+        (path / "figures").mkdir(exist_ok=True)
+        replace_file(path / "figures" / f"{name}.svg", display.to_svg().encode())
+        replace_file(path / "figures" / f"{name}.csv", display.to_csv().encode())
+    write_study(path, {**read_study(path), **shown.to_dict()})
+    replace_file(page or path / "report.html", study_page(shown).encode())
+    return shown
+
+
+def _about(name: str, folder: RunFolder, runs: Runs) -> dict[str, Any]:
+    """Return what the page says of a part."""
+    config, results = folder.config(), runs.all(name)
+    trained = sum(each.cost.train_seconds or 0.0 for each in results)
+    return {
+        "task": config.get("data", {}).get("task", ""),
+        "options": config.get("data", {}).get("options", {}),
+        "net": results[0].net,
+        "members": results[0].cost.num_modes,
+        "arms": runs.arms(name),
+        "seeds": sorted({each.seed for each in results}),
+        "cells": len(results),
+        "failed": len(folder.failures()),
+        "train_seconds": round(trained, 1),
+        "report": f"{name}/report.html",
+    }
+
+
+def outside(comparisons: Sequence[Comparison]) -> int:
+    """Return how many numbers are outside the paper's tolerance."""
+    return sum(each.verdict == "outside" for each in comparisons)
 
 
 def study_page(shown: Shown) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from polymode.examinations import EXAMINATIONS
 from polymode.metrics.leaderboard import (
     OOD_MEANS,
     SHIFT_MEAN,
@@ -20,7 +21,7 @@ from polymode.metrics.leaderboard import (
     group_title,
 )
 from polymode.metrics.paired import mean_and_error
-from polymode.metrics.results import family_of, is_headline
+from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.metrics.score import ARROWS
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import palette
@@ -213,6 +214,20 @@ def of_family(board: Leaderboard, family: str, dataset: str) -> Table | None:
         return None
     parts = [(_head(c), _cells_of(board, c)) for c in columns]
     return table(board, group_title(dataset, board), parts)
+
+
+def examinations(board: Leaderboard) -> list[Table]:
+    """Return a table for each examination, with what it is."""
+    made = []
+    for dataset, columns in board.groups(full=True).items():
+        columns = [column for column in columns if _has_values(board, column)]
+        if dataset.startswith(EXAMINED) and columns:
+            label = dataset.removeprefix(EXAMINED)
+            name = label.partition(":")[0]
+            known = EXAMINATIONS.get(name).metadata if name in EXAMINATIONS else {}
+            title = f"{label}: {known['summary']}" if "summary" in known else label
+            made.append(table(board, title, [(_head(c), _cells_of(board, c)) for c in columns]))
+    return made
 
 
 def joined(title: str, tables: Sequence[Table]) -> list[Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from polymode.studies.study import STUDIES, Arm, Claim, Part, Runs, Study, Table
+from polymode.runs.part import Arm, Experiment, Part
+from polymode.studies.study import STUDIES, Claim, Runs, Study, Table
 
-__all__ = ["STUDIES", "Arm", "Claim", "Part", "Runs", "Study", "Table"]
+__all__ = ["STUDIES", "Arm", "Claim", "Experiment", "Part", "Runs", "Study", "Table"]

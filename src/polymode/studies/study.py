@@ -1,7 +1,8 @@
 """A study: the runs behind one paper's tables and figures, and what they are made of.
 
 A study has parts; a part is one task and network with several arms (a method with its options, by
-the name that the paper gives it), each run with several seeds. Presets choose the sizes: `smoke`
+the name that the paper gives it), each run with several seeds; or an experiment, a function that
+fits nothing, with several sets of options and seeds. Presets choose the sizes: `smoke`
 takes seconds, `cpu` an hour or so on two cores with real data at reduced size, `paper` is the
 paper's own set-up. What a study shows is made from results alone, so that it can be made again from
 the files of a run: tables and figures by name, claims with their verdicts, and, where the set-up is
@@ -11,44 +12,18 @@ the paper's, its numbers beside ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from polymode.core.registry import Registry, suggest
+from polymode.examinations import Findings, findings_of
 from polymode.metrics.leaderboard import value_of
 from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import Results
 from polymode.plots import Display
 from polymode.plots.forest import Comparison
-
-PRESETS = ("smoke", "cpu", "paper")
-
-
-class Arm(NamedTuple):
-    """A method with its options."""
-
-    method: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One task and network, with several arms and seeds.
-
-    Attributes:
-        task, task_options: see `pm.task`. net, net_options: of `pm.nets`.
-        arms: by the name under which tables and figures show them.
-        seeds: of the fits.
-        validation: whether the validation set is scored under shifts too, see `pm.evaluate`.
-    """
-
-    task: str
-    net: str
-    arms: dict[str, Arm]
-    seeds: tuple[int, ...]
-    task_options: dict[str, Any] = field(default_factory=dict)
-    net_options: dict[str, Any] = field(default_factory=dict)
-    validation: bool = False
+from polymode.runs.defaults import PRESETS
+from polymode.runs.part import Experiment, Part
 
 
 class Runs:
@@ -79,9 +54,25 @@ class Runs:
         return list(self._results.get(part, ()))
 
     def values(self, part: str, arm: str, dataset: str, metric: str) -> dict[int, float]:
-        """Return a number by seed; "shift:mean" is the mean over all shifts."""
+        """Return a number by seed.
+
+        Args:
+            dataset: "test", "shift:NAME:SEVERITY", ...; "shift:mean" is the mean over all shifts,
+                "examined:LABEL" an examination, "examined:PART" the experiment that a part is.
+        """
         found = {each.seed: value_of(each, dataset, metric) for each in self.of(part, arm)}
         return {seed: value for seed, value in found.items() if value is not None}
+
+    def findings(self, part: str, arm: str, label: str = "") -> dict[int, Findings]:
+        """Return what was found about an arm, by seed.
+
+        Args:
+            label: of the examination, such as "equivariance:group=C4"; by default the experiment
+                that the part is.
+        """
+        name = label or part
+        every = {each.seed: findings_of(each) for each in self.of(part, arm)}
+        return {seed: found[name] for seed, found in every.items() if name in found}
 
     def difference(
         self, part: str, first: str, second: str, dataset: str, metric: str
@@ -137,7 +128,7 @@ class Study:
     paper: str
     bibtex: str
     summary: str
-    parts: Callable[[str], dict[str, Part]]
+    parts: Callable[[str], Mapping[str, Part | Experiment]]
     tables: Callable[[Runs], dict[str, Table]]
     figures: Callable[[Runs], dict[str, Display]]
     claims: Callable[[Runs], list[Claim]]
@@ -147,7 +138,7 @@ class Study:
 STUDIES: Registry[Study] = Registry("study", modules=["polymode.studies.forde"])
 
 
-def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, Part]:
+def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, Part | Experiment]:
     """Return the parts of a preset, those in `only` or all."""
     if preset not in PRESETS:
         raise ValueError(

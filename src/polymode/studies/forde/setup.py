@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from polymode.studies.study import Arm, Part
+from polymode.runs.part import Arm, Part
 from polymode.tasks.files import find
 from polymode.tasks.shifts import CORRUPTIONS
 from polymode.tasks.validation import VALIDATION_CORRUPTIONS

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polymode.tasks.augment import augmentation
 from polymode.core.data import Pixels
 from polymode.core.likelihoods import Categorical
 from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
+from polymode.tasks.augment import augmentation
 from polymode.tasks.images.pixels import (
     channel_scaling,
     channels_first,

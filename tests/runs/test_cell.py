@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.cli import cell
+from polymode.runs import cell
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`polymode run STUDY`: the parts of a study one after the other, and what they show together.
+"""The folder of a study: the runs of its parts, and what they show together.
 
 study.json               which study and preset; its tables, claims and comparisons
 figures/NAME.svg, .csv   its figures, and their numbers
@@ -16,18 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.cli.arguments import Setting, UsageProblem, span
-from polymode.cli.folder import RunFolder
-from polymode.cli.plan import Plan, plan_part
 from polymode.core.store import replace_file
-from polymode.plots.forest import Comparison
-from polymode.report.study import Shown, study_page
-from polymode.studies import STUDIES, Runs, Study
-from polymode.studies.study import parts_of
+from polymode.runs.part import Experiment, Part
+from polymode.runs.plan import Plan, plan_experiment, plan_part
+from polymode.runs.settings import Setting, UsageProblem, span
+from polymode.studies.study import STUDIES, Study, parts_of
 from polymode.tasks.files import DATASETS, MissingData, require
 
 FILE = "study.json"
-OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 
 
 class StudyRequest(NamedTuple):
@@ -39,6 +35,7 @@ class StudyRequest(NamedTuple):
     seeds: tuple[int, ...] = ()
     settings: tuple[Setting, ...] = ()
     device: str = "cpu"
+    examine: tuple[str, ...] = ()
 
     def command(self, out: str, *extra: str) -> str:
         """Return the line that runs it."""
@@ -49,6 +46,8 @@ class StudyRequest(NamedTuple):
         words += ["--seeds", span(self.seeds)] if self.seeds else []
         for setting in self.settings:
             words += ["--set", str(setting)]
+        for asked in self.examine:
+            words += ["--examine", asked]
         words += ["--device", self.device] if self.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -69,16 +68,15 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     plans = {}
-    _require_data([part.task for part in parts.values()])
+    _require_data([part.task for part in parts.values() if isinstance(part, Part)])
     for name, part in parts.items():
         chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
-        plans[name] = plan_part(
-            chosen,
-            (wanted.name, name),
-            wanted.preset,
-            settings=wanted.settings,
-            device=wanted.device,
-        )
+        who = (wanted.name, name), wanted.preset
+        how: dict[str, Any] = {"settings": wanted.settings, "device": wanted.device}
+        if isinstance(chosen, Experiment):
+            plans[name] = plan_experiment(chosen, *who, **how)
+        else:
+            plans[name] = plan_part(chosen, *who, **how, examine=wanted.examine)
     return plans
 
 
@@ -121,66 +119,9 @@ def begin_study(path: Path, wanted: StudyRequest, parts: Sequence[str]) -> None:
     content = {**held, **names, "parts": list(dict.fromkeys(known))}
     content["command"] = wanted._replace(only=()).command(str(path))
     path.mkdir(parents=True, exist_ok=True)
-    _write(path / FILE, content)
+    write_study(path, content)
 
 
-def read_shown(path: Path, *, figures: bool = True) -> Shown:
-    """Return what a study shows, made from the files of its parts; figures need predictions."""
-    held = read_study(path)
-    study = study_named(held["study"])
-    folders = {name: RunFolder(path / name) for name in held["parts"]}
-    there = {name: folder for name, folder in folders.items() if folder.path.is_dir()}
-    runs = Runs({name: folder.results(predictions=figures) for name, folder in there.items()})
-    if not runs.parts:
-        raise UsageProblem(f"{path} has no finished cell yet; run it first")
-    return Shown(
-        name=held["study"],
-        preset=held["preset"],
-        study=study,
-        tables=study.tables(runs),
-        figures=study.figures(runs) if figures else {},
-        claims=study.claims(runs),
-        comparisons=study.comparisons(held["preset"], runs),
-        parts={name: _about(name, there[name], runs) for name in runs.parts},
-        command=held.get("command", ""),
-        environment=next((f.read("environment.json") for f in there.values()), {}),
-    )
-
-
-def finish_study(path: Path, page: Path | None = None) -> Shown:
-    """Make tables, figures, claims and the page, and write them; the page to `page` if given."""
-    shown = read_shown(path)
-    for name, display in shown.figures.items():
-        (path / "figures").mkdir(exist_ok=True)
-        replace_file(path / "figures" / f"{name}.svg", display.to_svg().encode())
-        replace_file(path / "figures" / f"{name}.csv", display.to_csv().encode())
-    _write(path / FILE, {**read_study(path), **shown.to_dict()})
-    replace_file(page or path / "report.html", study_page(shown).encode())
-    return shown
-
-
-def _about(name: str, folder: RunFolder, runs: Runs) -> dict[str, Any]:
-    """Return what the page says of a part."""
-    config, results = folder.config(), runs.all(name)
-    trained = sum(each.cost.train_seconds or 0.0 for each in results)
-    return {
-        "task": config.get("data", {}).get("task", ""),
-        "options": config.get("data", {}).get("options", {}),
-        "net": results[0].net,
-        "members": results[0].cost.num_modes,
-        "arms": runs.arms(name),
-        "seeds": sorted({each.seed for each in results}),
-        "cells": len(results),
-        "failed": len(folder.failures()),
-        "train_seconds": round(trained, 1),
-        "report": f"{name}/report.html",
-    }
-
-
-def outside(comparisons: Sequence[Comparison]) -> int:
-    """Return how many numbers are outside the paper's tolerance."""
-    return sum(each.verdict == "outside" for each in comparisons)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+def write_study(path: Path, content: dict[str, Any]) -> None:
+    """Write what a study's folder says of itself, whole or not at all."""
+    replace_file(path / FILE, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -16,18 +16,19 @@ import torch
 
 from polymode import nets
 from polymode._version import __version__
-from polymode.cli.arguments import Setting, UsageProblem, span
-from polymode.cli.defaults import defaults_for
-from polymode.cli.request import Request
-from polymode.tasks.augment import Augmentation
 from polymode.core.data import Arrays
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
+from polymode.examinations import Findings, read_asked
+from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
 from polymode.metrics.table import align
-from polymode.studies.study import Arm, Part
+from polymode.runs.defaults import defaults_for
+from polymode.runs.part import Arm, Experiment, Part, Request
+from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
+from polymode.tasks.augment import Augmentation
 
 
 class Cell(NamedTuple):
@@ -49,7 +50,10 @@ class Cell(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What all cells share, by name, so that another process can build it."""
+    """What all cells share, by name, so that another process can build it.
+
+    Cells of an experiment call `function`; it has the place of the task, and no network.
+    """
 
     task_name: str
     task_options: dict[str, Any]
@@ -57,9 +61,13 @@ class Recipe(NamedTuple):
     net_options: dict[str, Any]
     device: str = "cpu"
     validation: bool = False
+    examine: tuple[str, ...] = ()
+    function: Callable[..., Findings] | None = None
 
-    def task(self) -> Task:
-        """Build the task."""
+    def task(self) -> Task | None:
+        """Build the task; an experiment has none."""
+        if self.function is not None:
+            return None
         return build_task(self.task_name, **self.task_options)
 
     @property
@@ -79,16 +87,18 @@ class Plan:
     """What a run will do: arms × seeds, one task and network.
 
     In the part of a study (`study`: its name and the part's) arms have names of their own; else
-    they are called as their methods.
+    they are called as their methods. `examined` are the examinations that were asked for beside
+    those of the part.
     """
 
     recipe: Recipe
-    task: Task
+    task: Task | None
     arms: dict[str, Arm]
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     preset: str
     study: tuple[str, str] | None = None
+    examined: tuple[str, ...] = ()
 
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
@@ -98,7 +108,8 @@ class Plan:
     @cached_property
     def data(self) -> dict[str, Any]:
         """What tells the data of this run from other data."""
-        sets = {"train": self.task.train, "test": self.task.test}
+        task = self.task
+        sets = {} if task is None else {"train": task.train, "test": task.test}
         prints = {k: d.fingerprint() for k, d in sets.items() if isinstance(d, Arrays)}
         name, options = self.recipe[:2]
         return {"task": name, "options": options, "fingerprint": prints}
@@ -106,11 +117,15 @@ class Plan:
     def cells(self) -> list[Cell]:
         """Return the cells, seed by seed, so that a run cut short still compares all methods."""
         common = {"version": __version__, "data": self.data, "net": self.recipe.net_label}
+        if self.recipe.examine:
+            common["examine"] = list(self.recipe.examine)
         cells = []
         for seed in self.seeds:
             for name, (method, options) in self.arms.items():
-                config = METHODS.get(method).value.config(**options)
-                facts = {**common, "method": method, "config": json_safe(asdict(config))}
+                config = options
+                if self.recipe.function is None:
+                    config = asdict(METHODS.get(method).value.config(**options))
+                facts = {**common, "method": method, "config": json_safe(config)}
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
                 cells.append(Cell(method, options, seed, key, _hash(facts), label))
@@ -129,6 +144,8 @@ class Plan:
         words += ["--preset", self.preset] if self.preset != "cpu" else []
         for setting in self.settings:
             words += ["--set", str(setting)]
+        for asked in self.examined:
+            words += ["--examine", asked]
         words += ["--device", self.recipe.device] if self.recipe.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -143,6 +160,7 @@ class Plan:
             "seeds": list(self.seeds),
             "preset": self.preset,
             "device": self.recipe.device,
+            "examine": list(self.recipe.examine),
         }
 
     def describe(self, cell: Cell) -> dict[str, Any]:
@@ -160,6 +178,7 @@ class Plan:
         """Return the plan for people: what is learnt, and each method with its options."""
         shared = {"preset": self.preset, "device": self.recipe.device}
         told = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
+        told += "".join(f", examined: {asked}" for asked in self.recipe.examine)
         rows = [
             [f"  {method}", ", ".join(f"{k}={json_safe(v)}" for k, v in options.items())]
             for method, options in self.methods.items()
@@ -167,7 +186,8 @@ class Plan:
         width = max(len(options) for _, options in rows)
         options = [[method, listed.ljust(width)] for method, listed in rows]
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {span(self.seeds)}"
-        head = f"{self.recipe.task_name} with {self.recipe.net_label}, {seeds}{told}"
+        net = f" with {self.recipe.net_label}" if self.recipe.net_label else ""
+        head = f"{self.recipe.task_name}{net}, {seeds}{told}"
         return "\n".join([head, align(options[0], options[1:])])
 
 
@@ -203,7 +223,7 @@ def _make_plan(request: Request, device: str) -> Plan:
         arms={name: Arm(name, _having(name, defaults.options)) for name in methods},
         seeds=request.seeds,
     )
-    return _plan_of(part, request.settings, request.preset, device)
+    return _plan_of(part, request.settings, request.preset, device, examine=request.examine)
 
 
 def plan_part(
@@ -213,12 +233,33 @@ def plan_part(
     *,
     settings: Sequence[Setting] = (),
     device: str = "cpu",
+    examine: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of one part of a study; `study` has the names of both."""
     try:
-        return _plan_of(part, tuple(settings), preset, check_device(device), study)
+        return _plan_of(part, tuple(settings), preset, check_device(device), study, examine)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
+
+
+def plan_experiment(
+    experiment: Experiment,
+    study: tuple[str, str],
+    preset: str,
+    *,
+    settings: Sequence[Setting] = (),
+    device: str = "cpu",
+) -> Plan:
+    """Return the plan of an experiment, which is one part of a study."""
+    arms = {name: Arm(study[1], dict(options)) for name, options in experiment.arms.items()}
+    _apply(settings, {}, arms)
+    try:
+        for _, options in arms.values():
+            check_options(experiment.function, f"experiment '{study[1]}'", options)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
+    recipe = Recipe(study[1], {}, "", {}, check_device(device), function=experiment.function)
+    return Plan(recipe, None, arms, experiment.seeds, tuple(settings), preset, study)
 
 
 def _plan_of(
@@ -227,31 +268,32 @@ def _plan_of(
     preset: str,
     device: str,
     study: tuple[str, str] | None = None,
+    examine: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of arms with their options, those of the settings over their own."""
     task_options, net_options = dict(part.task_options), dict(part.net_options)
     arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
-    _apply(settings, task_options, net_options, arms)
-    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation)
+    _apply(settings, {"task": [task_options], "net": [net_options]}, arms)
+    asked = tuple(dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine)))
+    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
         arms = {
             name: Arm(a.method, _having(a.method, usual) | a.options) for name, a in arms.items()
         }
-    plan = Plan(recipe, built, arms, part.seeds, settings, preset, study)
-    _check(plan)
+    plan = Plan(recipe, built, arms, part.seeds, settings, preset, study, tuple(examine))
+    _check(plan, built)
     return plan
 
 
 def _apply(
     settings: Sequence[Setting],
-    task_options: dict[str, Any],
-    net_options: dict[str, Any],
+    shared: dict[str, list[dict[str, Any]]],
     arms: dict[str, Arm],
 ) -> None:
     """Enter the settings into the options of their owners: task, net, an arm, a method, or all."""
-    owners = {"task": [task_options], "net": [net_options], "": []}
+    owners = {**shared, "": []}
     for name, (method, options) in arms.items():
         owners[""].append(options)
         for owner in dict.fromkeys((name, method)):
@@ -269,7 +311,7 @@ def _apply(
 
 def _build(recipe: Recipe) -> Task:
     try:
-        return recipe.task()
+        return build_task(recipe.task_name, **recipe.task_options)
     except TypeError as error:  # an option of a type that its builder did not think of
         raise UsageProblem(f"options of task {recipe.task_name}: {error}") from error
 
@@ -280,7 +322,7 @@ def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in known}
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options in plan.arms.values():
         config = METHODS.get(method).value.config
@@ -295,10 +337,10 @@ def _check(plan: Plan) -> None:
             config(**options)
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
-    _check_net(plan)
+    _check_net(plan, task)
 
 
-def _check_net(plan: Plan) -> None:
+def _check_net(plan: Plan, task: Task) -> None:
     name, options = plan.recipe.net_name, plan.recipe.net_options
     parameters = inspect.signature(getattr(nets, name)).parameters
     known = [key for key in parameters if key not in ("input_shape", "num_outputs")]
@@ -310,7 +352,7 @@ def _check_net(plan: Plan) -> None:
                 f" Options: {', '.join(known)}"
             )
     try:
-        plan.recipe.net(plan.task.input_shape, plan.task.num_outputs)
+        plan.recipe.net(task.input_shape, task.num_outputs)
     except TypeError as error:
         raise UsageProblem(f"options of net {name}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""`polymode run`: the missing cells; a failing one does not stop the rest.
+"""A run: the missing cells; a failing one does not stop the rest.
 
 What cells tell, from this process or from others, arrives in `_Book`, which alone writes the folder
 and moves the progress display.
@@ -12,19 +12,17 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from polymode.cli.cell import Failed, Finished, failure, run_cell
-from polymode.cli.estimate import Pace, probe, recorded_pace
-from polymode.cli.folder import RunFolder, WriteProblem
-from polymode.cli.plan import Cell, Plan
-from polymode.cli.pool import run_cells
-from polymode.cli.progress import Watch
-from polymode.cli.talk import say
 from polymode.core.events import Event
 from polymode.core.execution import limit_threads
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.results import Results, is_headline
-from polymode.report import report
-from polymode.report.environment import environment
+from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.environment import environment
+from polymode.runs.estimate import Pace, probe, recorded_pace
+from polymode.runs.folder import RunFolder, WriteProblem
+from polymode.runs.plan import Cell, Plan
+from polymode.runs.pool import run_cells
+from polymode.runs.watch import Watch
 
 Show = Callable[[Pace, int], Watch]
 
@@ -72,7 +70,7 @@ def look_ahead(
     jobs = max(1, min(jobs, len(todo)))
     threads = max(1, torch.get_num_threads() // jobs)
     pace = recorded_pace(folder.events())
-    if timed:
+    if timed and plan.task is not None:
         with limit_threads(threads):
             probe(pace, plan.recipe, plan.task, todo)
     return Outlook(cells, todo, pace, jobs, threads)
@@ -92,12 +90,12 @@ def run_plan(
     Raises `Interrupted` on Ctrl-C, when all that is done is written.
     """
     with folder.writing(plan.data):
-        if not quiet:
-            say(plan.text())
+        watch = show(Pace(), jobs)
+        watch.say(plan.text())
         ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=not quiet)
+        watch.pace, watch.jobs = ahead.pace, ahead.jobs
         _prepare(plan, folder, ahead, fresh)
         cells, todo = ahead.cells, ahead.todo
-        watch = show(ahead.pace, ahead.jobs)
         watch.say(ahead.text)
         book = _Book(plan, folder, watch, ahead)
         try:
@@ -249,18 +247,8 @@ def _summary(results: Results) -> str:
         for row in shown
         if row.value is not None and is_headline(row.metric)
     )
-    return f"{results.cost.train_seconds:.1f} s, test {numbers}"
-
-
-def write_report(folder: RunFolder, board: Leaderboard, path: Any = None) -> None:
-    """Write the report of what is in the folder."""
-    report(
-        board,
-        path or folder.report,
-        command=folder.config().get("command", ""),
-        environment=folder.read("environment.json"),
-        failures=folder.failures(),
-    )
+    said = f"test {numbers}" if numbers else f"{len(results.rows)} numbers"
+    return f"{results.cost.train_seconds:.1f} s, {said}"
 
 
 def leaderboard(folder: RunFolder, *, predictions: bool = False) -> Leaderboard | None:

@@ -1,4 +1,4 @@
-"""One cell: fit, evaluate, pack; and what is told of it while it runs, in whichever process."""
+"""One cell: fit, evaluate, examine, pack; and what is told of it meanwhile, in any process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from polymode.cli.kept import pack
-from polymode.cli.plan import Cell, Recipe
 from polymode.core.events import Observer
+from polymode.core.store import json_safe
+from polymode.examinations import examine, read_asked
 from polymode.methods import fit
 from polymode.metrics import evaluate
-from polymode.metrics.results import Results
+from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
+from polymode.runs.kept import pack
+from polymode.runs.plan import Cell, Recipe
 from polymode.tasks import Task
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
@@ -23,7 +25,7 @@ ALWAYS = ("test", "ood:*", "train", "curve", "plane")
 
 
 class Finished(NamedTuple):
-    """What a cell gave: results without predictions, and these as the bytes of an `.npz` file."""
+    """What a cell gave: results without arrays, and these as the bytes of an `.npz` file."""
 
     results: Results
     predictions: bytes
@@ -37,8 +39,15 @@ class Failed(NamedTuple):
     disk: tuple[int | None, str] | None = None
 
 
-def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Observer) -> Finished:
-    """Fit and evaluate one cell; its training resumes where an interrupt left it."""
+def run_cell(
+    recipe: Recipe, task: Task | None, cell: Cell, checkpoint: Path, tell: Observer
+) -> Finished:
+    """Fit, evaluate and examine one cell; its training resumes where an interrupt left it.
+
+    A cell of an experiment calls its function, and nothing else.
+    """
+    if task is None:
+        return _finished(_experiment(recipe, cell))
     with contextlib.suppress(ImportError):  # torch does so at the first step; takes a second
         importlib.import_module("torch._dynamo")
     started = time.perf_counter()
@@ -62,7 +71,26 @@ def run_cell(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         validation=recipe.validation,
     )
     results = results.replace(net=recipe.net_label, label=cell.label)
-    return Finished(results.replace(kept={}), pack(results.kept))
+    for text in recipe.examine:
+        name, options = read_asked(text)
+        results = examine(post, task, name, **options).beside(results)
+    return _finished(results)
+
+
+def _finished(results: Results) -> Finished:
+    kept = pack(results.kept, results.arrays)
+    return Finished(results.replace(kept={}, arrays={}), kept)
+
+
+def _experiment(recipe: Recipe, cell: Cell) -> Results:
+    """Return what the function found, as results that have no scores and no networks."""
+    assert recipe.function is not None
+    started = time.perf_counter()
+    found = recipe.function(cell.seed, **cell.options).signed(cell.method)
+    cost = Cost(0, 0, 0.0, 0, time.perf_counter() - started)
+    config = json_safe(cell.options)
+    none = Results(cell.method, cell.method, "", cell.seed, config, (), cost, label=cell.label)
+    return found.beside(none)
 
 
 def _kept(post: Posterior, task: Task) -> bool | tuple[str, ...]:

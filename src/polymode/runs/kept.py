@@ -1,4 +1,7 @@
-"""Predictions of a cell as an `.npz` file, and back; nothing is pickled."""
+"""Predictions of a cell, and the arrays of its examinations, as an `.npz` file; and back.
+
+Nothing is pickled.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ import torch
 from polymode.metrics.results import Kept
 from polymode.prediction import Prediction
 
+Arrays = Mapping[str, Mapping[str, np.ndarray]]
+"""By examination and name."""
 
-def pack(kept: Mapping[str, Kept]) -> bytes:
-    """Return the predictions as the bytes of an `.npz` file, the same bytes each time."""
+
+def pack(kept: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
+    """Return predictions and arrays as the bytes of an `.npz` file, the same bytes each time."""
     arrays: dict[str, np.ndarray] = {}
     about = []
     for number, (name, (prediction, targets, inputs)) in enumerate(kept.items()):
@@ -25,6 +31,11 @@ def pack(kept: Mapping[str, Kept]) -> bytes:
                 arrays[f"{number}.{part}"] = tensor.detach().cpu().numpy()
         about.append({"name": name, "parts": list(tensors), "rest": rest})
     arrays["about"] = np.array(json.dumps(about))
+    found = examined or {}
+    for number, each in enumerate(found.values()):
+        arrays |= {f"examined.{number}.{name}": array for name, array in each.items()}
+    if found:
+        arrays["examined"] = np.array(json.dumps({label: list(a) for label, a in found.items()}))
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
@@ -54,3 +65,24 @@ class Stored(Mapping[str, Kept]):
 
     def __len__(self) -> int:
         return len(self._about)
+
+
+class StoredArrays(Mapping[str, Mapping[str, np.ndarray]]):
+    """The arrays of examinations that `pack` packed; read when they are asked for, and not held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with np.load(path, allow_pickle=False) as arrays:
+            there = "examined" in arrays
+            self._names = json.loads(str(arrays["examined"])) if there else {}
+
+    def __getitem__(self, label: str) -> dict[str, np.ndarray]:
+        names, number = self._names[label], list(self._names).index(label)
+        with np.load(self.path, allow_pickle=False) as arrays:
+            return {name: arrays[f"examined.{number}.{name}"] for name in names}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 
-from polymode.cli.folder import RunFolder, without_times
+from polymode.runs.folder import RunFolder, without_times
 
 KILLS = 10
 CELLS = 12
@@ -15,11 +15,12 @@ CELLS = 12
 SERVER = """
 import json, os, signal, sys, time
 
-from polymode.cli import pool, running  # all that a run needs, imported once
+from polymode.report import run
+from polymode.runs import pool, running  # all that a run needs, imported once
 import polymode.metrics.evaluation, polymode.tasks.toy, torch._dynamo
 from polymode.cli.app import main
 
-running.report = lambda board, path, **_: path.touch()
+run.report = lambda board, path, **_: path.touch()
 for line in sys.stdin:
     words, seconds = json.loads(line)
     started = time.monotonic()

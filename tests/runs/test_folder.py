@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.folder import RunFolder, WriteProblem, without_times
-from polymode.cli.kept import Stored, pack
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
+from polymode.runs.folder import RunFolder, WriteProblem, without_times
+from polymode.runs.kept import Stored, pack
+from polymode.runs.settings import UsageProblem
 
 
 def result(seed: int, nll: float = 0.1, method: str = "map") -> Results:
@@ -122,7 +122,7 @@ def test_a_write_that_fails_leaves_the_lines_before_it(folder, monkeypatch):
         real(file, content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polymode.cli.folder.os.write", half)
+    monkeypatch.setattr("polymode.runs.folder.os.write", half)
     with pytest.raises(WriteProblem, match="No space left on device; finished cells are kept"):
         add(folder, "k1", result(1))
     monkeypatch.undo()

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polymode.cli.arguments import UsageProblem
 from polymode.core.registry import suggest
+from polymode.runs.settings import UsageProblem
 
 PRESETS = ("smoke", "cpu", "paper")
 SMOKE_EPOCHS = 2

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from polymode.cli.plan import Cell, Recipe
 from polymode.core.events import Event
 from polymode.methods import fit
+from polymode.runs.plan import Cell, Recipe
 from polymode.tasks import Task
 
 PROBE = 0.4  # seconds of training, after the first step that is told
@@ -110,6 +110,8 @@ class _Stopwatch:
             self._first = event
         elif event.kind in ("progress", "end"):
             before = self._first
+            if before is not None and before.step == event.step:  # the first was the last
+                before = None
             steps = event.step - (before.step if before else 0)
             taken = event.elapsed - (before.elapsed if before else 0.0)
             if steps > 0 and (taken > PROBE or event.kind == "end"):

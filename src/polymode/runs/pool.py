@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.cli.cell import Failed, Finished, failure, run_cell
-from polymode.cli.plan import Cell, Recipe
 from polymode.core.events import Event
+from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.plan import Cell, Recipe
 
 PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoints
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from polymode.report.environment import commit_of, environment
+from polymode.runs.environment import commit_of, environment
 
 
 def test_versions_and_machine_are_said() -> None:

@@ -12,14 +12,15 @@ import time
 
 import pytest
 
-from polymode.cli import lock
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.lock import FolderLock
+from polymode.runs import lock
+from polymode.runs.folder import RunFolder
+from polymode.runs.lock import FolderLock
+from polymode.runs.settings import UsageProblem
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from polymode.cli.lock import FolderLock
+from polymode.runs.lock import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -40,15 +41,15 @@ def holder(tmp_path):
     process.stdout.close()
 
 
-def test_a_second_process_is_told_who_writes_and_since_when(tmp_path, holder, command):
+def test_a_second_process_is_told_who_writes_and_since_when(tmp_path, holder):
     clock = time.strftime("%H:%M", time.localtime((tmp_path / "LOCK").stat().st_mtime))
     who = f"process {holder.pid} on {platform.node()} since {clock}"
     message = f"{tmp_path} is being written by {who}; wait, or choose another --out"
     with pytest.raises(UsageProblem) as refused:
         FolderLock(tmp_path / "LOCK").__enter__()
     assert str(refused.value) == message
-    assert command.run(tmp_path, "-q") == 2
-    assert command.err == f"polymode: {message}\n"
+    with pytest.raises(UsageProblem, match="is being written by"):
+        RunFolder(tmp_path).writing({}).__enter__()
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):

@@ -3,7 +3,8 @@
     config.json              the merged configuration, and which cells belong to the run
     environment.json         versions, machine, threads
     results.jsonl            a line for each finished cell
-    predictions/KEY.npz      its predictions, for any metric that is asked for later
+    predictions/KEY.npz      its predictions, for any metric that is asked for later, and what the
+                             figures of its examinations are made of
     failures.jsonl           a line for each failed cell, with traceback and configuration
     events.jsonl             what happened when, and how long it took
     checkpoints/KEY/         training of a cell that runs; removed when it is done
@@ -27,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from polymode._version import __version__
-from polymode.cli.arguments import UsageProblem
-from polymode.cli.kept import Stored
-from polymode.cli.lock import FolderLock
 from polymode.core.store import replace_file
-from polymode.metrics.results import Kept, Results
+from polymode.metrics.results import Results
+from polymode.runs.kept import Stored, StoredArrays
+from polymode.runs.lock import FolderLock
+from polymode.runs.settings import UsageProblem
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
@@ -218,7 +219,7 @@ class RunFolder:
         ordered = sorted(found.values(), key=lambda pair: places.get(pair[0], len(places)))
         if not predictions:
             return [results for _, results in ordered]
-        return [results.replace(kept=self._kept(key)) for key, results in ordered]
+        return [self._with_arrays(key, results) for key, results in ordered]
 
     def add(self, key: str, results: Results, predictions: bytes) -> None:
         """Keep the predictions, then the line that says the cell is done."""
@@ -251,11 +252,12 @@ class RunFolder:
             " kept, the same command goes on from there"
         )
 
-    def _kept(self, key: str) -> Mapping[str, Kept]:
+    def _with_arrays(self, key: str, results: Results) -> Results:
+        path = self.path / "predictions" / f"{key}.npz"
         try:
-            return Stored(self.path / "predictions" / f"{key}.npz")
+            return results.replace(kept=Stored(path), arrays=StoredArrays(path))
         except FileNotFoundError:
-            return {}
+            return results
 
 
 def without_times(path: Path) -> list[bytes]:

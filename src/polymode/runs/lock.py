@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from polymode.cli.arguments import UsageProblem
+from polymode.runs.settings import UsageProblem
 
 fcntl: ModuleType | None
 try:

@@ -1,0 +1,98 @@
+"""`examine`: one examination of a posterior, by name; and how examinations are asked for in text.
+
+An examination is a function `(post, task, *, options) -> Findings`. It is entered by
+
+    @EXAMINATIONS.register(
+        "equivariance",
+        summary="...",                       # one line
+        measures={"orbit_variance": "..."},  # what each of its numbers is, for the report
+        check=check_options,                 # optional: (**options), raises ValueError
+    )
+
+and its figures, if any, by `DISPLAYS.register` in a module of `plots/` of the same name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from polymode.core.registry import Registry, suggest
+from polymode.core.values import read_value, value_text
+from polymode.examinations.findings import Findings
+from polymode.posterior import Posterior
+from polymode.tasks import Task
+
+Examination = Callable[..., Findings]
+
+EXAMINATIONS: Registry[Examination] = Registry("examination")
+
+
+class Asked(NamedTuple):
+    """An examination with its options, checked; `str` is as `--examine` takes it.
+
+    >>> print(Asked("equivariance", {"group": "C4", "sizes": [1, 2]}))
+    equivariance:group=C4,sizes=[1, 2]
+    """
+
+    name: str
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        given = ",".join(f"{key}={value_text(value)}" for key, value in self.options.items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+def ask(name: str, options: Mapping[str, Any]) -> Asked:
+    """Return a checked request, or raise `ValueError` that says what is wrong with it."""
+    entry = EXAMINATIONS.get(name)
+    check_options(entry.value, f"examination '{name}'", options)
+    if check := entry.metadata.get("check"):
+        check(**options)
+    return Asked(name, dict(sorted(options.items())))
+
+
+def read_asked(text: str) -> Asked:
+    """Return what "NAME" or "NAME:key=value,key=value" asks for; values are JSON, or else text."""
+    name, _, given = text.partition(":")
+    options = {}
+    for part in re.split(r",(?=\s*\w+\s*=)", given) if given.strip() else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(
+                f"an examination is asked for as NAME or NAME:key=value,key=value, got '{text}'"
+            )
+        options[key.strip()] = read_value(value.strip())
+    return ask(name.strip(), options)
+
+
+def examine(post: Posterior, task: Task, name: str, /, **options: Any) -> Findings:
+    """Return what an examination finds about a posterior.
+
+    Args:
+        post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind.
+        name: see `polymode list examinations`. options: of this examination.
+    """
+    asked = ask(name, options)
+    return EXAMINATIONS.get(name).value(post, task, **options).signed(str(asked))
+
+
+def check_options(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that are not keyword-only parameters of `function`, and ask for missing ones.
+
+    Args:
+        what: whose options they are, for the message.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for key in options:
+        if key not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(
+                f"Unknown option '{key}' for {what}.{suggest(key, known)} Options: {listed}"
+            )
+    missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
+    if missing:
+        raise ValueError(f"{what} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")

@@ -1,0 +1,130 @@
+"""Findings: the numbers of one examination, the arrays behind its figures, and the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polymode.core.html import html_block, html_table
+from polymode.core.registry import Registry, suggest
+from polymode.metrics.results import EXAMINED, Results, Row, finite, title_of
+from polymode.metrics.score import ARROWS
+from polymode.metrics.table import align, decimals_for, number
+
+DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry("figure of an examination")
+"""By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are
+imported when somebody asks for one."""
+
+
+def measure(
+    metric: str,
+    value: float | None,
+    *,
+    n: int,
+    unit: str = "",
+    direction: str = "",
+    standard_error: float | None = None,
+    note: str = "",
+) -> Row:
+    """Return one number of an examination.
+
+    Args:
+        metric: a name in words, joined by underscores. value: None where it does not apply.
+        n: how many things it was measured on. unit, direction: see `Row`.
+        standard_error: over these things, None where it is not known.
+        note: why there is no value.
+    """
+    if not note and finite(value) is None:
+        note = f"n/a ({'infinite' if value is not None and math.isinf(value) else 'undefined'})"
+    return Row("", metric, finite(value), unit, direction, n, finite(standard_error), note)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one examination, or one experiment, found.
+
+    `findings["slope"]` is a `Row`. An examination returns rows and arrays; whoever calls it enters
+    the label.
+
+    Attributes:
+        rows: the numbers, made by `measure`.
+        arrays: what figures are made of, by name.
+        label: the examination, with its options as `--examine` takes them.
+    """
+
+    rows: tuple[Row, ...]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The examination without its options."""
+        return self.label.partition(":")[0]
+
+    def signed(self, label: str) -> Findings:
+        """Return the findings under the label of who made them."""
+        rows = tuple(row._replace(dataset=EXAMINED + label) for row in self.rows)
+        names = [row.metric for row in rows]
+        if len(set(names)) < len(names):
+            raise ValueError(f"'{label}' has two numbers of one name: {', '.join(names)}")
+        return dataclasses.replace(self, rows=rows, label=label)
+
+    def __getitem__(self, metric: str) -> Row:
+        for row in self.rows:
+            if row.metric == metric:
+                return row
+        known = [row.metric for row in self.rows]
+        near = suggest(metric, known)
+        raise KeyError(f"no number '{metric}' in '{self.label}'.{near} Known: {', '.join(known)}")
+
+    def displays(self, **look: Any) -> dict[str, Any]:
+        """Return the figures by name, none where the examination has none.
+
+        Args:
+            look: `label`, whose figures they are, and `style`, see `plots.Style`.
+        """
+        if self.name not in DISPLAYS:
+            return {}
+        return dict(DISPLAYS.get(self.name).value(self, **look))
+
+    def beside(self, results: Results) -> Results:
+        """Return results of the same posterior that have these findings, for tables and reports."""
+        rows = [row for row in results.rows if row.dataset != EXAMINED + self.label]
+        arrays = {**results.arrays, self.label: self.arrays}
+        return results.replace(rows=(*rows, *self.rows), arrays=arrays)
+
+    def table(self) -> str:
+        """Return the numbers as text."""
+        head, *lines = self._lines()
+        return f"{self.label}\n{align(head, lines)}"
+
+    def _repr_html_(self) -> str:
+        """Return the numbers as a table, for notebooks."""
+        head, *lines = self._lines()
+        return html_block(f"Findings: {self.label}", html_table(head, lines))
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        lines: list[tuple[str, ...]] = [("measure", "value", "unit", "n")]
+        for row in self.rows:
+            digits = decimals_for([row.value], [row.standard_error])
+            text = number(row.value, row.standard_error, digits, row.note)
+            title = f"{title_of(row.metric)} {ARROWS[row.direction]}".rstrip()
+            lines.append((title, text, row.unit, f"{row.n:,}"))
+        return lines
+
+
+def findings_of(results: Results) -> dict[str, Findings]:
+    """Return what results hold of examinations, by label."""
+    rows: dict[str, list[Row]] = {}
+    for row in results.rows:
+        if row.dataset.startswith(EXAMINED):
+            rows.setdefault(row.dataset.removeprefix(EXAMINED), []).append(row)
+    return {
+        label: Findings(tuple(found), results.arrays.get(label, {}), label)
+        for label, found in rows.items()
+    }

@@ -1,0 +1,1 @@
+"""A run on disk: what is asked for, its cells, the processes that run them, and its folder."""

@@ -1,0 +1,89 @@
+"""What keeps the time of a run, and shows nothing; a command line shows more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polymode.core.events import Event
+from polymode.runs.estimate import Pace
+from polymode.runs.plan import Cell
+
+
+@dataclass
+class Running:
+    """A cell that runs: its setup and last event, and when a line was told of it."""
+
+    setup: str
+    started: float
+    first: Event | None = None  # of progress; the step before it is slow and tells nothing
+    event: Event | None = None
+    told: float = 0.0
+    tenth: int = 0
+
+    def take(self, event: Event) -> None:
+        self.event = event
+        if event.kind == "progress" and self.first is None:
+            self.first = event
+
+    def training_left(self) -> float | None:
+        """Return the seconds of training to come at the present rate; None while unknown."""
+        if self.first is None or self.event is None or self.event.step == self.first.step:
+            return None
+        taken = self.event.elapsed - self.first.elapsed
+        steps = self.event.step - self.first.step
+        return taken / steps * (self.event.total - self.event.step)
+
+
+class Watch:
+    """Shows nothing, and keeps the time: cells in work, cells to come, what remains."""
+
+    def __init__(self, pace: Pace, jobs: int = 1) -> None:
+        self.pace, self.jobs = pace, jobs
+        self.count = self.finished = 0
+        self.queue: list[Cell] = []
+        self.running: dict[str, Running] = {}
+
+    def open(self, todo: Sequence[Cell], done: int) -> None:
+        """Begin, with cells to run and a number of those that are done already."""
+        self.queue, self.finished, self.count = list(todo), done, done + len(todo)
+
+    def begin(self, cell: Cell) -> None:
+        self.queue = [each for each in self.queue if each.key != cell.key]
+        now = time.monotonic()
+        self.running[cell.key] = Running(cell.setup, now, told=now)
+
+    def event(self, cell: Cell, event: Event) -> None:
+        self.running[cell.key].take(event)
+
+    def end(self, cell: Cell, text: str) -> None:
+        """A cell has ended, well or not; `text` says how."""
+        self.finished += 1
+        del self.running[cell.key]
+
+    def say(self, text: str) -> None:
+        """Show a line to the user."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def elapsed(self, cell: Cell) -> float:
+        """Return the seconds since the cell began, in this run."""
+        return time.monotonic() - self.running[cell.key].started
+
+    def remaining(self) -> float | None:
+        """Return the seconds to the end of all cells; None while they cannot be told."""
+        to_come = self.pace.total(self.queue, self.jobs)
+        here = [self._rest(cell) for cell in self.running.values()]
+        if to_come is None or any(rest is None for rest in here):
+            return None
+        known = [rest for rest in here if rest is not None]
+        return max([*known, (sum(known) / self.jobs if known else 0.0) + to_come])
+
+    def _rest(self, running: Running) -> float | None:
+        left = running.training_left()
+        if left is not None:
+            return left
+        expected = self.pace.of(running.setup)
+        return None if expected is None else max(0.0, expected + running.started - time.monotonic())
