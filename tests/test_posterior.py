@@ -71,7 +71,7 @@ def test_bad_inputs(post, x, message) -> None:
 
 
 def test_too_many_predictions_are_refused_before_they_are_made(post, monkeypatch) -> None:
-    monkeypatch.setattr("polymode.posterior.free_bytes", lambda: 1000)
+    monkeypatch.setattr("polymode.posterior.posterior.free_bytes", lambda: 1000)
     with pytest.raises(ValueError, match=r"need 4.8 kB; 1 kB free.*post.stream"):
         post.predict(X)
 
@@ -143,7 +143,7 @@ def test_a_save_that_fails_leaves_the_old_one(post, folder, monkeypatch) -> None
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polymode.posterior.write_json", full)
+    monkeypatch.setattr("polymode.posterior.files.write_json", full)
     with pytest.raises(OSError, match="No space"):
         post.save(folder)
     monkeypatch.undo()
@@ -190,7 +190,7 @@ def test_another_posteriors_tensors_are_noticed(post, folder, tmp_path) -> None:
 def test_newer_version(folder) -> None:
     from polymode.core.store import read_json, write_json
 
-    manifest = read_json(folder / "posterior.json", 1)
+    manifest = read_json(folder / "posterior.json", 2)
     write_json(folder / "posterior.json", manifest | {"schema": 99})
     with pytest.raises(FileProblem, match="schema version 99.*newer release"):
         pm.load(folder, net=pm.nets.lenet)
@@ -201,7 +201,7 @@ def test_nothing_is_pickled(folder) -> None:
         raw = path.read_bytes()
         assert b"torch._utils" not in raw
         assert not raw.startswith((b"\x80", b"PK"))
-    assert json.loads((folder / "posterior.json").read_text())["schema"] == 1
+    assert json.loads((folder / "posterior.json").read_text())["schema"] == 2
 
 
 def test_members_that_differ_in_python_state_are_not_saved(tmp_path) -> None:

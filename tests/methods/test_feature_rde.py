@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import polymode as pm
+from polymode.core.data import Arrays
 from polymode.core.likelihoods import Categorical, Gaussian, Likelihood
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack
@@ -57,7 +58,7 @@ def stack_of(make=net, execution: str = "batched", num_modes: int = M) -> Stack:
 
 
 def problem_of(likelihood: Likelihood, x: Tensor = X, target_size: int = 2) -> Problem:
-    return Problem(likelihood, N, target_size, 3, inputs=lambda: [x])
+    return Problem(likelihood, N, target_size, 3, data=Arrays(x, x))
 
 
 def flat(tensors) -> Tensor:
@@ -400,5 +401,5 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             FeatureRDE(**options)
-    with pytest.raises(ValueError, match="inputs=function"):
+    with pytest.raises(ValueError, match="needs the training data"):
         init(FeatureRDE(), Problem(Categorical(), N, 2, 3), stack_of())

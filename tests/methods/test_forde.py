@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import polymode as pm
+from polymode.core.data import Arrays
 from polymode.core.likelihoods import (
     Bernoulli,
     Categorical,
@@ -70,7 +71,7 @@ def labels(x: torch.Tensor, classes: int = 3) -> torch.Tensor:
 
 
 def problem_of(likelihood: Likelihood, target_size: int, x: torch.Tensor = X) -> Problem:
-    return Problem(likelihood, 100, target_size, 10, inputs=lambda: [x])
+    return Problem(likelihood, 100, target_size, 10, data=Arrays(x, x))
 
 
 def stack_of(net, execution: str = "loop", num_modes: int = 4, **options) -> Stack:

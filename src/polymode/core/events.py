@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from polymode.core.data import Data, Pair
 
 
 @dataclass(frozen=True)
@@ -14,9 +16,10 @@ class Event:
     """The state of a run at one moment.
 
     Attributes:
-        kind: "start", "progress", "checkpoint", "resume" or "end".
+        kind: "start", "progress", "checkpoint", "resume" or "end" of training; "finish" for a pass
+            over the data after it.
         what: what is running, for people ("deep_ensemble, 10 modes").
-        step: optimisation steps done; `total` of how many.
+        step: optimisation steps done, or batches of a pass; `total` of how many.
         epoch: passes over the data done.
         loss: mean over the members of the last training loss, nats per example; nan before the
             first step.
@@ -91,8 +94,9 @@ class Bar:
             )
             self._task = self._bar.add_task(event.what, total=event.total, loss=event.loss)
             self._bar.start()
-        self._bar.update(self._task, completed=event.step, loss=event.loss)
-        if event.kind == "end":
+        done = {"completed": event.step, "total": event.total, "description": event.what}
+        self._bar.update(self._task, loss=event.loss, **done)
+        if event.kind == "end" or event.kind == "finish" and event.step == event.total:
             self._bar.stop()
             self._bar = None
 
@@ -117,6 +121,25 @@ class Reporter:
         event = Event(kind, self.what, step, self.total, epoch, loss, elapsed, eta)
         for observer in self.observers:
             observer(event)
+
+
+class Told:
+    """Data whose passes in order are told to observers; for what comes after training."""
+
+    def __init__(self, data: Data, what: str, observers: tuple[Observer, ...]) -> None:
+        self._data, self._what, self._observers = data, what, observers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def batches(self, batch_size: int) -> Iterator[Pair]:
+        """Yield (x, y) in order."""
+        total = self._data.num_batches(batch_size)
+        reporter = Reporter(self._what, total, self._observers)
+        for number, pair in enumerate(self._data.batches(batch_size), 1):
+            yield pair
+            if reporter.due() or number == total:
+                reporter.tell("finish", number, 0, float("nan"))
 
 
 def _say(text: str) -> None:

@@ -43,9 +43,7 @@ def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, own)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
-    plan = stack.plans.get(kind) or plan_for(
-        stack, kind, lambda part, xs, _: outputs(part, xs, own, step), x, x, own
-    )
+    plan = plan_for(stack, kind, lambda part, xs, _: outputs(part, xs, own, step), x, x, own)
     streams = streams_of(stack, x, own, step)
     with limit_threads(plan.num_threads):
         return _outputs(stack, plan, x, own, streams)
@@ -82,7 +80,7 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
 def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, own)
-    plan = stack.plans.get("gradients") or plan_for(
+    plan = plan_for(
         stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
     )
     streams = streams_of(stack, x, own, step)
@@ -268,7 +266,7 @@ def pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
 
 def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
     """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not stack.differentiable:
         out = quick_member(stack, k)(x)
     else:
         tensors = {
@@ -389,11 +387,12 @@ def plan_for(
     y: Tensor,
     own: bool,
 ) -> Plan:
-    """Choose the plan for this kind of work, at the first call."""
-    if stack.device.type == "cpu":
-        keep_freed_memory()
-    plan = choose(stack, kind, run, x, y, own)
+    """Return the plan for this kind of work, chosen at the first call."""
+    plan = stack.plans.get(kind)
+    if plan is None:
+        if stack.device.type == "cpu":
+            keep_freed_memory()
+        plan = stack.plans[kind] = choose(stack, kind, run, x, y, own)
     if stack.channels_last is None:
         stack.lay_out(plan.channels_last)
-    stack.plans[kind] = plan
     return plan

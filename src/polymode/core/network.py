@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ class Network:
         template: the module on torch's "meta" device, in evaluation mode.
         aliases: first name of each tensor -> all its names (weight tying).
         second_names: pairs (other name, first name).
+        plans: how stacks of so many samples of so many modes are evaluated, see `core/choice.py`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,6 +37,7 @@ class Network:
             (other, name) for name, names in self.aliases.items() for other in names[1:]
         ]
         self.template = without_values(module)
+        self.plans: dict[tuple[int, int], dict[str, Any]] = {}
         self._templates: dict[str, nn.Module] = {}
         self._programs: dict[tuple[str, str, bool], object] = {}
 

@@ -195,6 +195,11 @@ class Stack:
         return sorted(self._apart_keys) if self._apart else []
 
     @property
+    def differentiable(self) -> bool:
+        """Whether outputs have gradients with respect to the parameters."""
+        return any(tensor.requires_grad for tensor in self.params.values())
+
+    @property
     def has_statistics(self) -> bool:
         """Whether the network has layers with running statistics, as BatchNorm has."""
         return any(
@@ -244,22 +249,26 @@ class Stack:
         chosen = list(range(self.num_modes))[which] if isinstance(which, slice) else list(which)
         if not chosen:
             raise ValueError(f"no member chosen of {self.num_modes}")
-        part = copy.copy(self)
         index = which if isinstance(which, slice) else torch.tensor(chosen)
+        part = self._members(chosen, lambda name, tensor: tensor.detach()[index])
+        for leaf in part.leaves():
+            leaf.requires_grad_()
+        part._renew()
+        if self.channels_last and not isinstance(which, slice):
+            part.lay_out(True)  # indexing by a list does not keep the format
+        return part
+
+    def _members(self, chosen: list[int], pick: Callable[[str, Tensor], Tensor]) -> Stack:
+        """Return a stack of these members, whose tensors are picked by the names of `tensors()`."""
+        part = copy.copy(self)
         for group in ("params", "frozen", "buffers", "extra"):
-            trainable = group in ("params", "extra")
-            tensors = {
-                name: t.detach()[index].requires_grad_(trainable)
-                for name, t in getattr(self, group).items()
-            }
-            setattr(part, group, tensors)
+            start = "extra" if group == "extra" else "network"
+            mine = getattr(self, group)
+            setattr(part, group, {name: pick(f"{start}/{name}", t) for name, t in mine.items()})
         part.num_modes = len(chosen)
         part.seeds = [self.seeds[k] for k in chosen]
         if self._apart:
             part._apart = {n: self._apart.get(k, self.template) for n, k in enumerate(chosen)}
-        part._renew()
-        if self.channels_last and not isinstance(which, slice):
-            part.lay_out(True)  # indexing by a list does not keep the format
         return part
 
     def clone(self) -> Stack:
@@ -267,7 +276,10 @@ class Stack:
         return self[list(range(self.num_modes))]
 
     def with_tensors(
-        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> Stack:
         """Return the same networks with other values, (M, ...) by name.
 
@@ -276,34 +288,54 @@ class Stack:
         plans are shared: nothing is traced or measured again.
         """
         changed = copy.copy(self)
-        for mine, given in ((self.params, params), (self.buffers, buffers or {})):
-            for name, tensor in given.items():
+        given = {"params": params, "buffers": buffers or {}, "extra": extra or {}}
+        for group, values in given.items():
+            mine = getattr(self, group)
+            for name, tensor in values.items():
                 if name not in mine or tensor.shape != mine[name].shape:
                     need = tuple(mine[name].shape) if name in mine else "no such tensor"
                     raise ValueError(f"'{name}': {need} expected, got {tuple(tensor.shape)}")
-        changed.params = {name: params.get(name, tensor) for name, tensor in self.params.items()}
-        changed.buffers = {**self.buffers, **(buffers or {})}
+            setattr(changed, group, {name: values.get(name, t) for name, t in mine.items()})
         changed._forget_memory()
         if self.channels_last:
             changed.lay_out(True)
         return changed
 
-    def rebuilt(self, change: Callable[[nn.Module], nn.Module]) -> Stack:
-        """Return a stack with the same tensors and another network, `change` of this one's.
+    def repeated(self, times: int, tensors: Mapping[str, Tensor]) -> Stack:
+        """Return a stack of `times` M networks whose values are `tensors`, (times M, ...) by the
+        names of `tensors()`; what is left out is repeated. None of it requires gradients."""
+        order = list(range(self.num_modes)) * times
 
-        Tensors that the new network does not have are left out, and so is `extra`.
-        """
-        body = copy.copy(self)
-        module = change(copy.deepcopy(self.template))
-        body.network = Network(module)
-        body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
-        body.params, body.frozen, body.buffers = (
-            {name: tensor for name, tensor in group.items() if name in body.network.aliases}
-            for group in (self.params, self.frozen, self.buffers)
-        )
-        body.extra = {}
-        body._renew()
-        return body
+        def pick(name: str, mine: Tensor) -> Tensor:
+            given = tensors.get(name)
+            if given is None:
+                return mine.detach() if times == 1 else mine.detach()[order]
+            return given.detach()
+
+        whole = self._members(order, pick)
+        whole._forget_memory()
+        if times > 1:
+            whole.plans = self.network.plans.setdefault((times, self.num_modes), {})
+        if self.channels_last:
+            whole.lay_out(True)
+        return whole
+
+    def rebuilt(self, name: str, change: Callable[[nn.Module], nn.Module]) -> Stack:
+        """Return a stack in the same memory with another network, `change` of this one's; it is
+        made once for each name. Tensors that the new network lacks are left out, like `extra`."""
+        if name not in self.views.derived:
+            body = copy.copy(self)
+            body.network = Network(change(copy.deepcopy(self.template)))
+            body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
+            body.params, body.frozen, body.buffers = (
+                {name: tensor for name, tensor in group.items() if name in body.network.aliases}
+                for group in (self.params, self.frozen, self.buffers)
+            )
+            body.extra = {}
+            body._renew()
+            self.views.derived[name] = body
+        body = self.views.derived[name]
+        return body.set_mode(self.mode, self.pinned)
 
     def lay_out(self, channels_last: bool) -> None:
         """Keep convolution weights in channels_last format, member by member, or as they are."""

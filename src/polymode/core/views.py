@@ -22,6 +22,7 @@ class Views:
     Attributes:
         apart: modules of members whose plain attributes differ from those of member 0.
         parts: chunks of the stack, by size (`execution.chunks`).
+        derived: stacks of other networks in the same memory, by name (`Stack.rebuilt`).
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Views:
         self.network, self.apart = network, apart
         self.params, self.frozen, self.buffers, self.extra = params, frozen, buffers, extra
         self.parts: dict[int, list[Any]] = {}
+        self.derived: dict[str, Any] = {}
         self._modules: dict[int, nn.Module] = {}
         self._bound: dict[tuple[int, int], nn.Module] = {}
         self._leaves: dict[int, list[Tensor]] = {}

@@ -28,7 +28,7 @@ from polymode.methods.method import METHODS, Method
 class DeepEnsemble(MAP):
     """Options of `deep_ensemble`: those of `map`, with five members, the paper's default."""
 
-    num_modes: int = 5
+    usual_modes = 5
 
 
 METHODS.register(

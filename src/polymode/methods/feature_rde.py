@@ -74,7 +74,7 @@ class FeatureRDE(MAP):
             member 0 at the start.
     """
 
-    num_modes: int = 10
+    usual_modes = 10
     weight: str | float = "batch"
     estimator: str = "kde"
     num_components: int | None = 5
@@ -94,41 +94,35 @@ class FeatureRDE(MAP):
 
 
 class State(NamedTuple):
-    """What the next step needs; `body` is the stack without its head, in the same memory."""
+    """What the next step needs; `head` is the path of the last layer, None where nothing repels."""
 
     stack: Stack
     optimization: Optimization
     step: int
-    body: Stack | None
     head: str | None
 
 
 def init(config: FeatureRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; looks for the head with a few training inputs."""
     warn_of_coincident(stack)
-    body, head = None, None
+    head = None
     if stack.num_modes > 1 and config.weight != 0:
-        if problem.inputs is None:
-            raise ValueError(
-                "feature_rde looks for the last layer with training inputs: give Problem(...,"
-                " inputs=function that returns batches of inputs)"
-            )
-        head = find_head(stack, next(iter(problem.inputs()))[:2])
-        body = without_head(stack, head)
-    return State(*map_.init(config, problem, stack), body, head)
+        head = find_head(stack, next(problem.inputs(config.batch_size))[:2])
+    return State(*map_.init(config, problem, stack), head)
 
 
 def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior, its features away from the others'."""
-    stack, optimization, number, body, head = state
-    if body is None or head is None:
+    stack, optimization, number, head = state
+    if head is None:
         plain, info = map_.step(config, problem, map_.State(*state[:3]), batch)
-        return State(*plain, body, head), info
+        return State(*plain, head), info
     if batch.own:
         raise ValueError("feature_rde compares members at the same inputs; give Batch(own=False)")
     if config.head == "shared" and number == 0:
         _share(stack, head)
-    features = body.set_mode(stack.mode)(batch.x, step=number)  # (M, B, F)
+    body = without_head(stack, head)
+    features = body(batch.x, step=number)  # (M, B, F)
     stack.channels_last = body.channels_last
     own = [stack.params[name] for name in _names(head) if name in stack.params]
     losses = problem.likelihood.nll(_apply(stack, head, features), batch.y, stack.extra)
@@ -147,7 +141,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     optimization.update(number)
     if config.head == "shared":
         _share(stack, head)
-    return State(stack, optimization, number + 1, body, head), Info(losses.detach())
+    return State(stack, optimization, number + 1, head), Info(losses.detach())
 
 
 @torch.no_grad()
@@ -206,7 +200,7 @@ def find_head(stack: Stack, x: Tensor) -> str:
 
 def without_head(stack: Stack, head: str) -> Stack:
     """Return the stack without its last layer: its outputs are features, its tensors the same."""
-    return stack.rebuilt(lambda module: _headless(module, head))
+    return stack.rebuilt(f"without {head}", lambda module: _headless(module, head))
 
 
 def _headless(module: nn.Module, head: str) -> nn.Module:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from torch import nn
 
 from polymode.core.data import Data
-from polymode.core.events import Event, Observer, Reporter, progress_observer
+from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
+from polymode.core.options import Passes
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
 from polymode.core.store import json_safe
@@ -27,11 +29,12 @@ from polymode.core.training import Training
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.network import check_network, networks_for
 from polymode.posterior import Posterior
+from polymode.tasks.augment import augmentation
 from polymode.tasks.task import Task
 
 
 def fit(
-    method: str | Training,
+    method: str | Passes,
     *,
     net: Any,
     task: Task,
@@ -52,9 +55,11 @@ def fit(
         method: a name (`polymode.list_methods()`), with its options as further arguments, or an
             options object such as `pm.methods.DeepEnsemble(num_modes=10, epochs=20)`.
         net: a builder from `pm.nets`, a function without arguments that returns a new `nn.Module`,
-            a module that is already trained (one mode; copied, never changed), or a list of modules
-            (one a mode). With modules, training continues from their weights; `epochs=0` takes them
-            as they are.
+            a module that is already trained (one mode; copied, never changed), a list of modules
+            (one per mode), or a posterior (its networks, one per mode). With networks that are
+            given, training continues from their weights, and `epochs=0` takes them as they are;
+            methods that work on trained networks (swag from checkpoints, laplace) do not train
+            them.
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`.
         seed: of everything random; the same seed gives the same posterior.
         execution: how members are evaluated, see `core/execution.py`.
@@ -70,7 +75,7 @@ def fit(
         checkpoint_seconds: time between checkpoints.
 
     Returns:
-        The posterior, a stack of `num_modes` networks that predicts, saves and loads.
+        The posterior, a source of networks that predicts, saves and loads.
 
     >>> import polymode as pm
     >>> task = pm.task("two_moons")
@@ -88,11 +93,12 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint)
     search = core.search(config, task) if core.search is not None else None
 
-    def train(options: Training, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
+    def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         how = {"execution": execution, "chunk_size": chunk_size, "dtype": dtype, "device": device}
-        stack = _stack(net, task, options, seed, how)
+        stack, given = _stack(net, task, options, seed, how)
         kept = None if folder is None else (folder, checkpoint_seconds)
-        return _train(name, core, options, stack, task, seed, observers, kept)
+        ready = given and core.post_hoc
+        return _train(name, core, options, stack, ready, task, seed, observers, kept)
 
     if search is None:
         return train(config, observers, folder)
@@ -104,44 +110,48 @@ def _train(
     core: Method,
     config: Any,
     stack: Stack,
+    ready: bool,
     task: Task,
     seed: int,
     observers: tuple[Observer, ...],
     kept: tuple[Path, float] | None,
 ) -> Posterior:
-    """Train the stack with these options and return it as a posterior."""
+    """Train the stack with these options, unless it is `ready`, and return it as a posterior."""
+    assert task.train is not None
     data: Data = task.train.to(stack.dtype, stack.device)
     if task.target_scaling is not None:
         data = data.scale_targets(task.target_scaling)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, task.likelihood, task.target_size)
-    problem = Problem(
-        task.likelihood,
-        len(data),
-        target_size,
-        data.num_batches(config.batch_size),
-        inputs=lambda: (x for x, _ in data.batches(config.batch_size)),
-    )
+    steps = data.num_batches(config.batch_size)
+    problem = Problem(task.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
-    checkpoint = None
-    if kept is not None:
-        identity = _identity(name, config, seed, data, stack, task.likelihood)
-        checkpoint = Checkpoint(kept[0], identity, kept[1])
-    state = run(
-        partial(core.step, config, problem),
-        state,
-        data,
-        config,
-        seed=seed,
-        what=f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}",
-        observers=observers,
-        checkpoint=checkpoint,
-    )
+    what = f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}"
+    if ready:
+        _warn_of_idle_options(name, config)
+    else:
+        checkpoint = None
+        if kept is not None:
+            identity = _identity(name, config, seed, data, stack, task.likelihood)
+            checkpoint = Checkpoint(kept[0], identity, kept[1])
+        state = run(
+            partial(core.step, config, problem),
+            state,
+            data,
+            config,
+            seed=seed,
+            what=what,
+            observers=observers,
+            checkpoint=checkpoint,
+        )
+    told: Any = Told(data, f"{what}: passes over the data", observers)
+    weights = core.finish(config, problem._replace(data=told), state)
+    done = {**dataclasses.asdict(config), "num_modes": stack.num_modes}
     return Posterior(
-        state.stack,
+        weights,
         task.likelihood,
         method=name,
-        config=json_safe(dataclasses.asdict(config)),
+        config=json_safe(done),
         seed=seed,
         input_shape=task.input_shape,
         target_size=target_size,
@@ -149,10 +159,22 @@ def _train(
     )
 
 
+def _warn_of_idle_options(name: str, config: Any) -> None:
+    """Warn of options of training where nothing is trained."""
+    usual = type(config)()
+    fields = [field.name for field in dataclasses.fields(Training) if field.name != "batch_size"]
+    idle = [f for f in fields if getattr(config, f, None) != getattr(usual, f, None)]
+    if idle:
+        warnings.warn(
+            f"{name} takes networks that are given as they are: {', '.join(idle)} have no effect",
+            stacklevel=4,
+        )
+
+
 def _best(
     search: Search,
     config: Any,
-    train: Callable[[Training, tuple[Observer, ...], Path | None], Posterior],
+    train: Callable[[Passes, tuple[Observer, ...], Path | None], Posterior],
     observers: tuple[Observer, ...],
     folder: Path | None,
 ) -> Posterior:
@@ -208,7 +230,7 @@ class _Progress:
         self.reporter.tell(kind, step, event.epoch, event.loss)
 
 
-def _resolve(method: str | Training, options: dict[str, Any]) -> tuple[str, Method, Any]:
+def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method, Any]:
     """Return the method's name, core and checked options."""
     if isinstance(method, str):
         core = METHODS.get(method).value
@@ -219,15 +241,22 @@ def _resolve(method: str | Training, options: dict[str, Any]) -> tuple[str, Meth
                     f"Unknown option '{option}' for method '{method}'.{suggest(option, known)}"
                     f" Options: {', '.join(known)}"
                 )
-        return method, core, core.config(**options)
+        return method, core, _with_augmentation(core.config(**options))
     if options:
         raise ValueError(
             f"options {sorted(options)} were given beside an options object; put them into it"
         )
     for name in METHODS.names():
         if METHODS.get(name).value.config is type(method):
-            return name, METHODS.get(name).value, method
+            return name, METHODS.get(name).value, _with_augmentation(method)
     raise ValueError(f"a {type(method).__name__} is not a method's options; see pm.list_methods()")
+
+
+def _with_augmentation(config: Passes) -> Passes:
+    """Return the options with the function that an augmentation's name stands for."""
+    if not isinstance(config.augment, (str, Mapping)):
+        return config
+    return dataclasses.replace(config, augment=augmentation(config.augment))
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -248,18 +277,24 @@ def _device(device: str | torch.device) -> torch.device:
     return wanted
 
 
-def _stack(
-    net: Any,
-    task: Task,
-    config: Any,
-    seed: int,
-    how: dict[str, Any],
-) -> Stack:
+def _stack(net: Any, task: Task, config: Any, seed: int, how: dict[str, Any]) -> tuple[Stack, bool]:
+    """Return the networks to begin with, and whether they were given."""
+    if isinstance(net, Posterior):
+        net = net.members
     networks = networks_for(net, task.input_shape, task.num_outputs)
     given = isinstance(networks, (nn.Module, Sequence))
-    default = type(config)().num_modes
-    wanted = None if given and config.num_modes == default else config.num_modes
-    return Stack(networks, wanted, seed=seed, **how)
+    number = config.num_modes
+    if given and number is not None:
+        modules = 1 if isinstance(networks, nn.Module) else len(networks)
+        if number != modules:
+            raise ValueError(
+                f"`num_modes` is {number}, but {modules} trained"
+                f" network{'s were' if modules > 1 else ' was'} given, one per mode; leave"
+                " `num_modes` out, or give a factory such as net=lambda: MyNet()"
+            )
+    if not given and number is None:
+        number = config.usual_modes
+    return Stack(networks, number, seed=seed, **how), given
 
 
 def _identity(

@@ -100,7 +100,7 @@ class FoRDE(MAP):
         fraction: of the batch on which members repel, in (0, 1].
     """
 
-    num_modes: int = 10
+    usual_modes = 10
     weight: str | float = "batch"
     scalar: str = "logit"
     bandwidth: str = "reference"
@@ -207,12 +207,7 @@ def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
         )
     scales, basis = IDENTITY, None
     if config.lengthscales == "pca" and stack.num_modes > 1:
-        if problem.inputs is None:
-            raise ValueError(
-                "lengthscales='pca' needs the training inputs: give Problem(..., inputs=function"
-                " that returns batches of inputs)"
-            )
-        inputs, number = problem.inputs(), config.num_components
+        inputs, number = problem.inputs(config.batch_size), config.num_components
         if config.directions == "components":
             assert number is not None
             basis, scales = component_lengthscales(
@@ -374,4 +369,4 @@ METHODS.register(
   title={Input-gradient space particle inference for neural network ensembles},
   author={Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel},
   booktitle={International Conference on Learning Representations}, year={2024}}""",
-)(Method(FoRDE, init, step, search))
+)(Method(FoRDE, init, step, search=search))

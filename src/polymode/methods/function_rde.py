@@ -87,7 +87,7 @@ class FunctionRDE(MAP):
         prior: "weight" (that of `map`) or "function" (estimated from fresh prior networks).
     """
 
-    num_modes: int = 5
+    usual_modes = 5
     estimator: str = "kde"
     annealing: str = "none"
     outputs: str = "probs"

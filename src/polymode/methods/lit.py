@@ -65,7 +65,7 @@ class LIT(MAP):
             sum of the means), or "log_prob" of the target.
     """
 
-    num_modes: int = 5
+    usual_modes = 5
     weight: float = 1.0
     scalar: str = "logit"
 

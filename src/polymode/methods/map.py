@@ -16,14 +16,14 @@ Shapes: `M` modes, `B` batch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymode.core.loop import Batch
+from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization, Training
 from polymode.methods.method import METHODS, Method, Problem
@@ -34,21 +34,27 @@ class MAP(Training):
     """Options of `map`: those of `Training`, and
 
     Args:
-        num_modes: how many networks, each from its own initialisation, ≥ 1.
+        num_modes: how many networks, each from its own initialisation, ≥ 1. None is the number of
+            modules that are given, and `usual_modes` where a factory is.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0; 1 is the usual prior of
             Bayesian neural networks.
     """
 
-    num_modes: int = 1
+    usual_modes: ClassVar[int] = 1
+    num_modes: int | None = None
     prior_precision: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_integer("num_modes", 1)
-        valid = (
-            isinstance(self.prior_precision, (int, float)) and 0 <= self.prior_precision < math.inf
-        )
-        self._require(valid, "prior_precision", "finite and ≥ 0")
+        require_modes_and_prior(self)
+
+
+def require_modes_and_prior(config: Any) -> None:
+    """Refuse options that cannot be a number of modes and a precision."""
+    if config.num_modes is not None:
+        config._require_integer("num_modes", 1)
+    valid = is_number(config.prior_precision) and config.prior_precision >= 0
+    config._require(valid, "prior_precision", "finite and ≥ 0")
 
 
 class State(NamedTuple):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from polymode.core.data import Data
 from polymode.core.likelihoods import Likelihood
+from polymode.core.loop import Batch
+from polymode.core.options import Passes
 from polymode.core.registry import Registry
-from polymode.core.training import Training
-from polymode.posterior import Posterior
+from polymode.core.stack import Stack
+from polymode.posterior import Posterior, Samples, Weights
 
 
 class Problem(NamedTuple):
@@ -18,18 +21,26 @@ class Problem(NamedTuple):
 
     Attributes:
         likelihood: how targets depend on the network's outputs.
-        num_examples: N, so that a prior weighs as it should beside a batch mean.
+        num_examples: N, so that a prior weighs as it should compared with a batch mean.
         target_size: number of classes, or of regression targets.
         steps_per_epoch: batches in one pass.
-        inputs: a function that returns the training inputs in batches (B, ...), for methods that
-            must have seen them before they start.
+        data: the training data, targets scaled; `data.batches(size)` yields (x, y) in order. None
+            in a loop of one's own that has no use for it.
+        seed: of what is random in the method itself.
     """
 
     likelihood: Likelihood
     num_examples: int
     target_size: int
     steps_per_epoch: int
-    inputs: Callable[[], Iterable[Tensor]] | None = None
+    data: Data | None = None
+    seed: int = 0
+
+    def inputs(self, batch_size: int) -> Iterator[Tensor]:
+        """Yield the training inputs in batches (B, ...)."""
+        if self.data is None:
+            raise ValueError("this needs the training data: give Problem(..., data=task.train)")
+        return (x for x, _ in self.data.batches(batch_size))
 
 
 class Search(NamedTuple):
@@ -43,9 +54,26 @@ class Search(NamedTuple):
         criterion: what the score is, for people.
     """
 
-    candidates: Sequence[tuple[dict[str, Any], Training]]
+    candidates: Sequence[tuple[dict[str, Any], Passes]]
     score: Callable[[Posterior], float]
     criterion: str
+
+
+class Init(Protocol):
+    def __call__(self, config: Any, problem: Problem, stack: Stack, /) -> Any: ...
+
+
+class Step(Protocol):
+    def __call__(self, config: Any, problem: Problem, state: Any, batch: Batch, /) -> Any: ...
+
+
+class Finish(Protocol):
+    def __call__(self, config: Any, problem: Problem, state: Any, /) -> Weights: ...
+
+
+def networks_as_they_are(config: Passes, problem: Problem, state: Any) -> Weights:
+    """Each network of the state is one sample of its mode."""
+    return Samples(state.stack)
 
 
 class Method(NamedTuple):
@@ -56,15 +84,22 @@ class Method(NamedTuple):
         init: (config, problem, stack) -> State, a named tuple with the fields `stack` and `step`.
         step: (config, problem, state, batch) -> (State, Info); Info has the members' losses `loss`
             (M,).
+        finish: (config, problem, state) -> Weights, what the last state means. It may take a while:
+            passes over `problem.data` are shown as progress. A function of its arguments, so that a
+            run that is killed in it resumes at the last checkpoint of the training.
         search: (config, task) -> Search, or None where these options leave nothing to choose. It
             refuses a task that it cannot choose on; nothing is trained before. None for a method
             that never chooses.
+        post_hoc: whether networks that are given (modules, or a posterior) are taken as they are,
+            so that `step` is not called. Factories are trained first.
     """
 
-    config: type[Training]
-    init: Callable[..., Any]
-    step: Callable[..., tuple[Any, Any]]
+    config: type[Passes]
+    init: Init
+    step: Step
+    finish: Finish = networks_as_they_are
     search: Callable[..., Search | None] | None = None
+    post_hoc: bool = False
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -61,7 +61,7 @@ class WeightRDE(MAP):
         annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
     """
 
-    num_modes: int = 5
+    usual_modes = 5
     estimator: str = "kde"
     annealing: str = "none"
 

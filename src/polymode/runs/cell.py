@@ -87,7 +87,7 @@ def _experiment(recipe: Recipe, cell: Cell) -> Results:
     assert recipe.function is not None
     started = time.perf_counter()
     found = recipe.function(cell.seed, **cell.options).signed(cell.method)
-    cost = Cost(0, 0, 0.0, 0, time.perf_counter() - started)
+    cost = Cost(0, 0, 0, 0.0, 0, time.perf_counter() - started)
     config = json_safe(cell.options)
     none = Results(cell.method, cell.method, "", cell.seed, config, (), cost, label=cell.label)
     return found.beside(none)
@@ -96,8 +96,8 @@ def _experiment(recipe: Recipe, cell: Cell) -> Results:
 def _kept(post: Posterior, task: Task) -> bool | tuple[str, ...]:
     """Return which predictions are kept: all, or, where those of shifts would be huge, the rest."""
     sets = sum(len(levels) for levels in task.shifts.values())
-    numbers = sets * len(task.test or ()) * post.num_modes * post.target_size
-    return numbers * post.stack.dtype.itemsize <= SHIFT_BYTES or ALWAYS
+    numbers = sets * len(task.test or ()) * post.num_samples * post.target_size
+    return numbers * post.weights.like.dtype.itemsize <= SHIFT_BYTES or ALWAYS
 
 
 def failure(error: Exception) -> Failed:

@@ -186,7 +186,7 @@ class _Book:
             self._earlier[cell.key] = self._seconds_at(cell.key, event.step)
         _, written = self._last.get(cell.key, (event, time.monotonic()))
         now = time.monotonic()
-        if event.kind != "progress" or now - written > 60:
+        if event.kind not in ("progress", "finish") or now - written > 60:
             self._log_event(cell.key, event, event.kind)
             written = now
         self._last[cell.key] = event, written

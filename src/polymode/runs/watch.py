@@ -23,6 +23,8 @@ class Running:
     tenth: int = 0
 
     def take(self, event: Event) -> None:
+        if event.kind == "finish":  # a pass of its own, after the training
+            return
         self.event = event
         if event.kind == "progress" and self.first is None:
             self.first = event

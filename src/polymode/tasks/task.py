@@ -16,9 +16,9 @@ from torch import Tensor
 
 from polymode.core.data import Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
+from polymode.core.options import Augment
 from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
-from polymode.core.training import Augment
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size

@@ -16,14 +16,14 @@ from polymode.metrics.diversity import (
     mean_pairwise,
     weight_cosine,
 )
-from polymode.posterior import Posterior
+from polymode.posterior import Posterior, Samples
 
 
 def posterior(modules, likelihood, input_shape, target_size) -> Posterior:
     stack = Stack(modules)
     stack.add_parameters(likelihood.init(len(modules), target_size, dtype=stack.dtype))
     return Posterior(
-        stack,
+        Samples(stack),
         likelihood,
         method="given",
         config={},

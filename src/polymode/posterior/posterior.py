@@ -1,0 +1,293 @@
+"""A posterior: a source of networks that predicts, samples, saves and loads.
+
+    p(y | x, D) ≈ (1/S) Σ_s p(y | f_{θ_s}(x)),        S = M L
+
+Predictions are mixtures over L samples of each of M modes. Normalisation layers predict with the
+running statistics of their own sample.
+
+Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from polymode.core.components import Categories, Components
+from polymode.core.data import Arrays, Loader
+from polymode.core.html import html_block, html_details, html_facts
+from polymode.core.likelihoods import Likelihood
+from polymode.core.memory import free_bytes, human
+from polymode.core.rng import fold, generator
+from polymode.core.scaling import Scaling
+from polymode.core.stack import Stack
+from polymode.posterior.weights import Weights
+from polymode.prediction import MixturePrediction, Prediction, predict_from
+
+_BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
+
+
+class Posterior:
+    """An approximate posterior over networks, made by `pm.fit` or `pm.load`.
+
+    `post[:3]` is the posterior of the first three modes; it shares their memory.
+
+    Attributes:
+        weights: where samples come from. stack: one network per mode, the centres.
+        likelihood: how targets depend on the networks' outputs.
+        method, config, seed: how it was made. input_shape: shape of one example.
+        target_size: number of classes or of regression targets.
+        target_scaling: how regression targets were scaled for training, or None; predictions are
+            in the units of the targets.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        likelihood: Likelihood,
+        *,
+        method: str,
+        config: dict[str, Any],
+        seed: int,
+        input_shape: tuple[int, ...],
+        target_size: int,
+        target_scaling: Scaling | None = None,
+    ) -> None:
+        self.weights = weights
+        self.likelihood = likelihood
+        self.method, self.config, self.seed = method, config, seed
+        self.input_shape, self.target_size = tuple(input_shape), target_size
+        self.target_scaling = target_scaling
+
+    def __repr__(self) -> str:
+        samples, like = self.weights.samples_per_mode, self.weights.like
+        drawn = f" × {samples} samples" if samples > 1 else ""
+        return (
+            f"Posterior({self.method}: {self.num_modes} × {type(like.template).__name__},"
+            f" {like.num_parameters:,} parameters each{drawn}, {self.likelihood.name})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what it is made of, for notebooks."""
+        like = self.weights.like
+        facts = {
+            "networks": f"{self.num_modes:,} × {type(like.template).__name__}",
+            "samples": f"{self.num_samples:,}, {self.weights.samples_per_mode:,} per mode",
+            "parameters": f"{like.num_parameters:,} each",
+            "likelihood": self.likelihood.name,
+            "inputs": f"(B, {', '.join(map(str, self.input_shape))})",
+            "classes" if self.likelihood.classification else "outputs": f"{self.target_size:,}",
+            "seed": self.seed,
+        }
+        options = html_details("options", html_facts(self.config))
+        return html_block(f"Posterior: {self.method}", html_facts(facts), options)
+
+    @property
+    def stack(self) -> Stack:
+        """One network per mode, the centres."""
+        return self.weights.stack
+
+    @property
+    def num_modes(self) -> int:
+        return self.weights.num_modes
+
+    @property
+    def num_samples(self) -> int:
+        """S = M L, the networks that a prediction is made of unless asked otherwise."""
+        return self.num_modes * self.weights.samples_per_mode
+
+    @property
+    def members(self) -> list[nn.Module]:
+        """One network per mode as ordinary modules with memory of their own."""
+        return self.stack.members()
+
+    def __getitem__(self, modes: slice) -> Posterior:
+        """Return the posterior of some modes."""
+        if not isinstance(modes, slice):
+            raise TypeError(f"a posterior is indexed by a slice of its modes, got {modes!r}")
+        part = copy.copy(self)
+        part.weights = self.weights[modes]
+        return part
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        samples_per_mode: int | None = None,
+        seed: int = 0,
+        batch_size: int = _BATCH,
+    ) -> Prediction:
+        """Return the predictive distribution at inputs `x` (B, *input_shape).
+
+        Args:
+            x: an array or tensor, or data (`task.test`) or a loader of (inputs, targets) whose
+                targets are not looked at.
+            samples_per_mode: L; by default the number that the method was given.
+            seed: of the samples, where the posterior draws; the same seed gives the same ones.
+            batch_size: rows evaluated at a time; the result does not depend on it.
+        """
+        samples = self._samples(samples_per_mode)
+        if not isinstance(x, (Loader, DataLoader)):
+            rows, number = len(x), self.num_modes * samples
+            need = rows * number * self.target_size * self.weights.like.dtype.itemsize
+            if need > free_bytes():
+                raise ValueError(
+                    f"predictions for {rows:,} inputs × {number} samples × {self.target_size}"
+                    f" outputs need {human(need)}; {human(free_bytes())} free."
+                    " Use post.stream(x), which yields them in parts"
+                )
+        parts = [
+            Prediction.cat(list(self._stream(part, x, samples, seed, batch_size)))
+            for part in self.weights.parts()
+        ]
+        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+
+    def stream(
+        self,
+        x: Any,
+        *,
+        samples_per_mode: int | None = None,
+        seed: int = 0,
+        batch_size: int = _BATCH,
+    ) -> Iterator[Prediction]:
+        """Yield the predictions of `predict` part by part, in bounded memory."""
+        samples = self._samples(samples_per_mode)
+        for batch in self._batches(x, batch_size):
+            parts = [
+                next(self._stream(part, batch, samples, seed, len(batch)))
+                for part in self.weights.parts()
+            ]
+            yield parts[0] if len(parts) == 1 else Prediction.join(parts)
+
+    def predict_batch(
+        self, x: Tensor, *, samples_per_mode: int | None = None, seed: int = 0
+    ) -> Prediction:
+        """Return the prediction at one batch (B, *input_shape), differentiable with respect to x.
+
+        Inputs are not checked and not split. `seed` gives other samples where the posterior draws:
+        an attack follows the gradient of `post.predict_batch(x, seed=step).log_prob(y).sum()`.
+        """
+        samples = self._samples(samples_per_mode)
+        parts = [self._predictor(part, samples, seed)(x) for part in self.weights.parts()]
+        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+
+    def _stream(
+        self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
+    ) -> Iterator[Prediction]:
+        predictor = self._predictor(weights, samples, seed)
+        for batch in self._batches(x, batch_size):
+            with torch.no_grad():
+                yield predictor(batch)
+
+    def _predictor(
+        self, weights: Weights, samples: int, seed: int
+    ) -> Callable[[Tensor], Prediction]:
+        """Return the function from a batch of inputs to its prediction."""
+        outputs = None
+        noise = weights.noise(samples, seed)
+        streams = [fold(stream, "outputs", seed) for stream in weights.stack.seeds]
+
+        def components(x: Tensor) -> Categories | Components:
+            nonlocal outputs
+            moments = weights.moments(x)
+            if moments is None:
+                outputs = outputs or weights.outputs(samples, seed)
+                return self.likelihood.components(outputs(x), noise)
+            fixed = {name: tensor[:, 0] for name, tensor in noise.items()}
+            closed = self.likelihood.closed(moments, fixed)
+            if closed is not None:
+                return closed
+            return self.likelihood.components(moments.draw(samples, streams), noise)
+
+        def predict(x: Tensor) -> Prediction:
+            prediction = predict_from(components(x))
+            if self.target_scaling is None:
+                return prediction
+            assert isinstance(prediction, MixturePrediction)
+            return prediction.rescale(self.target_scaling.shift, self.target_scaling.scale)
+
+        return predict
+
+    def _samples(self, samples_per_mode: int | None) -> int:
+        """Return L, checked."""
+        if samples_per_mode is None:
+            return self.weights.samples_per_mode
+        wanted, most = samples_per_mode, self.weights.most
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+            raise ValueError(f"`samples_per_mode` must be an integer of at least 1, got {wanted!r}")
+        if most is not None and wanted > most:
+            raise ValueError(
+                f"`samples_per_mode` is {wanted}, but {self.method} kept {most} per mode; keep more"
+                " when fitting, where the method has such an option"
+            )
+        return wanted
+
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
+        """Yield inputs as the networks take them, checked."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"`batch_size` must be an integer of at least 1, got {batch_size!r}")
+        if isinstance(x, (Arrays, Loader, DataLoader)):
+            data = Loader(x) if isinstance(x, DataLoader) else x
+            parts: Iterable[Tensor] = (self._inputs(part) for part, _ in data.batches(batch_size))
+        else:
+            parts = self._inputs(x).split(batch_size)
+        yield from parts
+
+    def _inputs(self, x: Any) -> Tensor:
+        """Return inputs as the networks take them."""
+        x, like = torch.as_tensor(x), self.weights.like
+        if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
+            raise ValueError(
+                f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (B,"
+                f" {', '.join(map(str, self.input_shape))})"
+            )
+        if x.shape[0] == 0:
+            raise ValueError("there is nothing to predict: 0 inputs")
+        if not x.is_floating_point():
+            return x.to(like.device)
+        x = x.to(like.device, like.dtype)
+        if not torch.isfinite(x.sum()):  # a sum is quick; it may overflow, so look closer
+            rows = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
+            if len(rows):
+                raise ValueError(
+                    f"{len(rows):,} of {len(x):,} inputs hold NaN or infinity, the first is row"
+                    f" {int(rows[0])}"
+                )
+        return x
+
+    def draws(self, samples_per_mode: int | None = None, *, seed: int = 0) -> Iterator[Stack]:
+        """Yield L stacks of M networks, sample by sample."""
+        for number in range(self._samples(samples_per_mode)):
+            yield self.weights.draw(number, seed)
+
+    def sample(self, num_samples: int, *, seed: int = 0) -> Stack:
+        """Return `num_samples` networks drawn from the posterior: modes with replacement, and of
+        each mode its next sample, or any of those that it keeps."""
+        if not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"`num_samples` must be an integer of at least 1, got {num_samples!r}")
+        stream, most = generator(seed, "sample"), self.weights.most
+        modes = torch.randint(self.num_modes, (num_samples,), generator=stream).tolist()
+        if most is None:
+            numbers = [modes[:place].count(mode) for place, mode in enumerate(modes)]
+        else:
+            numbers = torch.randint(most, (num_samples,), generator=stream).tolist()
+        return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
+
+    def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
+        """Write the posterior to `folder`; what was there stays whole until the new one is.
+
+        Args:
+            folder: a folder of its own.
+            modes_per_file: how many modes a file holds, None for all. Several files are opened one
+                after another when the loaded posterior predicts, so that it need not fit into
+                memory.
+        """
+        from polymode.posterior.files import save
+
+        save(self, Path(folder), modes_per_file)

@@ -1,0 +1,320 @@
+"""Where samples of a posterior come from: a source of stacks of networks.
+
+Sample number j of every mode is one stack of M networks, `weights.draw(j, seed)`. It is a function
+of (seed, mode, j), so draws can be made in any order, in parts, or again. S = M L samples come from
+L draws.
+
+=========  ==================================  ===================================================
+kind       holds                               draw(j, seed)
+=========  ==================================  ===================================================
+samples    a stack, or L of them               the stack number j, whatever the seed
+noisy      a stack                             the stack with its random layers on, noise pinned
+gaussian   means, standard deviations,         mean + std ε + Σ_r z_r d_r, one z for all layers
+           deviations d_1, ..., d_R
+shards     a folder with parts of the above    see `posterior/files.py`
+=========  ==================================  ===================================================
+
+Shapes: `M` modes, `L` samples per mode, `B` batch, `K` network outputs, `R` rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polymode.core.components import Moments
+from polymode.core.memory import free_bytes
+from polymode.core.modules import Tensors
+from polymode.core.rng import fold
+from polymode.core.stack import Stack
+
+Outputs = Callable[[Tensor], Tensor]
+
+
+class Weights(ABC):
+    """A distribution over the parameters of M modes.
+
+    Attributes:
+        kind: its name in files.
+        stack: one network per mode, the centres.
+        samples_per_mode: L that predictions take unless asked otherwise.
+        most: the largest L there is, None where draws never end.
+    """
+
+    kind: ClassVar[str]
+    stack: Stack
+    samples_per_mode: int
+    most: int | None = None
+
+    @property
+    def num_modes(self) -> int:
+        return self.stack.num_modes
+
+    @property
+    def like(self) -> Stack:
+        """A stack of this architecture, type and device, whatever its modes."""
+        return self.stack
+
+    @abstractmethod
+    def draw(self, number: int, seed: int) -> Stack:
+        """Return sample `number` of every mode, M networks."""
+
+    @abstractmethod
+    def __getitem__(self, modes: slice) -> Weights:
+        """Return some modes; they share memory."""
+
+    def parts(self) -> Iterator[Weights]:
+        """Yield pieces that fit into memory, in the order of their modes."""
+        yield self
+
+    def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
+        """Return the function x (B, ...) -> outputs (M, L, B, K) of L samples per mode.
+
+        Draws are made once and held where they fit into half of the free memory; otherwise they are
+        made again at every call.
+        """
+        if samples_per_mode * self.draw_bytes <= 0.5 * free_bytes(self.stack.device):
+            return self.keep(samples_per_mode, seed).outputs(samples_per_mode, seed)
+        draws = range(samples_per_mode)
+        return lambda x: torch.stack([self.draw(number, seed)(x) for number in draws], 1)
+
+    def noise(self, samples_per_mode: int, seed: int) -> Tensors:
+        """Return the likelihood's own parameters of each sample, (M, L, ...) or (M, 1, ...)."""
+        return {name: tensor.detach().unsqueeze(1) for name, tensor in self.stack.extra.items()}
+
+    def moments(self, x: Tensor) -> Moments | None:
+        """Return Gaussian outputs of every mode at inputs x, where these are known in closed form;
+        predictions are then made of them and not of samples."""
+        return None
+
+    def keep(self, samples_per_mode: int, seed: int) -> Samples:
+        """Return L draws as samples that are kept."""
+        draws = [_changing(self.draw(number, seed)) for number in range(samples_per_mode)]
+        return Samples(self.stack, {n: torch.stack([d[n] for d in draws]) for n in draws[0]})
+
+    @torch.no_grad()
+    def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
+        """Return one network for each pair (mode, number of its sample), with memory of its own."""
+        stack = self.stack[[mode for mode, _ in chosen]]
+        for number in {number for _, number in chosen}:
+            drawn = self.draw(number, seed).tensors()
+            places = [place for place, (_, each) in enumerate(chosen) if each == number]
+            modes = [chosen[place][0] for place in places]
+            for name, tensor in stack.tensors().items():
+                tensor[places] = drawn[name][modes]
+        return stack
+
+    @property
+    def draw_bytes(self) -> int:
+        """Memory of one draw of all modes."""
+        return sum(t.numel() * t.element_size() for t in _changing(self.stack).values())
+
+    def tensors(self) -> Tensors:
+        """Return everything that is to be saved, by name."""
+        return self.stack.tensors()
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the JSON-safe rest of what is to be saved."""
+        return {"samples_per_mode": self.samples_per_mode}
+
+    @staticmethod
+    def mode_axis(name: str) -> int:
+        """Return which axis of a tensor that is saved has the modes."""
+        return 0
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Weights:
+        """Return what `tensors`, those of the stack left out, and `numbers` gave."""
+
+
+def _changing(stack: Stack) -> Tensors:
+    """Return what differs between samples of one mode, by the names of `Stack.tensors`."""
+    network = {**stack.params, **stack.buffers}
+    found = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
+    return found | {f"extra/{name}": tensor.detach() for name, tensor in stack.extra.items()}
+
+
+class Samples(Weights):
+    """Networks that were kept: one per mode, or `kept`, L per mode.
+
+    Args:
+        stack: one network per mode; the samples themselves where nothing is `kept`.
+        kept: parameters, buffers and extra parameters (L, M, ...), by the names of `Stack.tensors`.
+    """
+
+    kind = "samples"
+
+    def __init__(self, stack: Stack, kept: Tensors | None = None) -> None:
+        self.stack, self.kept = stack, kept or None
+        self.samples_per_mode = len(next(iter(kept.values()))) if kept else 1
+        self.most = self.samples_per_mode
+
+    def draw(self, number: int, seed: int) -> Stack:
+        assert 0 <= number < self.samples_per_mode, number
+        if self.kept is None:
+            return self.stack
+        groups: dict[str, Tensors] = {"network": {}, "extra": {}}
+        for name, tensor in self.kept.items():
+            group, _, own = name.partition("/")
+            groups[group][own] = tensor[number]
+        network = groups["network"]
+        return self.stack.with_tensors(
+            {name: network[name] for name in self.stack.params},
+            {name: network[name] for name in self.stack.buffers},
+            groups["extra"],
+        )
+
+    def __getitem__(self, modes: slice) -> Samples:
+        kept = self.kept and {name: tensor[:, modes] for name, tensor in self.kept.items()}
+        return Samples(self.stack[modes], kept)
+
+    def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
+        """All samples of all modes are one stack of L M networks."""
+        size = samples_per_mode, self.stack.num_modes
+        if self.kept is None:
+            together = self.stack.repeated(1, {})
+        else:
+            kept = {name: tensor[:samples_per_mode] for name, tensor in self.kept.items()}
+            flat = {name: tensor.flatten(0, 1) for name, tensor in kept.items()}
+            together = self.stack.repeated(samples_per_mode, flat)
+        return lambda x: together(x).unflatten(0, size).transpose(0, 1)
+
+    def noise(self, samples_per_mode: int, seed: int) -> Tensors:
+        if self.kept is None:
+            return super().noise(samples_per_mode, seed)
+        return {
+            name: self.kept[f"extra/{name}"][:samples_per_mode].transpose(0, 1)
+            for name in self.stack.extra
+        }
+
+    @staticmethod
+    def mode_axis(name: str) -> int:
+        return 1 if name.startswith("kept/") else 0
+
+    def tensors(self) -> Tensors:
+        kept = {f"kept/{name}": tensor for name, tensor in (self.kept or {}).items()}
+        return self.stack.tensors() | kept
+
+    @classmethod
+    def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Samples:
+        return cls(stack, _group("kept", tensors))
+
+
+class Noisy(Weights):
+    """Networks whose random layers (dropout and the like) stay on; a sample is one pinned noise.
+
+    Args:
+        stack: one network per mode. samples_per_mode: L, ≥ 1.
+    """
+
+    kind = "noisy"
+
+    def __init__(self, stack: Stack, samples_per_mode: int) -> None:
+        self.stack, self.samples_per_mode = stack, samples_per_mode
+
+    def draw(self, number: int, seed: int) -> Stack:
+        return self.stack.with_tensors({}).set_mode("noisy", pinned=fold(seed, "noisy", number))
+
+    def __getitem__(self, modes: slice) -> Noisy:
+        return Noisy(self.stack[modes], self.samples_per_mode)
+
+    def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
+        """One stack serves all draws: only the noise differs."""
+        noisy = self.stack.repeated(1, {})
+
+        def outputs(x: Tensor) -> Tensor:
+            draws = []
+            for number in range(samples_per_mode):
+                noisy.set_mode("noisy", pinned=fold(seed, "noisy", number))
+                draws.append(noisy(x))
+            return torch.stack(draws, 1)
+
+        return outputs
+
+    def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
+        """The networks are noisy, each with a stream of its own."""
+        stack = self.stack[[mode for mode, _ in chosen]]
+        pairs = zip(stack.seeds, chosen, strict=True)
+        stack.seeds = [fold(stream, "sample", number) for stream, (_, number) in pairs]
+        return stack.set_mode("noisy", pinned=fold(seed, "noisy"))
+
+    @classmethod
+    def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Noisy:
+        return cls(stack, numbers["samples_per_mode"])
+
+
+class Gaussian(Weights):
+    """A Gaussian per mode: θ = mean + std ε + Σ_r z_r d_r, with ε, z ~ N(0, I).
+
+    One z serves all layers, so the low-rank part is correlated across them.
+
+    Args:
+        stack: the means, and buffers that suit all draws.
+        std: standard deviations like `stack.params`, or None for none.
+        deviations: d_r of each mode by the names of `stack.params`, (M, R, ...), or None.
+        samples_per_mode: L, ≥ 1.
+    """
+
+    kind = "gaussian"
+
+    def __init__(
+        self,
+        stack: Stack,
+        std: Tensors | None,
+        deviations: Tensors | None,
+        samples_per_mode: int,
+    ) -> None:
+        self.stack, self.samples_per_mode = stack, samples_per_mode
+        self.std, self.deviations = std or None, deviations or None
+
+    def draw(self, number: int, seed: int) -> Stack:
+        drawn = {name: mean.detach() for name, mean in self.stack.params.items()}
+        if self.std is not None:
+            noise = self.stack.normal("draw", seed, number)
+            drawn = {n: torch.addcmul(t, self.std[n], noise[n]) for n, t in drawn.items()}
+        if self.deviations is not None:
+            rank = next(iter(self.deviations.values())).shape[1]
+            z = self._coefficients(rank, seed, number)
+            for name, d in self.deviations.items():
+                low_rank = torch.bmm(z.unsqueeze(1), d.flatten(2))
+                drawn[name] = drawn[name] + low_rank.view_as(drawn[name])
+        return self.stack.with_tensors(drawn)
+
+    def _coefficients(self, rank: int, seed: int, number: int) -> Tensor:
+        """Return z (M, R), from one stream per mode."""
+        z = torch.empty(self.stack.num_modes, rank, dtype=self.stack.dtype)
+        for row, stream in zip(z, self.stack.seeds, strict=True):
+            generator = torch.Generator().manual_seed(fold(stream, "rank", seed, number))
+            row.normal_(generator=generator)
+        return z.to(self.stack.device)
+
+    def __getitem__(self, modes: slice) -> Gaussian:
+        std, deviations = (
+            group and {name: tensor[modes] for name, tensor in group.items()}
+            for group in (self.std, self.deviations)
+        )
+        return Gaussian(self.stack[modes], std, deviations, self.samples_per_mode)
+
+    def tensors(self) -> Tensors:
+        groups = {"std": self.std, "deviations": self.deviations}
+        own = {f"{g}/{n}": t for g, group in groups.items() for n, t in (group or {}).items()}
+        return self.stack.tensors() | own
+
+    @classmethod
+    def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Gaussian:
+        std, deviations = _group("std", tensors), _group("deviations", tensors)
+        return cls(stack, std, deviations, numbers["samples_per_mode"])
+
+
+def _group(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors below a name."""
+    start = f"{name}/"
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+
+KINDS: dict[str, type[Weights]] = {each.kind: each for each in (Samples, Noisy, Gaussian)}
