@@ -104,7 +104,7 @@ def by_autograd(config, problem, stack, x, y, scalar) -> dict[str, torch.Tensor]
     rows = math.ceil(config.fraction * len(x))
     summed = scalar(outputs[:, :rows], y[:rows]).sum()
     j = torch.autograd.grad(summed, inputs, create_graph=True)[0][:, :rows].flatten(2)
-    covariance = torch.cov(problem.inputs()[0].flatten(1).T)
+    covariance = torch.cov(problem.data.x.flatten(1).T)
     if config.directions == "components":
         values, vectors = torch.linalg.eigh(covariance)
         j = j @ vectors[:, -config.num_components :]
@@ -460,7 +460,7 @@ def test_zero_heads_are_harmless() -> None:
 
 def test_pca_needs_the_inputs() -> None:
     problem = Problem(Categorical(), 100, 3, 10)
-    with pytest.raises(ValueError, match="needs the training inputs"):
+    with pytest.raises(ValueError, match="needs the training data"):
         init(FoRDE(lengthscales="pca"), problem, stack_of(lambda: mlp(4, 7, 3)))
 
 

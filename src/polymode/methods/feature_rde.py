@@ -49,12 +49,17 @@ from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
-from polymode.methods.forde import require_shared_order, require_weight, weight_of
 from polymode.methods.map import MAP, Info, add_prior_gradient
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.estimators import DENSITY_ESTIMATORS, coefficients
+from polymode.methods.particles.guards import (
+    check_shared,
+    require_shared_order,
+    require_weight,
+    warn_of_coincident,
+)
 from polymode.methods.particles.kernel import squared_distances
+from polymode.methods.particles.terms import weight_of
 
 _LEAST = 1e-10  # of the largest eigenvalue: directions below are rounding
 
@@ -117,8 +122,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     if head is None:
         plain, info = map_.step(config, problem, map_.State(*state[:3]), batch)
         return State(*plain, head), info
-    if batch.own:
-        raise ValueError("feature_rde compares members at the same inputs; give Batch(own=False)")
+    check_shared("feature_rde", batch)
     if config.head == "shared" and number == 0:
         _share(stack, head)
     body = without_head(stack, head)

@@ -53,16 +53,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Categorical, Likelihood
-from polymode.core.loop import Batch, Divergence
+from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, add_prior_gradient
 from polymode.methods.method import METHODS, Method, Problem, Search
-from polymode.methods.particles.coincident import warn_of_coincident
-from polymode.methods.particles.input_gradients import Terms, repelled_gradients
+from polymode.methods.particles.guards import (
+    check_batch,
+    check_finite,
+    require_shared_order,
+    require_weight,
+    warn_of_coincident,
+)
+from polymode.methods.particles.input_gradients import repelled_gradients
 from polymode.methods.particles.lengthscales import (
     IDENTITY,
     LENGTHSCALES,
@@ -71,12 +76,12 @@ from polymode.methods.particles.lengthscales import (
     pca_lengthscales,
 )
 from polymode.methods.particles.repulsion import BANDWIDTHS, repulsion
+from polymode.methods.particles.terms import SCALARS, terms_of, weight_of
 from polymode.posterior import Posterior
 from polymode.tasks.task import Task
 from polymode.tasks.validation import Makers, validation_shifts
 
 ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)  # the paper's sweep
-WEIGHTS = ("batch", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,7 @@ class FoRDE(MAP):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_weight(self)
-        self._require_name("scalar", ("logit", "log_prob"))
+        self._require_name("scalar", SCALARS)
         self._require_name("bandwidth", BANDWIDTHS)
         self._require_name("lengthscales", (*LENGTHSCALES, "tuned"))
         self._require_name("directions", ("inputs", "components"))
@@ -155,23 +160,6 @@ class FoRDE(MAP):
                 "directions='components' of FoRDE needs their number: give lengthscales='pca' with"
                 " num_components, 64 for instance"
             )
-
-
-def require_weight(config: MAP) -> None:
-    """Refuse a `weight` of a repulsion that is neither a rule nor a number ≥ 0."""
-    weight = config.weight  # type: ignore[attr-defined]
-    number = is_number(weight) and 0 <= weight < math.inf
-    rule = "'batch', 'data' or a finite number ≥ 0"
-    config._require(number or weight in WEIGHTS, "weight", rule)
-
-
-def require_shared_order(config: MAP) -> None:
-    """Refuse batches of each member's own."""
-    if config.data_order == "own":
-        raise ValueError(
-            f"`data_order` of {type(config).__name__} must be 'shared', got 'own': members are"
-            " compared at the same inputs"
-        )
 
 
 def _in_unit(value: object) -> bool:
@@ -236,91 +224,14 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
     else:
         check_batch("forde", problem.likelihood, batch)
         scales = Lengthscales(axes, _alpha(config))
-        kind, size = problem.likelihood, problem.target_size
-        terms = Terms(
-            kind.nll,
-            partial(scalar_of, kind, config.scalar, size),
-            partial(repulsion, lengthscales=scales, bandwidth=config.bandwidth),
-            weight,
-            rows=math.ceil(config.fraction * len(batch.x)),
-            basis=basis,
-            slopes=None if config.scalar == "log_prob" else partial(slopes_of, kind, size),
-            loss_gradient=kind.nll_gradient,
-        )
+        repel = partial(repulsion, lengthscales=scales, bandwidth=config.bandwidth)
+        rows = math.ceil(config.fraction * len(batch.x))
+        terms = terms_of(problem, config.scalar, repel, weight, rows, basis)
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1, axes, basis), Info(losses, values)
-
-
-def weight_of(weight: str | float, problem: Problem, batch_size: int) -> float:
-    """Return the weight of a repulsion beside the mean loss."""
-    if weight == "batch":
-        return 1 / batch_size
-    return 1 / problem.num_examples if weight == "data" else float(weight)
-
-
-def scalar_of(
-    likelihood: Likelihood,
-    kind: str,
-    target_size: int,
-    outputs: Tensor,
-    targets: Tensor,
-    extra: dict[str, Tensor],
-) -> Tensor:
-    """Return what is differentiated by the inputs, (..., B)."""
-    if kind == "log_prob":
-        return likelihood.log_prob(outputs, targets, extra)
-    if isinstance(likelihood, Categorical):
-        labels = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return outputs.gather(-1, labels).squeeze(-1)
-    if likelihood.classification:  # one logit: the sign would be the same for all members
-        return outputs.squeeze(-1)
-    return outputs[..., :target_size].sum(-1)
-
-
-def slopes_of(likelihood: Likelihood, target_size: int, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradients (R, K) of the scalars "logit" at R targets by the outputs (..., K)."""
-    slopes = outputs.new_zeros(len(targets), outputs.shape[-1])
-    if isinstance(likelihood, Categorical):
-        return slopes.scatter_(1, targets.unsqueeze(1), 1.0)
-    slopes[:, : 1 if likelihood.classification else target_size] = 1.0
-    return slopes
-
-
-def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
-    """Refuse batches at which input gradients cannot be compared."""
-    if batch.y is None:
-        raise ValueError(
-            f"{method} needs the targets of a batch, got None: the losses are of them, and of"
-            " classes so is the logit that is differentiated"
-        )
-    if likelihood.classification and batch.y.is_floating_point():
-        raise ValueError(
-            f"{method} takes labels as integers, got {batch.y.dtype}; give y.long(), or a"
-            " likelihood of regression"
-        )
-    if batch.own:
-        raise ValueError(f"{method} compares members at the same inputs; give Batch(own=False)")
-    if not batch.x.is_floating_point():
-        raise ValueError(
-            f"{method} differentiates by the inputs, but they are {batch.x.dtype} and have no"
-            " gradient. For tokens, the embedding is the place to repel: embed them first and give"
-            " the embedded inputs, with a network that starts after the embedding"
-        )
-
-
-def check_finite(losses: Tensor, values: Tensor, number: int) -> None:
-    """Tell of input gradients that are not finite where losses are."""
-    if math.isfinite(values.sum().item()) or not torch.isfinite(losses).all():
-        return
-    member = int((~torch.isfinite(values)).nonzero()[0])
-    raise Divergence(
-        f"the repulsion of member {member} is {values[member].item()} at step {number:,}, though"
-        " all losses are finite: an input gradient is not. Try a smaller learning rate or"
-        " clip_norm=1.0, and look for square roots, norms or logarithms at 0 in the network"
-    )
 
 
 def search(config: FoRDE, task: Task) -> Search | None:

@@ -57,16 +57,16 @@ from polymode.methods.map import MAP, Info, add_prior_gradient
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
-from polymode.methods.particles.coincident import warn_of_coincident
 from polymode.methods.particles.estimators import (
+    BIBTEX,
     ESTIMATORS,
     coefficients,
     kernel_and_slope,
     median_lengthscale,
     ssge,
 )
+from polymode.methods.particles.guards import warn_of_coincident
 from polymode.methods.particles.kernel import squared_distances
-from polymode.methods.weight_rde import BIBTEX
 
 Rows = Sequence[Any]
 _PRIOR_WIDTH = 4.0  # h of the prior's kernel in medians; narrower ones miss the score's direction

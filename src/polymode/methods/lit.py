@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,12 +44,17 @@ from torch import Tensor
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
-from polymode.methods.forde import check_batch, check_finite, require_shared_order, scalar_of
 from polymode.methods.map import MAP, State, add_prior_gradient
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.particles.coincident import warn_of_coincident
-from polymode.methods.particles.input_gradients import Terms, repelled_gradients
+from polymode.methods.particles.guards import (
+    check_batch,
+    check_finite,
+    require_shared_order,
+    warn_of_coincident,
+)
+from polymode.methods.particles.input_gradients import repelled_gradients
+from polymode.methods.particles.terms import SCALARS, terms_of
 
 _EPS = 1e-24
 
@@ -73,7 +77,7 @@ class LIT(MAP):
         super().__post_init__()
         valid = is_number(self.weight) and 0 <= self.weight < math.inf
         self._require(valid, "weight", "finite and ≥ 0")
-        self._require_name("scalar", ("logit", "log_prob"))
+        self._require_name("scalar", SCALARS)
         require_shared_order(self)
 
 
@@ -94,14 +98,13 @@ def init(config: LIT, problem: Problem, stack: Stack) -> State:
 def step(config: LIT, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior and towards orthogonal gradients."""
     stack, optimization, number = state
-    loss = problem.likelihood.nll
     if stack.num_modes == 1 or config.weight == 0:
+        loss = problem.likelihood.nll
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)
     else:
         check_batch("lit", problem.likelihood, batch)
-        scalar = partial(scalar_of, problem.likelihood, config.scalar, problem.target_size)
-        terms = Terms(loss, scalar, similarity, config.weight, rows=len(batch.x))
+        terms = terms_of(problem, config.scalar, similarity, config.weight, len(batch.x))
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)

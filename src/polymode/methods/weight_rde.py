@@ -47,8 +47,8 @@ from polymode.methods.map import MAP, Info, State, add_prior_gradient
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
-from polymode.methods.particles.coincident import warn_of_coincident
-from polymode.methods.particles.estimators import ESTIMATORS, coefficients, kernel_and_slope
+from polymode.methods.particles.estimators import BIBTEX, ESTIMATORS, coefficients, kernel_and_slope
+from polymode.methods.particles.guards import warn_of_coincident
 from polymode.methods.particles.kernel import squared_distances
 
 
@@ -123,11 +123,6 @@ def repel(stack: Stack, estimator: str, weight: float) -> None:
             grad.copy_(mixed.view(grad.shape))
         grad.add_((matrix @ rows).view(grad.shape))
 
-
-BIBTEX = """@inproceedings{dangelo2021repulsive,
-  title={Repulsive deep ensembles are {Bayesian}},
-  author={D'Angelo, Francesco and Fortuin, Vincent},
-  booktitle={Advances in Neural Information Processing Systems}, year={2021}}"""
 
 METHODS.register(
     "weight_rde",

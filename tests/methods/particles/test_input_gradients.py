@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -11,8 +9,10 @@ from torch import nn
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 from polymode.methods.particles import input_gradients
-from polymode.methods.particles.input_gradients import Terms, repelled_gradients
-from polymode.methods.particles.repulsion import repulsion
+from polymode.methods.particles.input_gradients import repelled_gradients
+from polymode.methods.particles.second_order import batch_norm
+
+from .true_logits import terms_of
 
 X = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.arange(8) % 3
@@ -39,15 +39,11 @@ def dense() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def true_logit(outputs, targets, extra) -> torch.Tensor:
-    return outputs.gather(-1, targets.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-
-
 def run(net, execution: str, chunk_size: int | None = None, rows: int = 8, steps: int = 1) -> Stack:
     stack = Stack(
         net, 4, seed=1, execution=execution, chunk_size=chunk_size, dtype=torch.float64
     ).train()
-    terms = Terms(Categorical().nll, true_logit, partial(repulsion), 0.7, rows)
+    terms = terms_of(rows)
     for number in range(steps):
         repelled_gradients(stack, terms, X, Y, number)
     return stack
@@ -63,8 +59,9 @@ def assert_same(one: Stack, other: Stack) -> None:
 @pytest.mark.parametrize("rows", [3, 8])
 @pytest.mark.parametrize("execution", ["loop", "threads", "chunked"])
 @pytest.mark.parametrize("net", [piecewise, normed, smooth, dense])
-def test_graphs_that_are_dropped_are_made_again(net, execution, rows) -> None:
+def test_graphs_that_are_dropped_are_made_again(net, execution, rows, monkeypatch) -> None:
     """One graph kept or all: the same gradients, and running statistics that moved once."""
+    monkeypatch.setattr(batch_norm, "_LARGE", 1)
     kept, dropped = run(net, "loop", rows=rows), run(net, execution, 1, rows=rows)
     assert kept.plans["repulsion"].chunk_size == 4
     assert_same(kept, dropped)
@@ -72,92 +69,29 @@ def test_graphs_that_are_dropped_are_made_again(net, execution, rows) -> None:
 
 def test_the_last_graphs_are_kept_and_freed_first(monkeypatch) -> None:
     """So that none of them waits while another member's is made."""
-    seen = {"_forward": [], "_backward": []}
+    seen = {"forward": [], "backward": []}
 
-    def watch(name: str, made, unit, *rest):
-        seen[name].append(unit.grads[0].data_ptr())
-        return made(unit, *rest)
+    class Watched(input_gradients.Plain):
+        def forward(self, *args):
+            seen["forward"].append(self.leaves[0].data_ptr())
+            return super().forward(*args)
 
-    for name in seen:
-        wrapped = partial(watch, name, getattr(input_gradients, name))
-        monkeypatch.setattr(input_gradients, name, wrapped)
+        def backward(self, *args):
+            seen["backward"].append(self.leaves[0].data_ptr())
+            return super().backward(*args)
+
+    monkeypatch.setattr(input_gradients, "Plain", Watched)
     run(piecewise, "loop", chunk_size=1)
-    forward, backward = seen["_forward"][-7:], seen["_backward"][-4:]  # trials went before
+    forward, backward = seen["forward"][-7:], seen["backward"][-4:]  # trials went before
     assert backward == forward[:4][::-1]
     assert forward[4:] == backward[1:]
 
 
 def test_gradients_do_not_pile_up() -> None:
-    """Products are added in place to the gradients of the losses, which every step sets anew."""
+    """Every step sets them anew."""
     for net in (piecewise, dense):
         for execution in ("loop", "batched"):
             assert_same(run(net, execution), run(net, execution, steps=3))
-
-
-@pytest.mark.parametrize(
-    ("net", "execution", "apart"),
-    [
-        (piecewise, "loop", True),
-        (dense, "loop", True),
-        (dense, "batched", True),
-        (normed, "loop", False),
-        (smooth, "loop", False),
-        (smooth, "batched", False),
-    ],
-)
-def test_piecewise_linear_networks_free_their_activations(
-    net, execution, apart, monkeypatch
-) -> None:
-    """Without curvature, the losses have their backward pass before the members meet."""
-    seen, forward = [], input_gradients._forward
-
-    def watch(*args):
-        found = forward(*args)
-        seen.append(found[0])
-        return found
-
-    monkeypatch.setattr(input_gradients, "_forward", watch)
-    run(net, execution)
-    assert {not passed.losses.requires_grad for passed in seen} == {apart}
-
-
-def test_input_gradients_keep_less_than_the_activations(monkeypatch) -> None:
-    """Of pooling and ReLU what is kept for the second derivative is small numbers and bytes."""
-    kept, forward = [], input_gradients._forward
-
-    def watch(*args):
-        found = forward(*args)
-        kept.append(_kept_bytes(found[0].graph.node))
-        return found
-
-    monkeypatch.setattr(input_gradients, "_forward", watch)
-    run(pooled, "loop")
-    convolved = 8 * 16 * 8 * 8 * 8  # bytes of what the convolution gives for the batch
-    pooled_ = convolved // 4
-    most = pooled_ + pooled_ // 4 + pooled_ // 8  # gradient in float64, places in int16, bytes
-    assert max(kept) < 1.05 * most + 8 * 3 * 256 + 10_000  # and weights
-
-
-def pooled() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(256, 3),
-    )  # fmt: skip
-
-
-def _kept_bytes(node) -> int:
-    """Bytes that the graph from this node on keeps, each storage counted once."""
-    todo, seen, storages = [node], set(), {}
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for tensor in getattr(node, "saved_tensors", ()):
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-        todo += [source for source, _ in node.next_functions]
-    return sum(storages.values())
 
 
 def test_constant_input_gradients() -> None:

@@ -47,6 +47,12 @@ DENSITY_ESTIMATORS = ("kde", "sge", "ssge")
 ESTIMATORS = (*DENSITY_ESTIMATORS, "svgd")
 RIDGE = 0.01
 
+# of repulsive deep ensembles, for the methods that are such
+BIBTEX = """@inproceedings{dangelo2021repulsive,
+  title={Repulsive deep ensembles are {Bayesian}},
+  author={D'Angelo, Francesco and Fortuin, Vincent},
+  booktitle={Advances in Neural Information Processing Systems}, year={2021}}"""
+
 
 def median_lengthscale(squared: Tensor) -> Tensor:
     """Return h of exp(−d²/h), a number: the median of `squared` (M, M) over ln(M + 1).

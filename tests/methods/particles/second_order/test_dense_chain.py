@@ -1,17 +1,19 @@
-"""Chains of linear layers and ReLUs, all members at once: which networks are such, and the same
-gradients as any."""
+"""Chains of linear layers and ReLUs: which networks are such, and the gradients of autograd."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
+from polymode.core.memory import saved_bytes
 from polymode.core.stack import Stack
-from polymode.methods.particles.chains import dense_chain
 from polymode.methods.particles.input_gradients import repelled_gradients
+from polymode.methods.particles.second_order.dense_chain import dense_chain
 
-from .true_logits import terms_of
+from ..true_logits import terms_of
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(9, 2, 3, generator=STREAM, dtype=torch.float64)
@@ -99,31 +101,44 @@ def stack_of(net, execution: str = "batched", chunk_size: int | None = None) -> 
     return Stack(net, 4, seed=1, dtype=torch.float64, **how).train()
 
 
-@pytest.mark.parametrize("basis", [None, BASIS], ids=["inputs", "components"])
-@pytest.mark.parametrize("rows", [4, 9])
-@pytest.mark.parametrize("chunk_size", [None, 3, 1])
+def found_with(chains: bool, net, x: torch.Tensor, rows: int, basis=None, **how) -> tuple:
+    stack, terms = stack_of(net, **how), terms_of(rows, basis, chains)
+    assert dense_chain(stack, x) is not None
+    for number in range(2):  # gradients are set, not added up
+        losses, values = repelled_gradients(stack, terms, x, Y, number)
+    return losses, values, {name: leaf.grad for name, leaf in stack.params.items()}
+
+
+HOW = [
+    {"execution": "batched"},
+    {"execution": "chunked", "chunk_size": 3},
+    {"execution": "loop", "chunk_size": 1},
+    {"execution": "threads"},
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=lambda how: how["execution"])
+@pytest.mark.parametrize(("rows", "basis"), [(9, None), (4, None), (4, BASIS)])
 @pytest.mark.parametrize("net", [deep, linear, wide_head, Functions])
-def test_gradients_are_those_of_autograd(net, chunk_size, rows, basis) -> None:
-    assert dense_chain(stack_of(net), X) is not None
-    found = []
-    for chains in (True, False):
-        stack = stack_of(net, "chunked" if chunk_size else "batched", chunk_size)
-        terms = terms_of(rows, basis, chains)
-        for number in range(2):  # gradients are set, not added up
-            losses, values = repelled_gradients(stack, terms, X, Y, number)
-        found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+def test_gradients_are_those_of_autograd(net, rows, basis, how) -> None:
+    found = found_with(True, net, X, rows, basis, **how)
+    torch.testing.assert_close(found, plain(net, rows, basis is None), rtol=1e-10, atol=1e-12)
+
+
+@cache
+def plain(net, rows: int, inputs: bool) -> tuple:
+    return found_with(False, net, X, rows, None if inputs else BASIS)
 
 
 @pytest.mark.parametrize("size", [1, 11, 12, 30])
 def test_narrow_and_wide_inputs(size) -> None:
     """Narrow ones lie column by column in memory."""
     x = torch.randn(9, size, generator=STREAM, dtype=torch.float64)
-    found = []
-    for chains in (True, False):
-        stack = stack_of(lambda: nn.Sequential(nn.Linear(size, 5), nn.ReLU(), nn.Linear(5, 4)))
-        losses, values = repelled_gradients(stack, terms_of(7, None, chains), x, Y, 0)
-        found.append((losses, values, {n: leaf.grad for n, leaf in stack.params.items()}))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(size, 5), nn.ReLU(), nn.Linear(5, 4))
+
+    found = [found_with(chains, net, x, 7) for chains in (True, False)]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
@@ -142,3 +157,14 @@ def test_members_and_likelihoods_with_more_parameters() -> None:
     stack = stack_of(deep)
     stack.add_parameters({"scale": torch.zeros(4, 1, dtype=torch.float64)})
     assert dense_chain(stack, X) is None
+
+
+def test_what_is_kept_is_counted() -> None:
+    """So that members who do not fit into memory are made again."""
+    chain = dense_chain(stack_of(deep), X)
+    whole, few = (
+        saved_bytes(lambda rows=rows: chain.forward(terms_of(rows), X, Y)) for rows in (9, 1)
+    )
+    hidden, outputs = 5 + 7, 4
+    assert whole >= 8 * (X.numel() + 4 * 9 * 3 * hidden)  # activations, masks, slopes
+    assert whole - few >= 8 * (4 * 8 * hidden + 8 * outputs)

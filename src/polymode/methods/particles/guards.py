@@ -1,0 +1,91 @@
+"""What repulsive methods refuse, and what they warn of."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from polymode.core.likelihoods import Likelihood
+from polymode.core.loop import Batch, Divergence
+from polymode.core.options import is_number
+from polymode.core.stack import Stack
+from polymode.methods.map import MAP
+
+WEIGHTS = ("batch", "data")
+
+
+def require_weight(config: MAP) -> None:
+    """Refuse a `weight` of a repulsion that is neither a rule nor a number ≥ 0."""
+    weight = config.weight  # type: ignore[attr-defined]
+    number = is_number(weight) and 0 <= weight < math.inf
+    rule = "'batch', 'data' or a finite number ≥ 0"
+    config._require(number or weight in WEIGHTS, "weight", rule)
+
+
+def require_shared_order(config: MAP) -> None:
+    """Refuse batches of each member's own."""
+    if config.data_order == "own":
+        raise ValueError(
+            f"`data_order` of {type(config).__name__} must be 'shared', got 'own': members are"
+            " compared at the same inputs"
+        )
+
+
+def warn_of_coincident(stack: Stack) -> None:
+    """Warn where two members start at the same weights: no repulsion can separate them."""
+    equal = torch.ones(stack.num_modes, stack.num_modes, dtype=torch.bool, device=stack.device)
+    for tensor in stack.params.values():
+        rows = tensor.detach().flatten(1)
+        for k in equal.tril(-1).any(1).nonzero().flatten().tolist():
+            equal[k] &= (rows == rows[k]).all(1)
+    pairs = equal.tril(-1).nonzero().tolist()
+    if pairs and stack.params:
+        second, first = pairs[0]
+        warnings.warn(
+            f"members {first} and {second} start at the same weights, and repulsion cannot separate"
+            " them: the force between coincident particles is 0. Give members of different"
+            " initialisations",
+            stacklevel=3,
+        )
+
+
+def check_shared(method: str, batch: Batch) -> None:
+    """Refuse a batch with inputs of each member's own."""
+    if batch.own:
+        raise ValueError(f"{method} compares members at the same inputs; give Batch(own=False)")
+
+
+def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
+    """Refuse batches at which input gradients cannot be compared."""
+    if batch.y is None:
+        raise ValueError(
+            f"{method} needs the targets of a batch, got None: the losses are of them, and of"
+            " classes so is the logit that is differentiated"
+        )
+    if likelihood.classification and batch.y.is_floating_point():
+        raise ValueError(
+            f"{method} takes labels as integers, got {batch.y.dtype}; give y.long(), or a"
+            " likelihood of regression"
+        )
+    check_shared(method, batch)
+    if not batch.x.is_floating_point():
+        raise ValueError(
+            f"{method} differentiates with respect to the inputs, but they are {batch.x.dtype} and"
+            " have no gradient. For tokens, the embedding is the place to repel: embed them first"
+            " and give the embedded inputs, with a network that starts after the embedding"
+        )
+
+
+def check_finite(losses: Tensor, values: Tensor, number: int) -> None:
+    """Tell of input gradients that are not finite where losses are."""
+    if math.isfinite(values.sum().item()) or not torch.isfinite(losses).all():
+        return
+    member = int((~torch.isfinite(values)).nonzero()[0])
+    raise Divergence(
+        f"the repulsion of member {member} is {values[member].item()} at step {number:,}, though"
+        " all losses are finite: an input gradient is not. Try a smaller learning rate or"
+        " clip_norm=1.0, and look for square roots, norms or logarithms at 0 in the network"
+    )

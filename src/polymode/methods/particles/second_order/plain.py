@@ -1,0 +1,73 @@
+"""Input gradients and what they repel, by torch.autograd alone.
+
+Shapes: `B` batch, `R` inputs of the batch that repel, `D` input dimensions, `K` coordinates; a
+leading axis of members where there are several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.methods.particles.terms import Terms
+
+
+class Kept(NamedTuple):
+    """What is kept between the passes: losses and input gradient, with their graphs."""
+
+    losses: Tensor
+    gradient: Tensor
+
+
+class Plain(NamedTuple):
+    """One member without a leading axis (`members` is None), or several with one.
+
+    `whole`: all inputs go through the pass that is differentiated twice, also those that do not
+    repel; networks whose examples see each other need that.
+    """
+
+    network: Callable[[Tensor], Tensor]
+    leaves: list[Tensor]
+    extra: dict[str, Tensor]
+    members: int | None
+    whole: bool
+
+    def forward(self, terms: Terms, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        """Return losses (members,), J (members, R, D or K), and what the backward pass needs."""
+        axis, rows = (0, terms.rows) if self.members is None else (1, terms.rows)
+        inputs = x if self.members is None else x.expand(self.members, *x.shape)
+        leaf = inputs if self.whole else inputs.narrow(axis, 0, rows)
+        leaf = leaf.detach().requires_grad_()
+        outputs = self.network(leaf)
+        scalars = terms.scalar(outputs.narrow(axis, 0, rows), y[:rows], self.extra)
+        gradient = _derivative(scalars, leaf).narrow(axis, 0, rows).flatten(axis + 1)
+        if terms.basis is not None:
+            gradient = gradient @ terms.basis
+        losses = terms.loss(outputs if self.whole else self.network(inputs), y, self.extra)
+        values = gradient.detach() if self.members else gradient.detach().unsqueeze(0)
+        return losses.detach().reshape(-1), values, Kept(losses, gradient)
+
+    def backward(self, terms: Terms, kept: Kept, cotangent: Tensor) -> list[Tensor]:
+        """Return the gradients of losses + weight · ⟨C, J⟩ with respect to the leaves."""
+        heads = [torch.ones_like(kept.losses), (terms.weight * cotangent).view_as(kept.gradient)]
+        number = 2 if kept.gradient.requires_grad else 1  # else J is the same for all weights
+        found = torch.autograd.grad(
+            kept[:number], self.leaves, heads[:number], allow_unused=True, materialize_grads=True
+        )
+        return list(found)
+
+
+def _derivative(scalars: Tensor, leaf: Tensor) -> Tensor:
+    found = None
+    if scalars.requires_grad:
+        (found,) = torch.autograd.grad(scalars.sum(), leaf, create_graph=True, allow_unused=True)
+    if found is None:
+        raise ValueError(
+            "the network's outputs do not depend on its inputs in a differentiable way, so there"
+            " are no input gradients to repel; look for .detach(), no_grad or rounding in its"
+            " forward method"
+        )
+    return found
