@@ -111,21 +111,34 @@ class Sampling(Passes):
         return f"Try lr={self.lr / 10:g} instead of {self.lr:g}, and look at the inputs' scale"
 
     def kept_steps(self, total_steps: int) -> range:
-        """Return the numbers of steps after which a sample is kept; the last is the last step.
+        """Return the numbers of steps after which a sample is kept."""
+        return kept_steps(total_steps, self.burn_in, self.thinning, self.samples_per_mode)
 
-        >>> Sampling(burn_in=4, samples_per_mode=3).kept_steps(10)
-        range(6, 11, 2)
-        """
-        burn_in = total_steps // 2 if self.burn_in is None else self.burn_in
-        left = total_steps - burn_in
-        number = min(20, left // (self.thinning or 1))
-        number = self.samples_per_mode or max(number, 0)
-        thinning = self.thinning or (left // number if number else 1)
-        if total_steps and (number < 1 or thinning < 1 or number * thinning > left):
-            raise ValueError(
-                f"{number} samples per mode, {thinning} steps apart, need {number * thinning}"
-                f" steps after burn_in={burn_in}, but there are {max(left, 0)} of {total_steps} in"
-                " all; give more epochs, fewer samples_per_mode or a smaller burn_in"
-            )
-        first = total_steps - (number - 1) * thinning
-        return range(first, total_steps + 1, thinning) if number and total_steps else range(0)
+
+def kept_steps(
+    total_steps: int, burn_in: int | None, thinning: int | None, number: int | None
+) -> range:
+    """Return the numbers of steps after which something is kept; the last is the last step.
+
+    Args:
+        total_steps: of the run.
+        burn_in: steps before; None is half of all.
+        thinning: steps from one to the next; None spreads them evenly over what is left.
+        number: how many; None is 20, or as many as fit.
+
+    >>> kept_steps(10, burn_in=4, thinning=None, number=3)
+    range(6, 11, 2)
+    """
+    if total_steps == 0:
+        return range(0)
+    burn_in = total_steps // 2 if burn_in is None else burn_in
+    left = total_steps - burn_in
+    number = min(20, left // (thinning or 1)) if number is None else number
+    apart = thinning or max(left // max(number, 1), 1)
+    if number < 1 or number * apart > left:
+        raise ValueError(
+            f"{max(number, 1)} to keep, {apart} steps apart, need {max(number, 1) * apart} steps"
+            f" after burn_in={burn_in}, but of {total_steps} in all {max(left, 0)} are left; take"
+            " more epochs, fewer to keep, or a smaller burn_in or thinning"
+        )
+    return range(total_steps - (number - 1) * apart, total_steps + 1, apart)

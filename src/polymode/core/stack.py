@@ -418,16 +418,24 @@ class Stack:
 
         Member k's numbers do not depend on the other members, nor on the memory format.
         """
-        noise = torch.empty(self.num_modes, self.num_parameters, dtype=self.dtype)
+        return dict(zip(self.params, self.normal_leaves(*path), strict=False))
+
+    def normal_leaves(self, *path: int | str) -> list[Tensor]:
+        """Return the same for every tensor of `leaves()`; one stream serves all of a member's."""
+        leaves = self.leaves()
+        sizes = [leaf[0].numel() for leaf in leaves]
+        noise = torch.empty(self.num_modes, sum(sizes), dtype=self.dtype)
         stream = torch.Generator()
         for row, seed in zip(noise.unbind(0), self.seeds, strict=True):
-            stream.manual_seed(fold(seed, *path))
-            row.normal_(generator=stream)
-        parts = noise.to(self.device).split([p[0].numel() for p in self.params.values()], dim=1)
-        return {
-            name: part.view(p.shape)
-            for (name, p), part in zip(self.params.items(), parts, strict=True)
-        }
+            row.normal_(generator=stream.manual_seed(fold(seed, *path)))
+        parts = noise.to(self.device).split(sizes, dim=1)
+        return [part.view(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+
+    def draws_noise(self, x: Tensor) -> bool:
+        """Whether the networks draw anything random in training mode, found by a pass of x."""
+        noisy = copy.copy(self)
+        noisy._forget_memory()
+        return execution.streams_of(noisy.set_mode("noisy"), x, False, 0) is not None
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
         """Set running statistics to their averages over batches (B, ...) of inputs."""

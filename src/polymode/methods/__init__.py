@@ -5,8 +5,20 @@ Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 loops of one's own.
 """
 
-from polymode.methods import deep_ensemble, feature_rde, forde, function_rde, lit, map, weight_rde
+from polymode.methods import (
+    deep_ensemble,
+    dropout,
+    feature_rde,
+    forde,
+    function_rde,
+    lit,
+    map,
+    sghmc,
+    swag,
+    weight_rde,
+)
 from polymode.methods.deep_ensemble import DeepEnsemble
+from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
@@ -14,13 +26,18 @@ from polymode.methods.function_rde import FunctionRDE
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sghmc import SGHMC
+from polymode.methods.swag import SWAG
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
     "LIT",
     "MAP",
     "METHODS",
+    "SGHMC",
+    "SWAG",
     "DeepEnsemble",
+    "Dropout",
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
@@ -28,11 +45,14 @@ __all__ = [
     "Problem",
     "WeightRDE",
     "deep_ensemble",
+    "dropout",
     "feature_rde",
     "fit",
     "forde",
     "function_rde",
     "lit",
     "map",
+    "sghmc",
+    "swag",
     "weight_rde",
 ]

@@ -20,7 +20,7 @@ Shapes: `M` modes, `L` samples per mode, `B` batch, `K` network outputs, `R` ran
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -93,7 +93,7 @@ class Weights(ABC):
 
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
         """Return L draws as samples that are kept."""
-        draws = [_changing(self.draw(number, seed)) for number in range(samples_per_mode)]
+        draws = [changing_tensors(self.draw(number, seed)) for number in range(samples_per_mode)]
         return Samples(self.stack, {n: torch.stack([d[n] for d in draws]) for n in draws[0]})
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class Weights(ABC):
     @property
     def draw_bytes(self) -> int:
         """Memory of one draw of all modes."""
-        return sum(t.numel() * t.element_size() for t in _changing(self.stack).values())
+        return sum(t.numel() * t.element_size() for t in changing_tensors(self.stack).values())
 
     def tensors(self) -> Tensors:
         """Return everything that is to be saved, by name."""
@@ -132,7 +132,7 @@ class Weights(ABC):
         """Return what `tensors`, those of the stack left out, and `numbers` gave."""
 
 
-def _changing(stack: Stack) -> Tensors:
+def changing_tensors(stack: Stack) -> Tensors:
     """Return what differs between samples of one mode, by the names of `Stack.tensors`."""
     network = {**stack.params, **stack.buffers}
     found = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
@@ -309,6 +309,25 @@ class Gaussian(Weights):
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Gaussian:
         std, deviations = _group("std", tensors), _group("deviations", tensors)
         return cls(stack, std, deviations, numbers["samples_per_mode"])
+
+
+def with_own_statistics(
+    weights: Weights, inputs: Callable[[], Iterable[Tensor]], samples_per_mode: int, seed: int
+) -> Weights:
+    """Return weights whose draws have running statistics of their own.
+
+    Networks without such statistics leave the weights as they are. Otherwise L draws are made and
+    kept, each with the statistics of a pass over `inputs()`.
+    """
+    if not weights.stack.has_statistics:
+        return weights
+    kept = []
+    for number in range(samples_per_mode):
+        drawn = weights.draw(number, seed)
+        own = drawn.with_tensors({}, {name: t.clone() for name, t in drawn.buffers.items()})
+        own.recompute_statistics(inputs())
+        kept.append(changing_tensors(own))
+    return Samples(weights.stack, {n: torch.stack([each[n] for each in kept]) for n in kept[0]})
 
 
 def _group(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -1,0 +1,182 @@
+"""SWAG: a Gaussian fitted to the path of SGD, one per mode.
+
+    θ̄ = (1/T) Σ_i θ_i,   Σ_diag = (1/T) Σ_i (θ_i − θ̄)²,   d_k = θ_{T−K+k} − θ̄,  k = 1, ..., K
+    θ ~ N(θ̄, ½ Σ_diag + ½ D Dᵀ / (K − 1)),        K = `rank`
+
+θ_i are snapshots of the weights along SGD with a constant rate, taken after `burn_in` steps and
+`thinning` steps apart; they alone are averaged, never the initial weights. D has the last K of
+them, and one draw of K coefficients serves all layers, so what moved together along the path moves
+together in the samples. The factor ½ is the paper's. With `diagonal=False` or `rank=0` the other
+part has its whole weight; with both, the mean alone is left (SWA).
+
+Where paper and code disagree: the paper's deviations are from the running mean at the time of each
+snapshot; here they are from the final mean, so that D Dᵀ / (K − 1) is the snapshots' covariance
+where K holds them all. Divisors count snapshots that were taken, not those that would have fitted.
+
+Networks with running statistics (BatchNorm) get, for each of L = `samples_per_mode` draws, the
+statistics of a pass over the training inputs; the draws are then kept. A likelihood's own
+parameters (learned noise) are averaged. `num_modes=10` is MultiSWAG.
+
+Limits: the spread is that of SGD's noise, which depends on rate and batch size; a Gaussian around
+one mode.
+Reference: W. Maddox, T. Garipov, P. Izmailov, D. Vetrov, A. Wilson, A simple baseline for Bayesian
+    uncertainty in deep learning, NeurIPS 2019.
+
+Shapes: `M` modes, `K` rank, `T` snapshots, `L` samples per mode.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from polymode.core.loop import Batch
+from polymode.core.modules import Tensors
+from polymode.core.options import kept_steps
+from polymode.core.stack import Stack
+from polymode.core.training import MakeOptimizer, Optimization
+from polymode.methods import map as map_
+from polymode.methods.map import MAP, Info
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.posterior import Gaussian, Weights
+from polymode.posterior.weights import with_own_statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWAG(MAP):
+    """Options of `swag`: those of `map`, by default with SGD of a constant rate, and
+
+    Args:
+        burn_in: steps before the first snapshot, ≥ 0; None is half of all.
+        thinning: steps from one snapshot to the next, ≥ 1; None spreads them evenly.
+        num_snapshots: T, ≥ 1; None is 20, or as many as there are steps for.
+        rank: K of the low-rank part, from the last snapshots, ≥ 0; the paper's 20.
+        diagonal: whether the diagonal part is there.
+        samples_per_mode: L draws in a prediction, ≥ 1; the paper's 30.
+    """
+
+    optimizer: str | MakeOptimizer = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    burn_in: int | None = None
+    thinning: int | None = None
+    num_snapshots: int | None = None
+    rank: int = 20
+    diagonal: bool = True
+    samples_per_mode: int = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, least in (("burn_in", 0), ("thinning", 1), ("num_snapshots", 1)):
+            if getattr(self, field) is not None:
+                self._require_integer(field, least)
+        self._require_integer("rank", 0)
+        self._require(self.rank != 1, "rank", "0 or at least 2: one deviation has no spread")
+        self._require(isinstance(self.diagonal, bool), "diagonal", "True or False")
+        self._require_integer("samples_per_mode", 1)
+
+
+class State(NamedTuple):
+    """What the next step needs: over the snapshots so far their `mean` and sum of squared
+    `deviations` from it, by number of the leaf, and the last of them (M, K, ...)."""
+
+    stack: Stack
+    optimization: Optimization
+    mean: Tensors
+    squares: Tensors
+    last: Tensors
+    step: int
+
+
+def init(config: SWAG, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step."""
+    stack, optimization, first = map_.init(config, problem, stack)
+    rank = min(config.rank, len(_steps(config, problem)))
+    leaves = {str(number): leaf.detach() for number, leaf in enumerate(stack.leaves())}
+    mean, squares = ({n: torch.zeros_like(leaf) for n, leaf in leaves.items()} for _ in range(2))
+    last = {n: leaf.new_zeros(len(leaf), rank, *leaf.shape[1:]) for n, leaf in leaves.items()}
+    return State(stack, optimization, mean, squares, last, first)
+
+
+def _steps(config: SWAG, problem: Problem) -> range:
+    """Return the numbers of steps after which a snapshot is taken."""
+    total = problem.steps_per_epoch * config.epochs
+    return kept_steps(total, config.burn_in, config.thinning, config.num_snapshots)
+
+
+def step(config: SWAG, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step of SGD, and a snapshot where it is time."""
+    plain = map_.State(state.stack, state.optimization, state.step)
+    plain, info = map_.step(config, problem, plain, batch)
+    steps = _steps(config, problem)
+    if plain.step in steps:
+        take_snapshot(state, steps.index(plain.step))
+    return state._replace(step=plain.step), info
+
+
+@torch.no_grad()
+def take_snapshot(state: State, number: int) -> None:
+    """Enter the present weights as snapshot `number`, from 0, by Welford's update."""
+    for key, leaf in enumerate(state.stack.leaves()):
+        mean, squares, last = (group[str(key)] for group in (state.mean, state.squares, state.last))
+        delta = leaf - mean
+        mean += delta / (number + 1)
+        squares += delta * (leaf - mean)
+        if last.shape[1]:
+            last[:, number % last.shape[1]] = leaf
+
+
+def finish(config: SWAG, problem: Problem, state: State) -> Weights:
+    """Return the Gaussian of every mode; as kept draws where networks have running statistics."""
+    taken = sum(each <= state.step for each in _steps(config, problem))
+    stack = state.stack.clone()
+    std, deviations = None, None
+    if taken:
+        with torch.no_grad():
+            for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
+                leaf.copy_(mean)
+        std, deviations = covariance(config, state, taken)
+    samples = config.samples_per_mode if std or deviations else 1
+    gaussian = Gaussian(stack, std, deviations, samples)
+    inputs = partial(problem.inputs, config.batch_size)
+    return with_own_statistics(gaussian, inputs, samples, problem.seed)
+
+
+def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, Tensors | None]:
+    """Return standard deviations of the diagonal part and deviations of the low-rank part, by the
+    names of the parameters, each scaled for its share of the covariance."""
+    names = list(state.stack.params)
+    rank = min(next(iter(state.last.values())).shape[1], taken)
+    low_rank, diagonal = rank > 1, config.diagonal and taken > 1
+    share = math.sqrt(0.5) if low_rank and diagonal else 1.0
+    std, deviations = None, None
+    if diagonal:
+        std = {n: share * (state.squares[str(k)] / taken).sqrt() for k, n in enumerate(names)}
+    if low_rank:
+        scale = share / math.sqrt(rank - 1)
+        deviations = {
+            name: scale * (state.last[str(k)][:, :rank] - state.mean[str(k)].unsqueeze(1))
+            for k, name in enumerate(names)
+        }
+    return std, deviations
+
+
+METHODS.register(
+    "swag",
+    summary="a Gaussian fitted to the path of SGD",
+    kind="one mode",
+    equation="θ ~ N(θ̄, ½ Σ_diag + ½ D Dᵀ/(K − 1)) of snapshots along SGD",
+    cost="1 × training, L × prediction",
+    limits="The spread is that of SGD's noise, which depends on rate and batch size; a Gaussian"
+    " around one mode.",
+    paper="Maddox et al. 2019",
+    bibtex="""@inproceedings{maddox2019simple,
+  title={A simple baseline for {Bayesian} uncertainty in deep learning},
+  author={Maddox, Wesley J. and Garipov, Timur and Izmailov, Pavel and Vetrov, Dmitry and
+    Wilson, Andrew Gordon},
+  booktitle={Advances in Neural Information Processing Systems}, year={2019}}""",
+)(Method(SWAG, init, step, finish))
