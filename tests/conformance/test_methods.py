@@ -32,6 +32,15 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def noisy_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def net_for(method: str):
+    """A small network that the method takes."""
+    return noisy_mlp if METHODS.get(method).metadata.get("needs") == "noise" else mlp
+
+
 def with_policies() -> nn.Module:
     """BatchNorm and dropout, the layers that have a policy."""
     return nn.Sequential(
@@ -48,11 +57,12 @@ def values() -> pm.Task:
 
 
 def fit(method: str, **options) -> pm.Posterior:
-    return pm.fit(method, **({"net": mlp, "task": classes()} | SHORT | options))
+    return pm.fit(method, **({"net": net_for(method), "task": classes()} | SHORT | options))
 
 
 def tensors(post: pm.Posterior) -> dict[str, torch.Tensor]:
-    return post.stack.tensors()
+    """Everything that is saved: samples that were kept, spreads, networks."""
+    return post.weights.tensors()
 
 
 def assert_same(a: pm.Posterior, b: pm.Posterior) -> None:
@@ -106,7 +116,7 @@ def test_learns(method) -> None:
 
 
 def test_save_and_load(method, tmp_path) -> None:
-    for net, task in ((with_policies, classes()), (mlp, values())):
+    for net, task in ((with_policies, classes()), (net_for(method), values())):
         post = fit(method, net=net, task=task)
         post.save(tmp_path)
         loaded = pm.load(tmp_path, net=net)
@@ -116,6 +126,10 @@ def test_save_and_load(method, tmp_path) -> None:
 
 
 def test_resume_equals_an_uninterrupted_run(method, tmp_path) -> None:
+    check_resume(method, tmp_path)
+
+
+def check_resume(method: str, tmp_path) -> None:
     whole = fit(method, net=with_policies, epochs=40)
 
     def interrupt(event: Event) -> None:
@@ -171,10 +185,93 @@ def test_normalisation_and_dropout_policy(method) -> None:
 
 
 def test_the_users_network_is_not_changed(method) -> None:
-    module = mlp()
+    module = net_for(method)()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    fit(method, net=[module, mlp()], num_modes=2)
+    fit(method, net=[module, net_for(method)()], num_modes=2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_draws_are_functions_of_seed_mode_and_number(method) -> None:
+    """For methods that draw; others have the same networks whatever the seed."""
+    post = fit(method, num_modes=3, net=noisy_mlp)
+    draws = post.weights.most is None
+
+    def outputs(post: pm.Posterior, number: int, seed: int) -> torch.Tensor:
+        return post.weights.draw(number, seed)(X).detach()
+
+    first = outputs(post, 0, 7)
+    assert torch.equal(first, outputs(post, 0, 7))
+    assert torch.equal(first, outputs(post, 0, 8)) is not draws
+    if draws or post.weights.samples_per_mode > 1:
+        other = outputs(post, 1, 7)
+        assert all(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    if METHODS.get(method).metadata["kind"] == "one mode":  # members do not see each other
+        alone = fit(method, num_modes=1, net=noisy_mlp)
+        torch.testing.assert_close(outputs(alone, 0, 7)[0], first[0], rtol=1e-4, atol=1e-5)
+
+
+def test_samples_are_modes_times_samples_per_mode(method) -> None:
+    task = pm.Task(train=(X, LABELS), test=(X, LABELS), likelihood="categorical")
+    post = fit(method, num_modes=2)
+    samples = post.weights.samples_per_mode
+    prediction = post.predict(X)
+    assert (prediction.num_modes, prediction.num_samples) == (2, 2 * samples) == (2, post.num_samples)
+    cost = pm.evaluate(post, task).cost
+    assert (cost.num_modes, cost.num_samples) == (2, 2 * samples)
+    if samples > 1:
+        assert post.predict(X, samples_per_mode=2).num_samples == 4
+        assert pm.evaluate(post, task, samples_per_mode=2).cost.num_samples == 4
+    if post.weights.most is not None:
+        with pytest.raises(ValueError, match=f"kept {post.weights.most} per mode"):
+            post.predict(X, samples_per_mode=post.weights.most + 1)
+
+
+def test_predictions_are_differentiable_in_the_inputs(method) -> None:
+    """Against central differences in float64, whose error is below 1e-7 here."""
+    post = fit(method, dtype=torch.float64)
+    x = X[:3].double().requires_grad_()
+
+    def log_prob(x: torch.Tensor) -> torch.Tensor:
+        return post.predict_batch(x, seed=5).log_prob(LABELS[:3]).sum()
+
+    (gradient,) = torch.autograd.grad(log_prob(x), x)
+    assert gradient.abs().sum() > 0
+    for row, column in ((0, 1), (2, 3)):
+        shift = torch.zeros_like(x)
+        shift[row, column] = 1e-5
+        slope = (log_prob(x + shift) - log_prob(x - shift)).item() / 2e-5
+        assert gradient[row, column].item() == pytest.approx(slope, abs=1e-7, rel=1e-5)
+    torch.testing.assert_close(post.predict_batch(X[:3].double()).mean, post.predict(X[:3]).mean)
+
+
+def test_takes_a_posterior_as_networks(method) -> None:
+    """Methods that work on trained networks leave them bit by bit; others train on."""
+    given = fit("map", net=net_for(method), num_modes=2)
+    post = fit(method, net=given)
+    assert post.num_modes == post.config["num_modes"] == 2
+    same = all(
+        torch.equal(a, b)
+        for mine, theirs in zip(post.members, given.members, strict=True)
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)
+    )
+    assert same is METHODS.get(method).value.post_hoc
+    with pytest.raises(ValueError, match="`num_modes` is 5, but 2 trained networks were given"):
+        fit(method, net=given, num_modes=5)
+
+
+def test_some_modes_are_the_first_samples(method) -> None:
+    post = fit(method, num_modes=3, dtype=torch.float64)
+    part, whole = post[:2].predict(X), post.predict(X)
+    first = whole.log_probs[: 2 * post.weights.samples_per_mode]
+    torch.testing.assert_close(part.log_probs, first, rtol=1e-10, atol=1e-12)
+
+
+def test_predicting_moves_nothing(method) -> None:
+    post = fit(method, net=with_policies)
+    before = {name: tensor.clone() for name, tensor in tensors(post).items()}
+    post.predict(X)
+    post.predict_batch(X, seed=3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(post).items())
 
 
 def test_bad_data_has_a_clear_error(method) -> None:

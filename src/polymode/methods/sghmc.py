@@ -133,7 +133,7 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
         torch._foreach_add_(momenta, noise, alpha=scale)
         torch._foreach_add_(leaves, momenta, alpha=0.5)
         keep_sample(config.kept_steps(problem.steps_per_epoch * config.epochs), number + 1, state)
-        squares = torch.stack([m.flatten(1).square().sum(1) for m in momenta]).sum(0)
+        squares = torch.stack([m.reshape(len(m), -1).square().sum(1) for m in momenta]).sum(0)
     size = sum(leaf[0].numel() for leaf in leaves)
     return State(stack, momentum, kept, number + 1), Info(losses, squares / (size * variance))
 

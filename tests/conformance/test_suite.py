@@ -1,0 +1,43 @@
+"""The suite itself finds what it is there to find."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from polymode.methods import METHODS, sghmc
+from polymode.methods.method import Method
+
+suite = importlib.import_module("test_methods")
+
+
+def test_a_sampler_that_loses_its_samples_on_resume_fails(tmp_path, monkeypatch) -> None:
+    """Its chain goes on as it should, but what it kept before the interrupt is gone."""
+
+    class Forgetful(sghmc.SGHMC):
+        pass
+
+    kept: dict[str, Any] = {}
+
+    def init(config, problem, stack):
+        state = sghmc.init(config, problem, stack)
+        kept.clear()
+        kept.update(state.kept)
+        return state._replace(kept={})
+
+    def step(config, problem, state, batch):
+        state, info = sghmc.step(config, problem, state._replace(kept=kept), batch)
+        return state._replace(kept={}), info
+
+    def finish(config, problem, state):
+        return sghmc.finish(config, problem, state._replace(kept=kept))
+
+    METHODS.register("forgetful", kind="one mode")(Method(Forgetful, init, step, finish))
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    try:
+        with pytest.raises(AssertionError):
+            suite.check_resume("forgetful", tmp_path)
+    finally:
+        METHODS._entries.pop("forgetful", None)
