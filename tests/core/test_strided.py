@@ -32,6 +32,7 @@ def apart(x, weight, shortcut, geometry):
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("case", GEOMETRIES)
+@pytest.mark.cpu_seconds(6)
 def test_gradients(case, channels_last) -> None:
     side, stride, padding, dilation, size = case
     geometry = stride, padding, dilation
