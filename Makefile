@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(PYTHON) -m polymode run --task digits --method map --method deep_ensemble --seeds 0-2 --out runs/demo
 
 test: check
-	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 test-browser: $(STAMP)
 	@command -v chromium google-chrome >/dev/null || apt-get install --yes --quiet chromium || \

@@ -6,8 +6,11 @@ No cache of the user's is read or written.
 from __future__ import annotations
 
 import os
+import resource
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Generator, Iterator
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -20,6 +23,46 @@ from polymode.core import choice  # noqa: E402
 from polymode.metrics import compare, evaluate  # noqa: E402
 
 THREADS = torch.get_num_threads()
+BUDGET = 3.0  # seconds of CPU time that a test may take, unless marked `cpu_seconds`
+LIBRARY, IMPORTS = 100, 5.0  # so many new modules: a library, which the first user pays for
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, the tests of a file share a process, and so its fixtures."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return what stays together: a file; in the conformance suite a method."""
+    if "conformance" in item.path.parts:
+        return str(item.callspec.params["method"])  # type: ignore[attr-defined]
+    return item.path.stem
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that takes more CPU time than it may; time of a busy machine does not count."""
+    before, modules = cpu_seconds(), len(sys.modules)
+    result = yield
+    taken, mark = cpu_seconds() - before, item.get_closest_marker("cpu_seconds")
+    budget = float(mark.args[0]) if mark else BUDGET
+    if len(sys.modules) - modules > LIBRARY:
+        budget += IMPORTS
+    if taken > budget:
+        pytest.fail(
+            f"took {taken:.1f} s of CPU time, more than {budget:g} s: make it smaller, or mark what"
+            " cannot be smaller with cpu_seconds(...)",
+            pytrace=False,
+        )
+    return result
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of the children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.cpu_seconds(8)
 def test_readme_tables_are_made_from_results() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "docs.tables", "--check"], cwd=ROOT, capture_output=True, text=True
@@ -26,6 +29,7 @@ def test_links_in_the_docs_lead_somewhere() -> None:
     assert not broken
 
 
+@pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_metrics_page_runs() -> None:
     """Its blocks in order, as one program, with one epoch."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/metrics.md").read_text(), re.S)

@@ -220,6 +220,7 @@ def test_members_that_differ_in_python_state_are_not_saved(tmp_path) -> None:
         post.save(tmp_path)
 
 
+@pytest.mark.cpu_seconds(15)
 def test_loading_takes_the_memory_of_the_members_once(tmp_path) -> None:
     """100 members of 4 MB: the peak above the start of loading is below 1.25 times their size."""
     wide = 1000

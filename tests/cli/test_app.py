@@ -82,6 +82,7 @@ def test_list(kind, name, fact, command):
     assert command.json() == []
 
 
+@pytest.mark.cpu_seconds(12)
 def test_check_passes_and_says_so(command):
     assert command("check", "--json") == 0
     found = command.json()
@@ -90,6 +91,7 @@ def test_check_passes_and_says_so(command):
     assert command.err.count("ok  ") == 8
 
 
+@pytest.mark.cpu_seconds(10)
 def test_check_fails_aloud(monkeypatch, command):
     monkeypatch.setitem(TRAINING, "prior_precision", 1.02)  # not the prior of the exact answer
     monkeypatch.setattr("polymode.cli.check._report", lambda: 1 / 0)
@@ -124,6 +126,7 @@ def test_the_flags_of_run_are_these():
     ]  # fmt: skip
 
 
+@pytest.mark.cpu_seconds(10)
 def test_output_into_a_closed_pipe_is_no_traceback():
     script = "import sys; from polymode.cli import main; sys.argv[1:] = ['list', 'tasks']; main()"
     process = subprocess.Popen(

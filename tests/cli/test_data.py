@@ -189,6 +189,7 @@ def command(web) -> list[str]:
     return [sys.executable, "-c", script]
 
 
+@pytest.mark.cpu_seconds(10)
 def test_ctrl_c_leaves_a_part_exits_130_and_resumes(web, data, capsys):
     web.stalls = True
     part = data / "downloads" / "pairs" / "pairs.txt.part"
@@ -211,6 +212,7 @@ def test_ctrl_c_leaves_a_part_exits_130_and_resumes(web, data, capsys):
     assert [path.name for path in data.iterdir()] == ["pairs.npz"]
 
 
+@pytest.mark.cpu_seconds(10)
 def test_a_terminal_gets_a_bar(web, data):
     """On a pseudo-terminal the bar draws, and the terms stand above it."""
     leader, follower = pytest.importorskip("pty").openpty()

@@ -38,6 +38,7 @@ def no_workers() -> bool:
     return not multiprocessing.active_children()
 
 
+@pytest.mark.cpu_seconds(40)
 def test_two_processes_give_what_one_gives_although_one_is_killed(tmp_path, command):
     """A cell that fails and one whose process is killed (the first that trains) fail alone; what
     is left, and what the next run adds, is to the byte what a single process gives."""
@@ -72,6 +73,7 @@ def test_two_processes_give_what_one_gives_although_one_is_killed(tmp_path, comm
         assert kept.read_bytes() == (two / "predictions" / kept.name).read_bytes()
 
 
+@pytest.mark.cpu_seconds(25)
 def test_ctrl_c_stops_all_processes_at_checkpoints(tmp_path, command):
     """Ctrl-C reaches this process alone, which passes it on; all that trained can go on."""
     real = threading.Event()

@@ -53,6 +53,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("coloured", [True, False])
+@pytest.mark.cpu_seconds(6)
 def test_a_terminal_gets_bars_for_all_cells_and_for_the_one_that_runs(
     tmp_path, monkeypatch, command, coloured
 ):

@@ -25,6 +25,7 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.cpu_seconds(25)
 def test_run_writes_everything_and_names_the_report(tmp_path, command):
     out = tmp_path / "a b"
     assert command.run(out) == 0
@@ -253,6 +254,7 @@ def test_ctrl_c_before_and_after_the_cells(tmp_path, monkeypatch, command, where
     assert not (tmp_path / "LOCK").exists()
 
 
+@pytest.mark.cpu_seconds(25)
 def test_training_goes_on_from_its_checkpoint_and_the_time_adds_up(
     tmp_path, monkeypatch, command, no_report
 ):
@@ -281,6 +283,7 @@ def test_training_goes_on_from_its_checkpoint_and_the_time_adds_up(
     assert without_times(whole / "results.jsonl") == without_times(tmp_path / "results.jsonl")
 
 
+@pytest.mark.cpu_seconds(15)
 def test_ctrl_c_exits_130(tmp_path):
     """A process of its own, interrupted once its folder shows that a long cell trains."""
     words = "run --task two_moons --method map --set epochs=1000000 --out"
@@ -298,6 +301,7 @@ def test_ctrl_c_exits_130(tmp_path):
     assert "Interrupted after 0 of 1 cells. Resume: polymode run" in error
 
 
+@pytest.mark.cpu_seconds(10)
 def test_a_full_disk_is_one_line_and_code_1_and_what_was_done_is_kept(tmp_path, command, no_report):
     """The system itself refuses to let a file grow beyond a limit, in the midst of a line."""
     words = ["--task", "two_moons", "--method", "map", "-q", "--seeds"]
@@ -362,6 +366,7 @@ def test_the_usual_folder_names_the_preset(tmp_path, monkeypatch, command, no_re
     assert command.out == "Report: runs/two_moons-smoke/report.html\n"
 
 
+@pytest.mark.cpu_seconds(25)
 def test_the_same_command_twice_gives_equal_bytes_and_figures(tmp_path, command):
     """Two seeds; only the figure of measured times may differ."""
     texts, figures = [], []

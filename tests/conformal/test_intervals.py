@@ -55,6 +55,7 @@ def test_coverage_of_90_percent_with_20_examples(method, exact) -> None:
     assert stats.kstest(found, law.cdf).pvalue > 1e-3
 
 
+@pytest.mark.cpu_seconds(6)
 def test_coverage_of_cqr() -> None:
     """The same of cqr, for a Gaussian of twice the true width, m + 2 z of values m + z.
 
@@ -75,6 +76,7 @@ def test_coverage_of_cqr() -> None:
 
 
 @pytest.mark.parametrize("method", ["split", "scaled", "cqr"])
+@pytest.mark.cpu_seconds(6)
 def test_each_output_is_covered(method) -> None:
     """A wrong mixture, two outputs: 33/41 each, not jointly. False alarms: 6e-5 each.
 

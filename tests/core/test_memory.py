@@ -23,9 +23,9 @@ from polymode.nets import resnet8
 
 choice._BUDGET, choice._LEAST = 0.0, 1
 stack = Stack(lambda: resnet8((3, 32, 32), 10), 2, execution="threads").train()
-x, y = torch.randn(64, 3, 32, 32), torch.arange(64) % 10
+x, y = torch.randn(32, 3, 32, 32), torch.arange(32) % 10
 faults = []
-for _ in range(8):
+for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     stack.gradients(Categorical().nll, x, y)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -47,6 +47,7 @@ def _huge_pages() -> bool:
 
 
 @pytest.mark.skipif(not _huge_pages(), reason="the system has no transparent huge pages")
+@pytest.mark.cpu_seconds(12)
 def test_large_tensors_lie_in_huge_pages() -> None:
     """64 MB in pages of 2 MB, all but the few that the system may not find at once."""
     environment = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
@@ -59,8 +60,9 @@ def test_large_tensors_lie_in_huge_pages() -> None:
 
 
 @pytest.mark.skipif("glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="glibc only")
+@pytest.mark.cpu_seconds(25)
 def test_a_step_does_not_take_its_memory_anew() -> None:
-    """Page faults of a step of two ResNet-8, median of five: none, and some thousand otherwise."""
+    """Page faults of a step of two ResNet-8, median of three: none, and some thousand otherwise."""
     faults = {}
     for keep in ("1", "0"):
         environment = {**os.environ, "POLYMODE_KEEP_MEMORY": keep}

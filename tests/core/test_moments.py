@@ -171,3 +171,12 @@ def test_a_share_that_rounds_to_one_leaves_some_noise() -> None:
 def test_others_have_no_closed_form(likelihood: Likelihood) -> None:
     outputs = likelihood.num_outputs(2)
     assert likelihood.closed(made_up(outputs=outputs), {}) is None
+
+
+def test_learned_noise_has_the_axes_of_the_outputs() -> None:
+    """Noise (M,) against outputs (M, L, B, D) would be taken for that of the samples if L = M."""
+    outputs, log_noise = torch.zeros(2, 2, 5, 3), torch.tensor([0.0, 1.0])
+    with pytest.raises(ValueError, match=r"as many leading axes as outputs, \(2, 2\), got \(2,\)"):
+        Gaussian(noise="learned").components(outputs, {"log_noise": log_noise})
+    scale = Gaussian(noise="learned").components(outputs, {"log_noise": log_noise[:, None]}).scale
+    assert torch.equal(scale.log(), log_noise.view(2, 1, 1, 1).expand_as(outputs))

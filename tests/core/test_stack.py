@@ -117,8 +117,11 @@ def build(
     return Stack(net, count, seed=3, execution=execution, chunk_size=2, dtype=dtype)
 
 
-@pytest.mark.parametrize("net", NETWORKS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(
+    ("net", "dtype", "tolerance"),
+    [(net, torch.float64, 1e-10) for net in NETWORKS]
+    + [(net, torch.float32, 1e-5) for net in (Convolutional, dropout_mlp)],
+)
 @pytest.mark.parametrize("own", [False, True])
 def test_executions_agree(net, dtype, tolerance, own, data) -> None:
     """Outputs, gradients and buffers after three training passes are the loop's everywhere."""

@@ -152,6 +152,7 @@ def test_learned_noise_follows_its_gradient_alone() -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.cpu_seconds(6)
 def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
     """64 members against the exact Gaussian posterior; deterministic, so no false alarms.
 

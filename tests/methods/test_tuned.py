@@ -118,6 +118,7 @@ def test_what_was_found_is_kept_and_seen(tmp_path):
 # ------------------------------------------------------------------------------- as one long run
 
 
+@pytest.mark.cpu_seconds(6)
 def test_events_are_those_of_one_run():
     events: list[Event] = []
     tuned(on_event=events.append, epochs=60)
@@ -132,6 +133,7 @@ def test_events_are_those_of_one_run():
     assert {event.what for event in events} == {"forde, 3 modes, 3 candidates"}
 
 
+@pytest.mark.cpu_seconds(6)
 def test_lines_are_one_for_each_tenth(capsys):
     tuned(progress="lines", epochs=60)
     lines = capsys.readouterr().err.splitlines()
@@ -186,6 +188,7 @@ def test_after_a_kill_between_candidates_none_is_trained_again(tmp_path, monkeyp
     assert not alphas and scores(done) == {a: scores(whole)[a] for a in (0.3, 1.0)}
 
 
+@pytest.mark.cpu_seconds(6)
 def test_through_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "report", lambda board, path, **_: path.touch())
     words = ["run", "--task", "digits", "--method", "forde", "--seeds", "0", "-q"]

@@ -137,6 +137,7 @@ def test_equal_members_are_told_and_stay_equal(estimator) -> None:
         torch.testing.assert_close(tensor[1], tensor[2], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.cpu_seconds(6)
 def test_members_end_further_apart_than_without_repulsion() -> None:
     task = pm.task("linear_regression")
     options = {"net": lambda: nn.Linear(3, 1), "task": task, "num_modes": 2, "epochs": 500}
@@ -179,6 +180,7 @@ def test_bad_options() -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.cpu_seconds(6)
 def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
     """64 members against the exact Gaussian posterior; deterministic, so no false alarms.
 

@@ -323,6 +323,7 @@ def test_standardised_scores_need_a_scale():
     assert (row.value, row.note) == (None, "n/a (needs the scale of the training targets)")
 
 
+@pytest.mark.cpu_seconds(8)
 def test_importing_the_package_enters_every_metric():
     """Another process that evaluates must have the same table, whatever else it has imported."""
     code = (

@@ -27,6 +27,7 @@ def values(inside, outside) -> dict[str, float]:
 
 @settings(max_examples=150, deadline=None)
 @given(coarse, coarse)
+@pytest.mark.cpu_seconds(6)
 def test_equal_scikit_learn_with_many_ties(inside, outside):
     truth = np.array([0] * len(inside) + [1] * len(outside))
     scores = np.array(inside + outside)

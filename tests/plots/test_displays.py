@@ -86,6 +86,7 @@ def test_short_paths_have_the_places_of_long_ones():
     assert short == ' d="M 1.23 2 \nL 3.5 -4.56  5 6 \nQ 1 2 3 4 \nL 7 8 \nz\n"'
 
 
+@pytest.mark.cpu_seconds(8)
 def test_importing_plots_imports_no_matplotlib():
     code = (
         "import sys, polymode.plots;"

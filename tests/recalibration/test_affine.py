@@ -143,6 +143,7 @@ def test_strong_penalties() -> None:
     assert (weight.diagonal() - 1).abs().max() > 0.05
 
 
+@pytest.mark.cpu_seconds(6)
 def test_penalty_by_cross_validation() -> None:
     """Of several the best on held-out folds is taken: weak where data are many, strong where few.
 

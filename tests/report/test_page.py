@@ -146,10 +146,12 @@ def test_page_says_what_the_registry_and_the_run_know(html) -> None:
     assert "&#34;num_modes&#34;: 2" in html  # the configuration
 
 
+@pytest.mark.cpu_seconds(10)
 def test_same_numbers_same_bytes(digits_board, html) -> None:
     assert render(digits_board, command="polymode run --task digits") == html
 
 
+@pytest.mark.cpu_seconds(15)
 def test_user_text_is_text_everywhere(made_up) -> None:
     results = made_up.results(
         names=(EVIL, f"{EVIL}'\"&"), num_seeds=2, task=EVIL, shift_name=EVIL, ood_name=EVIL
@@ -220,6 +222,7 @@ def test_paper_and_ours() -> None:
     assert "<dt>reproduced</dt><dd>1 of 2</dd>" in html
 
 
+@pytest.mark.cpu_seconds(20)
 def test_ten_methods_fit_into_three_megabytes(made_up) -> None:
     board = compare(made_up.results(10, 2, examples=100, shifts=4))
     html = render(board)

@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 
+import pytest
+
 from polymode.runs.folder import RunFolder, without_times
 
 KILLS = 10
@@ -69,6 +71,7 @@ class Server:
         return code, taken
 
 
+@pytest.mark.cpu_seconds(60)
 def test_ten_kills_at_random_times_leave_the_results_of_an_uninterrupted_run(tmp_path):
     """Kills are drawn over the first third of a run: start, training, scoring, writing.
 

@@ -290,7 +290,13 @@ class _SharedScale(_Regression):
             return torch.tensor(logs, dtype=like.dtype, device=like.device)
         if key not in params:
             raise ValueError(f"{self} needs params['{key}'], see `init`; got {sorted(params)}.")
-        return params[key].unsqueeze(-1) if spec == "learned" else params[key]
+        log_scale = params[key].unsqueeze(-1) if spec == "learned" else params[key]
+        if log_scale.dim() != like.dim() - 1:  # (M,) would broadcast to the L of (M, L, B, D)
+            need, got = tuple(like.shape[:-2]), tuple(log_scale.shape[:-1])
+            raise ValueError(
+                f"params['{key}'] must have as many leading axes as outputs, {need}, got {got}"
+            )
+        return log_scale
 
 
 @dataclasses.dataclass(frozen=True)

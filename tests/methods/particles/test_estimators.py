@@ -318,6 +318,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.cpu_seconds(6)
 def test_flow_to_a_gaussian(estimator) -> None:
     """100 particles end at least as near the target as 100 independent exact draws usually are.
 
@@ -344,6 +345,7 @@ def test_flow_to_a_gaussian(estimator) -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.cpu_seconds(6)
 def test_flow_to_the_funnel(estimator) -> None:
     """MMD of 100 particles to 2,000 exact draws of Neal's funnel, from a start at N(0, I).
 

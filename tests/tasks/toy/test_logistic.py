@@ -35,6 +35,7 @@ def small():
     return task("logistic_regression", seed=2, num_features=1, num_train=20, prior_precision=0.5)
 
 
+@pytest.mark.cpu_seconds(6)
 def test_against_a_brute_force_grid(small):
     """Two parameters on a grid of the prior's own axes, 1,201 x 1,201 nodes: to 1e-8."""
     axis = np.linspace(-14, 14, 1201)
@@ -117,6 +118,7 @@ def test_mode_and_laplace_answers(own):
     assert 0.01 < abs(own.exact.laplace_log_evidence - own.exact.log_evidence) < 0.5
 
 
+@pytest.mark.cpu_seconds(8)
 def test_predictive_is_calibrated_over_seeds():
     """Labels less predicted probabilities over 200 seeds have mean 0: 4 standard errors, rate 6e-5.
 

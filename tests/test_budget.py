@@ -1,0 +1,67 @@
+"""The suite's own rules: what a test may take, and which tests share a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture
+def rules(request):
+    """The conftest that all tests share."""
+    plugins = request.config.pluginmanager.get_plugins()
+    return next(plugin for plugin in plugins if hasattr(plugin, "BUDGET"))
+
+
+def run(rules, seconds: float, *marks: float, modules: int = 0) -> object:
+    """Run the hook around a test that takes so long, and imports so much."""
+    clock = iter([10.0, 10.0 + seconds])
+    mark = pytest.mark.cpu_seconds(*marks).mark if marks else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "cpu_seconds", lambda: next(clock))
+        running = rules.pytest_runtest_call(SimpleNamespace(get_closest_marker=lambda name: mark))
+        next(running)
+        for number in range(modules):
+            patch.setitem(sys.modules, f"made_up_{number}", types.ModuleType("made_up"))
+        try:
+            running.send("result")
+        except StopIteration as end:
+            return end.value
+    raise AssertionError("the hook yields once")
+
+
+def test_a_test_fails_that_takes_more_than_it_may(rules) -> None:
+    assert run(rules, 2.9) == "result"
+    with pytest.raises(pytest.fail.Exception, match=r"took 3\.1 s of CPU time, more than 3 s"):
+        run(rules, 3.1)
+    assert run(rules, 9.0, 10) == "result"
+    with pytest.raises(pytest.fail.Exception, match="more than 10 s"):
+        run(rules, 11.0, 10)
+
+
+def test_the_first_user_of_a_library_may_import_it(rules) -> None:
+    assert run(rules, 7.0, modules=101) == "result"
+    with pytest.raises(pytest.fail.Exception, match="more than 8 s"):
+        run(rules, 9.0, modules=101)
+
+
+def test_time_of_processes_that_ended_counts(rules) -> None:
+    """Starting Python takes 5 ms at least; this process waits meanwhile."""
+    before, own = rules.cpu_seconds(), time.process_time()
+    subprocess.run([sys.executable, "-S", "-c", "sum(range(10**6))"], check=True)
+    taken, own = rules.cpu_seconds() - before, time.process_time() - own
+    assert taken > own + 0.005
+
+
+def test_files_share_a_process_and_conformance_is_spread_by_method(rules) -> None:
+    item = SimpleNamespace(path=Path("tests/core/test_stack.py"))
+    assert rules.group_of(item) == "test_stack"
+    params = SimpleNamespace(params={"method": "swag"})
+    item = SimpleNamespace(path=Path("tests/conformance/test_methods.py"), callspec=params)
+    assert rules.group_of(item) == "swag"
