@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from polymode.core.data import Arrays, Loader
+from polymode.core.history import History
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import free_bytes, human
@@ -43,6 +44,7 @@ class Posterior:
         target_size: number of classes or of regression targets.
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
+        history: loss curves and time of the fit, see `core/history.py`.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Posterior:
         input_shape: tuple[int, ...],
         target_size: int,
         target_scaling: Scaling | None = None,
+        history: History | None = None,
     ) -> None:
         self.stack = stack.eval()
         self.likelihood = likelihood
         self.method, self.config, self.seed = method, config, seed
         self.input_shape, self.target_size = tuple(input_shape), target_size
         self.target_scaling = target_scaling
+        self.history = history or History()
 
     def __repr__(self) -> str:
         return (
@@ -190,6 +194,7 @@ class Posterior:
             "network": type(self.stack.template).__name__,
             "tensors": file.name,
             "tensors_digest": digest,
+            "history": self.history.to_dict(),
         }
         write_json(folder / _MANIFEST, manifest)
         for old in _tensor_files(folder):
@@ -249,6 +254,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         input_shape=input_shape,
         target_size=size,
         target_scaling=scaling and Scaling.from_dict(scaling),
+        history=History.from_dict(manifest["history"]) if "history" in manifest else None,
     )
 
 

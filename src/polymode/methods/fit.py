@@ -18,6 +18,7 @@ from torch import nn
 
 from polymode.core.data import Data
 from polymode.core.events import Event, Observer, Reporter, progress_observer
+from polymode.core.history import Recorder, validation_for
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.registry import suggest
@@ -127,6 +128,7 @@ def _train(
     if kept is not None:
         identity = _identity(name, config, seed, data, stack, task.likelihood)
         checkpoint = Checkpoint(kept[0], identity, kept[1])
+    recorder = _recorder(config, problem, stack, task)
     state = run(
         partial(core.step, config, problem),
         state,
@@ -136,6 +138,7 @@ def _train(
         what=f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}",
         observers=observers,
         checkpoint=checkpoint,
+        recorder=recorder,
     )
     return Posterior(
         state.stack,
@@ -146,7 +149,21 @@ def _train(
         input_shape=task.input_shape,
         target_size=target_size,
         target_scaling=task.target_scaling,
+        history=recorder.history(),
     )
+
+
+def _recorder(config: Any, problem: Problem, stack: Stack, task: Task) -> Recorder:
+    """Return what keeps the loss curves, with validation if the task has data for it."""
+    total, log_scale = problem.steps_per_epoch * config.epochs, 0.0
+    data = None if task.val is None else task.val.to(stack.dtype, stack.device)
+    if data is not None and task.target_scaling is not None:
+        data = data.scale_targets(task.target_scaling)
+        scale = task.target_scaling.scale.double().expand(problem.target_size)
+        log_scale = float(scale.log().sum())
+    trained = problem.num_examples * config.epochs
+    validation = validation_for(data, task.likelihood, total, trained, log_scale)
+    return Recorder(total, stack.num_modes, validation)
 
 
 def _best(
