@@ -37,6 +37,13 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examinations.md").read_text(), re.S)
+    exec(re.sub(r"epochs=\d+", "epochs=2", block), {})
+    assert (tmp_path / "report.html").is_file()
+
+
 QUICKSTART = """
 import torch
 from torch import nn

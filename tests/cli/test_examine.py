@@ -49,6 +49,7 @@ def test_findings_are_kept_with_the_cell_and_shown(tmp_path, command):
     page = (tmp_path / "report.html").read_text()
     assert 'id="examinations"' in page and "counting:power=2: counts" in page
     assert "number of weights" in page
+    assert "map: loss curves of one member" in page  # unasked, of every run that trains
     assert command("table", str(tmp_path)) == 0 and "counting" not in command.out
     assert command("table", str(tmp_path), "--full") == 0 and "counting:power=2" in command.out
 
@@ -61,6 +62,20 @@ def test_an_examination_that_is_added_is_run_and_no_other_cell_again(tmp_path, c
     assert run(command, tmp_path, "--examine", "counting") == 0 and "1 done already" in command.err
     (results,) = RunFolder(tmp_path).results()
     assert results.get("examined:counting", "size") is not None
+
+
+def test_loss_curves_are_made_of_every_cell_that_trains_asked_for_or_not(
+    tmp_path, command, no_report
+):
+    assert run(command, tmp_path, "-q") == 0
+    assert run(command, tmp_path, "--examine", "convergence") == 0
+    assert "1 done already, 0 to run" in command.err
+    (results,) = RunFolder(tmp_path).results(predictions=True)
+    found = findings_of(results)["convergence"]
+    assert found["train_loss"].value == pytest.approx(float(found.arrays["train loss"][-1, 0]))
+    assert run(command, tmp_path / "untrained", "--set", "epochs=0", "-q") == 0
+    (results,) = RunFolder(tmp_path / "untrained").results()
+    assert findings_of(results) == {}
 
 
 def test_a_file_may_ask_for_examinations(tmp_path, command, no_report):

@@ -106,3 +106,44 @@ def test_missing_seeds_and_numbers_are_explained() -> None:
     assert "n/a: needs ≥ 2 samples" in titles(found)
     text = next(a.text for a in found if a.title.startswith("n/a: needs"))
     assert text == "mine, for a."
+
+
+def curves(**numbers: tuple[float, float | None]) -> list[Row]:
+    return [
+        Row("examined:convergence", name, value, "", "", 20, error)
+        for name, (value, error) in numbers.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slope", "error", "told"),
+    [(-0.1, 0.01, True), (-0.1, 0.06, False), (-0.04, 0.001, False), (0.1, 0.01, False)],
+)
+def test_a_loss_that_still_falls_clearly_is_not_converged(slope, error, told) -> None:
+    """By more than two standard errors, and by more than a twentieth of all that it fell."""
+    found = alerts(two_seeds(*curves(train_slope=(slope, error), train_drop=(1.0, None))))
+    assert titles(found) == (["Not converged"] if told else [])
+    if told:
+        assert "map by 0.1 ± 0.01 nats/example, 10 % of all that it fell" in found[0].text
+        assert "--set epochs" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("rise", "error", "place", "told"),
+    [
+        (0.2, 0.01, 0.4, True),
+        (0.2, None, 0.4, True),
+        (0.2, 0.15, 0.4, False),
+        (0.02, 0.001, 0.4, False),
+        (0.2, 0.01, 0.95, False),
+    ],
+)
+def test_a_validation_loss_that_rises_again_is_overfitting(rise, error, place, told) -> None:
+    numbers = curves(
+        val_rise=(rise, error), best_val_nll=(0.5, 0.1), best_val_at=(place, None)
+    )  # fmt: skip
+    found = alerts(two_seeds(*numbers))
+    assert titles(found) == (["Overfits"] if told else [])
+    if told:
+        assert "map from 0.5 at 40 % of training to 0.7" in found[0].text
+        assert "fewer epochs" in found[0].text

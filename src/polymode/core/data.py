@@ -77,6 +77,11 @@ class Arrays:
         """Return the first `num` examples."""
         return self._inputs(self._stored[:num]), self.y[:num]
 
+    def rows(self, places: Tensor) -> Pair:
+        """Return the examples at these places."""
+        rows = self._stored.index_select(0, places.to(self._stored.device))
+        return self._inputs(rows), self.y.index_select(0, places.to(self.y.device))
+
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Arrays:
         """Return the data on `device`, floating-point tensors as `dtype`; integers stay so."""
         return Arrays(_cast(self._stored, dtype, device), _cast(self.y, dtype, device))

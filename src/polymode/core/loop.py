@@ -24,6 +24,7 @@ from polymode.core.checkpoint import load_checkpoint, save_checkpoint
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
+from polymode.core.history import Recorder
 from polymode.core.options import Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
@@ -65,18 +66,21 @@ def run(
     what: str = "training",
     observers: tuple[Observer, ...] = (),
     checkpoint: Checkpoint | None = None,
+    recorder: Recorder | None = None,
 ) -> S:
     """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
     state.
 
     Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
-    with one written at that very step.
+    with one written at that very step. `recorder` hears of every step, those before a resume
+    included.
     """
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, per_epoch * passes.epochs, observers)
+    recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
     if checkpoint is not None and checkpoint.path.exists():
-        state = load_checkpoint(checkpoint.path, state, checkpoint.identity)
+        state = _load(checkpoint, state, recorder)
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -87,13 +91,14 @@ def run(
             if checkpoint is not None:  # a folder that cannot be written is found before training
                 checkpoint.folder.mkdir(parents=True, exist_ok=True)
             state = _epochs(
-                step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted
-            )
+                step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
+                recorder,
+            )  # fmt: skip
     finally:
         stack.eval()
     _require_finite(stack, state.step, passes)
     if checkpoint is not None:
-        save_checkpoint(checkpoint.path, state, checkpoint.identity)
+        _save(checkpoint, state, recorder)
     return state
 
 
@@ -107,27 +112,29 @@ def _epochs(
     reporter: Reporter,
     checkpoint: Checkpoint | None,
     interrupted: threading.Event,
+    recorder: Recorder,
 ) -> S:
     saved, first = time.perf_counter(), state.step
     finite, loss = math.nan, math.nan
-    members = state.stack.num_modes
     while state.step < reporter.total:
         epoch, position = divmod(state.step, per_epoch)
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
             state, info = step(state, batch)
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
-            loss = (info.loss if members == 1 else info.loss.mean()).item()
+            losses = info.loss.tolist()
+            loss = sum(losses) / len(losses)
             if not math.isfinite(loss):
                 raise _divergence(state.stack, state.step - 1, info.loss, finite, passes)
             finite = loss
+            recorder.add(state.step, losses, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
             if interrupted.is_set():
-                _stop(state, checkpoint)
+                _stop(state, checkpoint, recorder)
             if checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds:
                 _require_finite(state.stack, state.step, passes)
-                save_checkpoint(checkpoint.path, state, checkpoint.identity)
+                _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
     reporter.tell("end", state.step, passes.epochs, loss)
@@ -174,13 +181,38 @@ def _interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _stop(state: Any, checkpoint: Checkpoint | None) -> None:
+class _Kept:
+    """A state with its history, as a checkpoint takes it: named fields."""
+
+    def __init__(self, state: Any, history: dict[str, Any] | None) -> None:
+        self.state, self.history = state, history
+
+    def _asdict(self) -> dict[str, Any]:
+        return {**self.state._asdict(), "history": self.history}
+
+    def _replace(self, **changes: Any) -> _Kept:
+        history = changes.pop("history")
+        return _Kept(self.state._replace(**changes), history)
+
+
+def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
+    save_checkpoint(checkpoint.path, _Kept(state, recorder.numbers()), checkpoint.identity)
+
+
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder) -> S:
+    kept: Any = _Kept(state, None)
+    kept = load_checkpoint(checkpoint.path, kept, checkpoint.identity)
+    recorder.load(kept.history)
+    return kept.state
+
+
+def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None:
     if checkpoint is None:
         raise KeyboardInterrupt(
             f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be"
             " able to resume"
         )
-    save_checkpoint(checkpoint.path, state, checkpoint.identity)
+    _save(checkpoint, state, recorder)
     raise KeyboardInterrupt(
         f"stopped after step {state.step:,}; the same call resumes from {checkpoint.path}"
     )

@@ -27,7 +27,9 @@ from polymode.tasks import Task
 
 Examination = Callable[..., Findings]
 
-EXAMINATIONS: Registry[Examination] = Registry("examination")
+EXAMINATIONS: Registry[Examination] = Registry(
+    "examination", modules=["polymode.examinations.convergence"]
+)
 
 
 class Asked(NamedTuple):

@@ -16,7 +16,9 @@ from polymode.metrics.results import EXAMINED, Results, Row, finite, title_of
 from polymode.metrics.score import ARROWS
 from polymode.metrics.table import align, decimals_for, number
 
-DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry("figure of an examination")
+DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
+    "figure of an examination", modules=["polymode.plots.convergence"]
+)
 """By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are
 imported when somebody asks for one."""
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from polymode.core.data import Data
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
+from polymode.core.history import Recorder, validation_for
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.options import Passes
@@ -126,6 +127,7 @@ def _train(
     steps = data.num_batches(config.batch_size)
     problem = Problem(task.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
+    recorder = _recorder(config, problem, stack, task)
     what = f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}"
     if ready:
         _warn_of_idle_options(name, config)
@@ -143,6 +145,7 @@ def _train(
             what=what,
             observers=observers,
             checkpoint=checkpoint,
+            recorder=recorder,
         )
     told: Any = Told(data, f"{what}: passes over the data", observers)
     weights = core.finish(config, problem._replace(data=told), state)
@@ -156,6 +159,7 @@ def _train(
         input_shape=task.input_shape,
         target_size=target_size,
         target_scaling=task.target_scaling,
+        history=recorder.history(),
     )
 
 
@@ -169,6 +173,19 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
             f"{name} takes networks that are given as they are: {', '.join(idle)} have no effect",
             stacklevel=4,
         )
+
+
+def _recorder(config: Any, problem: Problem, stack: Stack, task: Task) -> Recorder:
+    """Return what keeps the loss curves, with validation if the task has data for it."""
+    total, log_scale = problem.steps_per_epoch * config.epochs, 0.0
+    data = None if task.val is None else task.val.to(stack.dtype, stack.device)
+    if data is not None and task.target_scaling is not None:
+        data = data.scale_targets(task.target_scaling)
+        scale = task.target_scaling.scale.double().expand(problem.target_size)
+        log_scale = float(scale.log().sum())
+    trained = problem.num_examples * config.epochs
+    validation = validation_for(data, task.likelihood, total, trained, log_scale)
+    return Recorder(total, stack.num_modes, validation)
 
 
 def _best(

@@ -297,7 +297,8 @@ def title_of(metric: str) -> str:
     ('NLL', 'AUROC, MI', 'my own')
     """
     entry = _entry_of(metric)
-    return metric.replace("_", " ") if entry is None else str(entry.metadata["title"])
+    own = metric.replace("_", " ").replace("nll", "NLL")
+    return own if entry is None else str(entry.metadata["title"])
 
 
 def is_headline(metric: str) -> bool:

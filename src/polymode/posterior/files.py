@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.history import History
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
@@ -71,6 +72,7 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "network": type(stack.template).__name__,
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "tensors": entries,
+        "history": post.history.to_dict(),
     }
     write_json(folder / _MANIFEST, manifest)
     written = {entry["file"] for entry in entries}
@@ -116,6 +118,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         input_shape=shape,
         target_size=size,
         target_scaling=scaling and Scaling.from_dict(scaling),
+        history=History.from_dict(manifest["history"]) if "history" in manifest else None,
     )
 
 

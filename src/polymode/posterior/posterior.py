@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from polymode.core.components import Categories, Components
 from polymode.core.data import Arrays, Loader
+from polymode.core.history import History
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
@@ -45,6 +46,7 @@ class Posterior:
         target_size: number of classes or of regression targets.
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
+        history: loss curves and time of the fit, see `core/history.py`.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Posterior:
         input_shape: tuple[int, ...],
         target_size: int,
         target_scaling: Scaling | None = None,
+        history: History | None = None,
     ) -> None:
         self.weights = weights
         self.likelihood = likelihood
         self.method, self.config, self.seed = method, config, seed
         self.input_shape, self.target_size = tuple(input_shape), target_size
         self.target_scaling = target_scaling
+        self.history = history or History()
 
     def __repr__(self) -> str:
         samples, like = self.weights.samples_per_mode, self.weights.like

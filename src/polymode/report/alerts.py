@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polymode.metrics.leaderboard import Entry, Leaderboard
-from polymode.metrics.results import is_headline, title_of
+from polymode.metrics.results import EXAMINED, is_headline, title_of
 
 SMALL = 0.01  # members that differ less than this on every data set are one function
 UNMIXED = 1.1  # R-hat above it: chains have not found the same distribution
+FALLING = 0.05  # of all that a train loss fell, in the last fifth of training
+RISING, LEAST_RISE = 0.05, 0.02  # of a validation NLL above its best: a share, and in nats
+EARLY = 0.9  # of training, before which the best moment must lie
+CURVES = f"{EXAMINED}convergence"
 NAMED = 4  # of a longer list, so many are named
 
 Failures = int | Sequence[Mapping[str, Any]]
@@ -32,6 +36,8 @@ def alerts(board: Leaderboard, failures: Failures = 0) -> list[Alert]:
         *_one_seed(board),
         *(alert for entry in board.entries for alert in _unmixed(entry)),
         *(alert for entry in board.entries for alert in _too_alike(entry)),
+        *_not_converged(board),
+        *_overfits(board),
         *_backwards(board),
         *_within_noise(board),
         *_other_seeds(board),
@@ -126,6 +132,62 @@ def _most(entry: Entry, metric: str, of: str = "") -> float | None:
             if whole:
                 values.append(row.value / whole)
     return max(values, default=None)
+
+
+def _not_converged(board: Leaderboard) -> Iterator[Alert]:
+    """Warn where the train loss still falls clearly at the end of training."""
+    said = []
+    for label in board.labels:
+        slope, drop = (_curve(board, label, name) for name in ("train_slope", "train_drop"))
+        error = _largest_error(board, label, "train_slope")
+        if slope is None or drop is None or drop <= 0:
+            continue
+        if slope + 2 * error < 0 and -slope > FALLING * drop:
+            said.append(
+                f"{label} by {-slope:.2g} ± {error:.1g} nats/example, {100 * -slope / drop:.0f} %"
+                " of all that it fell"
+            )
+    if said:
+        yield Alert(
+            "Not converged",
+            f"Over the last fifth of training the train loss still fell: {listed(said)}. Train for"
+            " more epochs (--set epochs=...), or with a larger learning rate.",
+        )
+
+
+def _overfits(board: Leaderboard) -> Iterator[Alert]:
+    """Warn where the validation NLL of members was clearly lower before the end of training."""
+    said = []
+    for label in board.labels:
+        names = ("val_rise", "best_val_nll", "best_val_at")
+        rise, best, place = (_curve(board, label, name) for name in names)
+        if rise is None or best is None or place is None or place > EARLY:
+            continue
+        error = _largest_error(board, label, "val_rise")
+        if rise - 2 * error > 0 and rise > max(RISING * abs(best), LEAST_RISE):
+            said.append(
+                f"{label} from {best:.3g} at {100 * place:.0f} % of training to {best + rise:.3g}"
+            )
+    if said:
+        yield Alert(
+            "Overfits",
+            f"The members' validation NLL was lower before training ended: {listed(said)}. Train"
+            " for fewer epochs, or with a larger prior precision, more data or augmentation. The"
+            " mixture of the members may be better than they are: see its test NLL.",
+        )
+
+
+def _curve(board: Leaderboard, label: str, metric: str) -> float | None:
+    """Return a number of the loss curves, mean over seeds."""
+    cell = board.cells.get((label, CURVES, metric))
+    return None if cell is None else cell.mean
+
+
+def _largest_error(board: Leaderboard, label: str, metric: str) -> float:
+    """Return the largest standard error of any seed, 0 where none is known."""
+    entry = next(entry for entry in board.entries if entry.label == label)
+    rows = [results.get(CURVES, metric) for results in entry.results]
+    return max((row.standard_error or 0.0 for row in rows if row is not None), default=0.0)
 
 
 def _backwards(board: Leaderboard) -> Iterator[Alert]:

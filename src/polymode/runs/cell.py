@@ -17,7 +17,7 @@ from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
 from polymode.runs.kept import pack
-from polymode.runs.plan import Cell, Recipe
+from polymode.runs.plan import EVERY_CELL, Cell, Recipe
 from polymode.tasks import Task
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
@@ -71,7 +71,8 @@ def run_cell(
         validation=recipe.validation,
     )
     results = results.replace(net=recipe.net_label, label=cell.label)
-    for text in recipe.examine:
+    curves = [EVERY_CELL] if post.history.train_steps else []
+    for text in dict.fromkeys([*recipe.examine, *curves]):
         name, options = read_asked(text)
         results = examine(post, task, name, **options).beside(results)
     return _finished(results)

@@ -36,6 +36,7 @@ from polymode.runs.settings import UsageProblem
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
+SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -266,6 +267,7 @@ def without_times(path: Path) -> list[bytes]:
     for text in path.read_bytes().splitlines():
         line = json.loads(text)
         line["cost"] = {key: value for key, value in line["cost"].items() if key not in TIMES}
+        line["rows"] = [row for row in line["rows"] if row["unit"] != SECONDS]
         found.append(json.dumps(line).encode())
     return found
 

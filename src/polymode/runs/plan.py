@@ -30,6 +30,8 @@ from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 from polymode.tasks.augment import Augmentation
 
+EVERY_CELL = "convergence"  # the examination that is made of all that is trained
+
 
 class Cell(NamedTuple):
     """One fit: a method with its options, and a seed.
@@ -274,7 +276,8 @@ def _plan_of(
     task_options, net_options = dict(part.task_options), dict(part.net_options)
     arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
     _apply(settings, {"task": [task_options], "net": [net_options]}, arms)
-    asked = tuple(dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine)))
+    named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
+    asked = tuple(text for text in named if text != EVERY_CELL)
     recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
