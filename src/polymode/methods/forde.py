@@ -4,10 +4,11 @@
     R_i = ln Σ_j mean_b exp(−|s_ib − s_jb|²_Σ / h_jb),        s_ib = J_ib / |J_ib|
     J_ib = ∂ f_i(x_b)_{y_b} / ∂x_b
 
-J is the gradient of the true class's logit by the input, s its direction, Σ the lengthscales
-(`lengthscales`, `alpha`), h the median bandwidth (`bandwidth`), w the `weight` of the repulsion. In
-R_i the other members and h are constants: Wasserstein gradient descent with a kernel density
-estimate. All members see the same batch. With one member, or weight 0, this is `deep_ensemble`.
+J is the gradient of the true class's logit with respect to the input, s its direction, Σ the
+lengthscales (`lengthscales`, `alpha`), h the median bandwidth (`bandwidth`), w the `weight` of the
+repulsion. In R_i the other members and h are constants: Wasserstein gradient descent with a kernel
+density estimate. All members see the same batch. With one member, or weight 0, this is
+`deep_ensemble`.
 
 Where paper, poster and code disagree:
 - weight: the functional gradient flow has w = 1/N ("data"); the authors' code has 1/B ("batch", the
@@ -29,8 +30,9 @@ direction of a number has no derivative. `every`, `fraction` and `directions` sa
 in every k-th step, with k times the weight, so that the mean force stays; on a part of the batch;
 and, with "components", s as the direction of Uᵀ J, where U are the `num_components` principal axes
 that are kept. With all of them both are the same; with a few, "inputs" compares shadows of
-directions, of different lengths, and "components" directions of shadows. The latter never needs J
-itself, which saves a good part of the cost where a wide linear layer comes first.
+directions, of different lengths, and "components" directions of shadows. In chains of linear
+layers and ReLUs the latter never needs J itself, which saves a good part of the cost where inputs
+are many.
 
 Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
 as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an
@@ -90,10 +92,10 @@ class FoRDE(MAP):
 
     Args:
         num_modes: members M; the paper's 10.
-        weight: w of the repulsion beside the mean loss: "batch" (1/B), "data" (1/N) or a number
-            ≥ 0.
-        scalar: what is differentiated by the inputs: "logit" of the true class (in regression the
-            sum of the means), or "log_prob" of the target.
+        weight: w of the repulsion compared with the mean loss: "batch" (1/B), "data" (1/N) or a
+            number ≥ 0.
+        scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
+            regression the sum of the means), or "log_prob" of the target.
         bandwidth: median distance "reference" or "all", see above.
         lengthscales: "identity", "pca" of the training inputs, or "tuned": pca with the alpha that
             is best on the shifted validation set, which the task must have.

@@ -65,8 +65,8 @@ class LIT(MAP):
 
     Args:
         weight: w of the penalty beside the mean loss, a number ≥ 0.
-        scalar: what is differentiated by the inputs: "logit" of the true class (in regression the
-            sum of the means), or "log_prob" of the target.
+        scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
+            regression the sum of the means), or "log_prob" of the target.
     """
 
     usual_modes = 5
