@@ -12,6 +12,7 @@ Shapes: `M` modes (members), `B` batch, `K` network outputs, `P` parameters.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,21 +22,18 @@ from torch import Tensor, nn
 
 from polymode.core import execution
 from polymode.core.choice import Plan
+from polymode.core.gathering import gather
 from polymode.core.modules import (
     MODES,
     MakeNet,
     Tensors,
     channels_to_last,
     check_same,
-    differing,
     is_channels_last,
     members_from,
-    named_tensors,
     normalisation_layers,
-    plain_attributes,
-    with_registered_tensors,
 )
-from polymode.core.network import Network, without_values
+from polymode.core.network import Network
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
 from polymode.core.statistics import recompute_statistics
@@ -70,6 +68,7 @@ class Stack:
         network: what it shares with all stacks of its architecture.
         views: what shares the memory of its tensors.
         plans: how it is evaluated, by kind of work, once that is chosen.
+        horizon: calls to come, as far as known: for few, the choice is not measured.
     """
 
     def __init__(
@@ -96,6 +95,7 @@ class Stack:
         self.mode = "eval"
         self.pinned: int | None = None
         self.extra: Tensors = {}
+        self.horizon: float = math.inf
         self._passes = 0
         modules, self.num_modes = members_from(networks, num_modes, seed)
         self.seeds = [fold(seed, "member", k) for k in range(self.num_modes)]
@@ -106,35 +106,10 @@ class Stack:
     def _gather(
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
     ) -> None:
-        """Copy the members' tensors into stacked ones, member by member."""
-        self._apart: dict[int, nn.Module] = {}  # members with other plain attributes than member 0
-        self._apart_keys: set[str] = set()
-        for k, module in enumerate(modules):
-            module = with_registered_tensors(module)
-            tensors = named_tensors(module)
-            if k == 0:
-                first, first_state = tensors, plain_attributes(module)
-                self.network = Network(module)
-                trainable = {n: p.requires_grad for n, p in module.named_parameters()}
-                stacked = {
-                    name: torch.empty(
-                        (self.num_modes, *tensor.shape),
-                        dtype=dtype if dtype and tensor.is_floating_point() else tensor.dtype,
-                        device=device,
-                    )
-                    for name, tensor in tensors.items()
-                }
-            else:
-                check_same(first, tensors, k)
-                attributes = differing(first_state, plain_attributes(module))
-                if attributes:
-                    self._apart[k] = without_values(module)
-                    self._apart_keys |= attributes
-            for name, tensor in tensors.items():
-                stacked[name][k] = tensor.detach()
-        self.params = {n: stacked[n].requires_grad_() for n, learns in trainable.items() if learns}
-        self.frozen = {n: stacked[n] for n, learns in trainable.items() if not learns}
-        self.buffers = {n: t for n, t in stacked.items() if n not in trainable}
+        """Copy the members' tensors into stacked ones."""
+        found = gather(modules, self.num_modes, dtype, device)
+        self.network, self.params, self.frozen, self.buffers = found[:4]
+        self._apart, self._apart_keys = found.apart, found.apart_keys
         self._renew()
 
     def _renew(self) -> None:
@@ -313,6 +288,7 @@ class Stack:
             return given.detach()
 
         whole = self._members(order, pick)
+        whole.horizon = math.inf
         whole._forget_memory()
         if times > 1:
             whole.plans = self.network.plans.setdefault((times, self.num_modes), {})

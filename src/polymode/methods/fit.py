@@ -258,18 +258,18 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
                     f"Unknown option '{option}' for method '{method}'.{suggest(option, known)}"
                     f" Options: {', '.join(known)}"
                 )
-        return method, core, _with_augmentation(core.config(**options))
+        return method, core, with_augmentation(core.config(**options))
     if options:
         raise ValueError(
             f"options {sorted(options)} were given beside an options object; put them into it"
         )
     for name in METHODS.names():
         if METHODS.get(name).value.config is type(method):
-            return name, METHODS.get(name).value, _with_augmentation(method)
+            return name, METHODS.get(name).value, with_augmentation(method)
     raise ValueError(f"a {type(method).__name__} is not a method's options; see pm.list_methods()")
 
 
-def _with_augmentation(config: Passes) -> Passes:
+def with_augmentation(config: Passes) -> Passes:
     """Return the options with the function that an augmentation's name stands for."""
     if not isinstance(config.augment, (str, Mapping)):
         return config

@@ -114,11 +114,11 @@ def evaluate(
         cost=Cost(
             num_modes=post.num_modes,
             num_samples=test.prediction.num_samples,
-            parameters=post.num_modes * post.stack.num_parameters,
+            parameters=post.num_modes * post.weights.like.num_parameters,
             predict_seconds=seconds,
             predict_examples=examples,
             train_seconds=train_seconds,
-            memory_bytes=sum(t.numel() * t.element_size() for t in post.stack.tensors().values()),
+            memory_bytes=post.weights.num_bytes,
         ),
         near_ood=tuple(task.near_ood),
         target_scale=scale,

@@ -167,6 +167,10 @@ class Shards(Weights):
     def stack(self) -> Stack:  # type: ignore[override]
         return self._all().stack
 
+    @property
+    def num_bytes(self) -> int:
+        return sum((self.folder / entry["file"]).stat().st_size for entry in self.entries)
+
     def draw(self, number: int, seed: int) -> Stack:
         return self._all().draw(number, seed)
 
@@ -248,10 +252,10 @@ class Shards(Weights):
     def _all(self) -> Weights:
         """Return all modes in memory."""
         if self._whole is None:
-            need = sum((self.folder / entry["file"]).stat().st_size for entry in self.entries)
-            if 2 * need > free_bytes():
+            need = 2 * self.num_bytes
+            if need > free_bytes():
                 raise ValueError(
-                    f"all {self.num_modes:,} modes need {human(2 * need)} of memory to be joined;"
+                    f"all {self.num_modes:,} modes need {human(need)} of memory to be joined;"
                     f" {human(free_bytes())} free. post.predict and post.weights.parts() take them"
                     " file by file; post[:k] takes some"
                 )

@@ -109,6 +109,11 @@ class Weights(ABC):
         return stack
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of all that is saved."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @property
     def draw_bytes(self) -> int:
         """Memory of one draw of all modes."""
         return sum(t.numel() * t.element_size() for t in changing_tensors(self.stack).values())

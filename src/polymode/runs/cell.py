@@ -53,7 +53,7 @@ def run_cell(
     started = time.perf_counter()
     post = fit(
         cell.method,
-        net=recipe.net,
+        net=recipe.of(cell).net,
         task=task,
         seed=cell.seed,
         device=recipe.device,
@@ -70,7 +70,7 @@ def run_cell(
         keep=_kept(post, task),
         validation=recipe.validation,
     )
-    results = results.replace(net=recipe.net_label, label=cell.label)
+    results = results.replace(net=recipe.of(cell).net_label, label=cell.label)
     curves = [EVERY_CELL] if post.history.train_steps else []
     for text in dict.fromkeys([*recipe.examine, *curves]):
         name, options = read_asked(text)

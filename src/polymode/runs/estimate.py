@@ -79,7 +79,7 @@ def probe(pace: Pace, recipe: Recipe, task: Task, cells: Iterable[Cell]) -> None
         try:
             fit(
                 cell.method,
-                net=recipe.net,
+                net=recipe.of(cell).net,
                 task=task,
                 seed=cell.seed,
                 device=recipe.device,

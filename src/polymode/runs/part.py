@@ -11,10 +11,11 @@ from polymode.runs.settings import Setting
 
 
 class Arm(NamedTuple):
-    """A method with its options."""
+    """A method with its options, and options of the network that are its alone."""
 
     method: str
     options: dict[str, Any]
+    net_options: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

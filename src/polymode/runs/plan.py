@@ -22,6 +22,7 @@ from polymode.core.store import json_safe
 from polymode.examinations import Findings, read_asked
 from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
+from polymode.methods.fit import with_augmentation
 from polymode.metrics.table import align
 from polymode.runs.defaults import defaults_for
 from polymode.runs.part import Arm, Experiment, Part, Request
@@ -30,11 +31,12 @@ from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 from polymode.tasks.augment import Augmentation
 
+NOISE = 0.1  # dropout of a network that has none, for methods that need it
 EVERY_CELL = "convergence"  # the examination that is made of all that is trained
 
 
 class Cell(NamedTuple):
-    """One fit: a method with its options, and a seed.
+    """One fit: a method with its options, options of the network that are its alone, and a seed.
 
     `key` is the hash of all it depends on, `setup` that of all but the seed.
     """
@@ -45,6 +47,7 @@ class Cell(NamedTuple):
     key: str
     setup: str
     label: str = ""
+    net_options: dict[str, Any] = {}
 
     @property
     def name(self) -> str:
@@ -71,6 +74,10 @@ class Recipe(NamedTuple):
         if self.function is not None:
             return None
         return build_task(self.task_name, **self.task_options)
+
+    def of(self, arm: Cell | Arm) -> Recipe:
+        """Return the recipe with the network of one arm."""
+        return self._replace(net_options={**self.net_options, **arm.net_options})
 
     @property
     def net(self) -> Any:
@@ -118,19 +125,21 @@ class Plan:
 
     def cells(self) -> list[Cell]:
         """Return the cells, seed by seed, so that a run cut short still compares all methods."""
-        common = {"version": __version__, "data": self.data, "net": self.recipe.net_label}
+        common: dict[str, Any] = {"version": __version__, "data": self.data}
         if self.recipe.examine:
             common["examine"] = list(self.recipe.examine)
         cells = []
         for seed in self.seeds:
-            for name, (method, options) in self.arms.items():
-                config = options
+            for name, arm in self.arms.items():
+                config, (method, options, net_options) = arm.options, arm
                 if self.recipe.function is None:
-                    config = asdict(METHODS.get(method).value.config(**options))
-                facts = {**common, "method": method, "config": json_safe(config)}
+                    config = asdict(with_augmentation(METHODS.get(method).value.config(**options)))
+                facts = {**common, "net": self.recipe.of(arm).net_label}
+                facts |= {"method": method, "config": json_safe(config)}
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
-                cells.append(Cell(method, options, seed, key, _hash(facts), label))
+                setup = _hash(facts)
+                cells.append(Cell(method, options, seed, key, setup, label, net_options))
         return cells
 
     def command(self, out: str, *extra: str) -> str:
@@ -170,7 +179,7 @@ class Plan:
         return {
             "key": cell.key,
             "task": {"name": self.recipe.task_name, **self.recipe.task_options},
-            "net": self.recipe.net_label,
+            "net": self.recipe.of(cell).net_label,
             "method": cell.method,
             "options": cell.options,
             "seed": cell.seed,
@@ -181,16 +190,19 @@ class Plan:
         shared = {"preset": self.preset, "device": self.recipe.device}
         told = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
         told += "".join(f", examined: {asked}" for asked in self.recipe.examine)
-        rows = [
-            [f"  {method}", ", ".join(f"{k}={json_safe(v)}" for k, v in options.items())]
-            for method, options in self.methods.items()
-        ]
+        rows = [[f"  {name}", ", ".join(_listed(arm))] for name, arm in self.arms.items()]
         width = max(len(options) for _, options in rows)
         options = [[method, listed.ljust(width)] for method, listed in rows]
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {span(self.seeds)}"
         net = f" with {self.recipe.net_label}" if self.recipe.net_label else ""
         head = f"{self.recipe.task_name}{net}, {seeds}{told}"
         return "\n".join([head, align(options[0], options[1:])])
+
+
+def _listed(arm: Arm) -> list[str]:
+    """Return the options of an arm for people."""
+    own = [f"{key}={json_safe(value)}" for key, value in arm.options.items()]
+    return own + [f"net.{key}={json_safe(value)}" for key, value in arm.net_options.items()]
 
 
 def _hash(facts: dict[str, Any]) -> str:
@@ -222,7 +234,10 @@ def _make_plan(request: Request, device: str) -> Plan:
         task_options=dict(defaults.task_options),
         net=net,
         net_options=dict(defaults.net_options) if net == defaults.net else {},
-        arms={name: Arm(name, _having(name, defaults.options)) for name in methods},
+        arms={
+            name: Arm(name, _having(name, defaults.options), _noise_for(name, net))
+            for name in methods
+        },
         seeds=request.seeds,
     )
     return _plan_of(part, request.settings, request.preset, device, examine=request.examine)
@@ -256,7 +271,7 @@ def plan_experiment(
     arms = {name: Arm(study[1], dict(options)) for name, options in experiment.arms.items()}
     _apply(settings, {}, arms)
     try:
-        for _, options in arms.values():
+        for _, options, _ in arms.values():
             check_options(experiment.function, f"experiment '{study[1]}'", options)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
@@ -274,8 +289,12 @@ def _plan_of(
 ) -> Plan:
     """Return the plan of arms with their options, those of the settings over their own."""
     task_options, net_options = dict(part.task_options), dict(part.net_options)
-    arms = {name: Arm(method, dict(options)) for name, (method, options) in part.arms.items()}
-    _apply(settings, {"task": [task_options], "net": [net_options]}, arms)
+    arms = {
+        name: Arm(arm.method, dict(arm.options), dict(arm.net_options))
+        for name, arm in part.arms.items()
+    }
+    of_nets = [net_options, *(arm.net_options for arm in arms.values() if arm.net_options)]
+    _apply(settings, {"task": [task_options], "net": of_nets}, arms)
     named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
     asked = tuple(text for text in named if text != EVERY_CELL)
     recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
@@ -283,7 +302,8 @@ def _plan_of(
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
         arms = {
-            name: Arm(a.method, _having(a.method, usual) | a.options) for name, a in arms.items()
+            name: arm._replace(options=_having(arm.method, usual) | arm.options)
+            for name, arm in arms.items()
         }
     plan = Plan(recipe, built, arms, part.seeds, settings, preset, study, tuple(examine))
     _check(plan, built)
@@ -297,7 +317,7 @@ def _apply(
 ) -> None:
     """Enter the settings into the options of their owners: task, net, an arm, a method, or all."""
     owners = {**shared, "": []}
-    for name, (method, options) in arms.items():
+    for name, (method, options, _) in arms.items():
         owners[""].append(options)
         for owner in dict.fromkeys((name, method)):
             owners.setdefault(owner, []).append(options)
@@ -320,14 +340,25 @@ def _build(recipe: Recipe) -> Task:
 
 
 def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults that the method has as options."""
-    known = {field.name for field in fields(METHODS.get(method).value.config)}
+    """Return the defaults that the method has as options; rates and schedules are Adam's, so they
+    are left out where a method has an optimiser or sampler of its own."""
+    config = METHODS.get(method).value.config
+    known = {field.name for field in fields(config)}
+    if getattr(config, "optimizer", None) != "adam":
+        known -= {"lr", "schedule"}
     return {key: value for key, value in options.items() if key in known}
+
+
+def _noise_for(method: str, net: str) -> dict[str, Any]:
+    """Return the options that let a network draw noise, for methods that need it."""
+    takes = "dropout" in inspect.signature(getattr(nets, net)).parameters
+    needs = METHODS.get(method).metadata.get("needs") == "noise"
+    return {"dropout": NOISE} if takes and needs else {}
 
 
 def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
-    for method, options in plan.arms.values():
+    for method, options, _ in plan.arms.values():
         config = METHODS.get(method).value.config
         known = [field.name for field in fields(config)]
         for key in options:
@@ -337,14 +368,15 @@ def _check(plan: Plan, task: Task) -> None:
                     f" Options: {', '.join(known)}"
                 )
         try:
-            config(**options)
+            with_augmentation(config(**options))
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
-    _check_net(plan, task)
+    for arm in plan.arms.values():
+        _check_net(plan.recipe.of(arm), task)
 
 
-def _check_net(plan: Plan, task: Task) -> None:
-    name, options = plan.recipe.net_name, plan.recipe.net_options
+def _check_net(recipe: Recipe, task: Task) -> None:
+    name, options = recipe.net_name, recipe.net_options
     parameters = inspect.signature(getattr(nets, name)).parameters
     known = [key for key in parameters if key not in ("input_shape", "num_outputs")]
     passed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -355,7 +387,7 @@ def _check_net(plan: Plan, task: Task) -> None:
                 f" Options: {', '.join(known)}"
             )
     try:
-        plan.recipe.net(task.input_shape, task.num_outputs)
+        recipe.net(task.input_shape, task.num_outputs)
     except TypeError as error:
         raise UsageProblem(f"options of net {name}: {error}") from error
 
