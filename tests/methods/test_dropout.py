@@ -58,6 +58,18 @@ class Attention(nn.Module):
         return self.attend(tokens, tokens, tokens, need_weights=False)[0].mean(1)
 
 
+class Parts(nn.Module):
+    """Noise whose first axis has two entries per example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = F.dropout(self.layer(x.unflatten(1, (2, 3))).flatten(0, 1), 0.4, self.training)
+        return parts.unflatten(0, (-1, 2)).sum(1)
+
+
 class DotProduct(nn.Module):
     """Dropout inside the attention function, with a head axis."""
 
@@ -91,7 +103,9 @@ def channels() -> nn.Module:
     )  # fmt: skip
 
 
-NETWORKS = [layers, Functional, DropConnect, Attention, DotProduct, Multiplicative, channels]
+NETWORKS = [
+    layers, Functional, DropConnect, Attention, Parts, DotProduct, Multiplicative, channels,
+]  # fmt: skip
 
 
 def fit(net=layers, **options) -> pm.Posterior:
@@ -167,6 +181,17 @@ def test_masks_of_two_layers_differ() -> None:
         kept = Noisy(Stack(net), 1).draw(0, seed=0)(torch.ones(1, 64))[0, 0]
     assert set(kept.tolist()) == {0.0, 4.0}
     assert (kept == 4.0).sum() < 26  # 16 expected of both masks, 32 if they were one
+
+
+def test_parts_of_an_example_have_masks_of_their_own() -> None:
+    """The same part in two examples has the same mask, two parts of one example have not."""
+    net = Parts().double()
+    with torch.no_grad():
+        net.layer.weight.zero_(), net.layer.bias.fill_(0.6)
+        draws = [Noisy(Stack(net), 1).draw(0, seed)(X[:3])[0] for seed in range(30)]
+    for sums in draws:  # each 0, 1 or 2, the number of parts that were left on
+        assert torch.equal(sums[1:], sums[:1].expand(2, 2))
+    assert any(1.0 in sums[0].round().tolist() for sums in draws)
 
 
 @pytest.mark.parametrize("execution", ["loop", "batched"])

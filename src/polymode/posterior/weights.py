@@ -241,6 +241,9 @@ class Noisy(Weights):
 
         return outputs
 
+    def keep(self, samples_per_mode: int, seed: int) -> Samples:
+        raise ValueError("samples of noise are passes, not tensors that could be kept; use `draw`")
+
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
         """The networks are noisy, each with a stream of its own."""
         stack = self.stack[[mode for mode, _ in chosen]]
