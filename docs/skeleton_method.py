@@ -1,71 +1,105 @@
 """NAME: what it does, in one line.
 
-    θ ← θ − η (∇ L(θ) + σ ε),   ε ~ N(0, I)          η = `lr`, σ = `noise_scale`
+    θ_{t+1} = θ_t − η (∇ L(θ_t) + σ ε_t),   ε ~ N(0, I)          η = `lr`, σ = `noise_scale`
+    p(y | x) ≈ (1/L) Σ_{t > T − L} p(y | f_{θ_t}(x))              L = `samples_per_mode`
 
 Say here which paper and equation this is, what was chosen where paper and code disagree, and the
-limits. The example adds Gaussian noise to the gradient of MAP.
+limits. The example descends with noise and keeps the last L networks of its way.
 
 Reference: A. Author, Title, Venue, year.
-Shapes: `M` modes, `B` batch.
+Shapes: `M` modes, `L` samples per mode, `B` batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from polymode.core.loop import Batch
-from polymode.core.rng import generator
-from polymode.methods import map
-from polymode.methods.map import MAP, Info, State
+from polymode.core.modules import Tensors
+from polymode.core.options import kept_steps
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization
+from polymode.methods import map as map_
+from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.posterior import Samples
+from polymode.posterior.weights import changing_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyMAP(MAP):
-    """Options of `noisy_map`: those of `map`, and
+class Trail(MAP):
+    """Options of `trail`: those of `map`, and
 
     Args:
         noise_scale: σ, standard deviation of the gradient noise, ≥ 0.
+        samples_per_mode: L networks that are kept of each mode, ≥ 1; fewer where there are fewer
+            steps.
     """
 
     noise_scale: float = 0.01
+    samples_per_mode: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.noise_scale >= 0, "noise_scale", "≥ 0")
+        self._require_integer("samples_per_mode", 1)
 
 
-def init(config: NoisyMAP, problem: Problem, stack: map.Stack) -> State:
+class State(NamedTuple):
+    """What the next step needs, and the networks so far, `kept` (L, M, ...)."""
+
+    stack: Stack
+    optimization: Optimization
+    kept: Tensors
+    step: int
+
+
+def init(config: Trail, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
-    return map.init(config, problem, stack)
+    stack, optimization, first = map_.init(config, problem, stack)
+    number = len(steps_kept(config, problem))
+    kept = {name: t.new_zeros(number, *t.shape) for name, t in changing_tensors(stack).items()}
+    return State(stack, optimization, kept, first)
 
 
-def step(config: NoisyMAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+def steps_kept(config: Trail, problem: Problem) -> range:
+    """Return the numbers of the last L steps."""
+    total = problem.steps_per_epoch * config.epochs
+    return kept_steps(total, 0, 1, min(config.samples_per_mode, total))
+
+
+def step(config: Trail, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one noisy step on the log-posterior of every member."""
-    stack = state.stack
-    losses = stack.gradients(
-        problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=state.step
-    )
-    map.add_prior_gradient(stack, config.prior_precision / problem.num_examples)
-    for number, leaf in enumerate(stack.leaves()):
-        assert leaf.grad is not None
-        for member, seed in enumerate(stack.seeds):  # one stream a member
-            stream = generator(seed, "gradient noise", state.step, number)
-            noise = torch.randn(leaf[member].shape, generator=stream, dtype=leaf.dtype)
-            leaf.grad[member] += config.noise_scale * noise
-    state.optimization.update(state.step)
-    return State(stack, state.optimization, state.step + 1), Info(losses)
+    stack, optimization, kept, number = state
+    loss = problem.likelihood.nll
+    losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
+    map_.add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    gradients = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
+    noise = stack.normal_leaves("trail", number)  # one stream per member
+    torch._foreach_add_(gradients, noise, alpha=config.noise_scale)
+    optimization.update(number)
+    steps = steps_kept(config, problem)
+    if number + 1 in steps:
+        for name, tensor in changing_tensors(stack).items():
+            kept[name][steps.index(number + 1)].copy_(tensor)
+    return State(stack, optimization, kept, number + 1), Info(losses)
+
+
+def finish(config: Trail, problem: Problem, state: State) -> Samples:
+    """Return the networks that were kept; those of the state where no step was taken."""
+    return Samples(state.stack, state.kept if state.step else None)
 
 
 METHODS.register(
-    "noisy_map",
-    summary="MAP with Gaussian noise on the gradient",
+    "trail",
+    summary="the last networks of a noisy descent",
     kind="one mode",
     equation="θ ← θ − η (∇L(θ) + σ ε),  ε ~ N(0, I)",
-    cost="1 × training, 1 × prediction",
+    cost="1 × training, L × prediction",
     limits="What it cannot do, and where it is known to fail.",
     paper="Author year",
     bibtex="@article{author2026title, title={Title}, author={Author, A.}, year={2026}}",
-)(Method(NoisyMAP, init, step))
+)(Method(Trail, init, step, finish))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 from polymode.core.checkpoint import load_checkpoint, save_checkpoint
+from polymode.core.store import FileProblem, write_tensors
 
 
 class State(NamedTuple):
@@ -23,3 +25,96 @@ def test_tensors_come_back_in_the_layout_they_had(tmp_path):
     found = load_checkpoint(tmp_path / "file", State(0, torch.zeros(3, 4).T), {})
     assert found.step == 7
     assert found.axes.equal(by_columns) and found.axes.stride() == by_columns.stride() == (1, 4)
+
+
+class Growing(NamedTuple):
+    """A state with all that a method may hold."""
+
+    step: int
+    mean: Tensor | None
+    samples: Tensor
+    groups: dict[str, Tensor]
+    notes: dict[str, Any]
+
+
+def growing(length: int, *, begun: bool = True) -> Growing:
+    """Return a state after so many samples."""
+    return Growing(
+        length,
+        torch.full((2,), float(length)) if begun else None,
+        torch.arange(2.0 * length).view(length, 2),
+        {str(k): torch.full((k + 1, 3), float(length)) for k in range(12)} if begun else {},
+        {"scores": [0.5, 1.5], "best": None},
+    )
+
+
+def test_dictionaries_and_growing_states_come_back_as_they_were(tmp_path) -> None:
+    """None and nothing at the start, tensors when it was saved; a longer tensor into a shorter one
+    is neither cut nor spread. Twelve names keep their order, which is not that of the alphabet."""
+    saved = growing(5)
+    save_checkpoint(tmp_path / "file", saved, {})
+    for begin in (growing(1, begun=False), growing(1), growing(7)):
+        found = load_checkpoint(tmp_path / "file", begin, {})
+        assert (found.step, found.notes) == (5, saved.notes)
+        assert found.mean is not None and torch.equal(found.mean, saved.mean)
+        assert torch.equal(found.samples, saved.samples)
+        assert list(found.groups) == list(saved.groups)
+        assert all(torch.equal(found.groups[name], t) for name, t in saved.groups.items())
+
+
+def test_what_was_nothing_comes_back_as_nothing(tmp_path) -> None:
+    save_checkpoint(tmp_path / "file", growing(0, begun=False), {})
+    found = load_checkpoint(tmp_path / "file", growing(3), {})
+    assert found.mean is None and found.groups == {} and found.samples.shape == (0, 2)
+
+
+def test_tensors_of_the_same_shape_are_filled_where_they_are(tmp_path) -> None:
+    """An optimiser that holds them steps on what was loaded, and the state sees its steps."""
+    save_checkpoint(tmp_path / "file", growing(5), {})
+    state = growing(2)
+    optimizer = torch.optim.SGD([state.mean, *state.groups.values()], lr=1.0)
+    found = load_checkpoint(tmp_path / "file", state, {})
+    assert found.mean is state.mean
+    for tensor in (found.mean, *found.groups.values()):
+        tensor.grad = torch.ones_like(tensor)
+    optimizer.step()
+    assert found.mean.tolist() == [4.0, 4.0]
+    assert all((tensor == 4.0).all() for tensor in found.groups.values())
+
+
+class Fewer(NamedTuple):
+    step: int
+    mean: Tensor | None
+
+
+def test_a_field_that_one_side_lacks_is_refused(tmp_path) -> None:
+    save_checkpoint(tmp_path / "long", growing(2), {})
+    with pytest.raises(FileProblem, match="only the file has a state 'groups'; remove it to start"):
+        load_checkpoint(tmp_path / "long", Fewer(0, None), {})
+    save_checkpoint(tmp_path / "short", Fewer(0, None), {})
+    with pytest.raises(FileProblem, match="only this run has a state 'groups'"):
+        load_checkpoint(tmp_path / "short", growing(2), {})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            1,
+            "schema version 1, this polymode reads 2; it was written by an earlier release: remove",
+        ),
+        (3, "schema version 3, .* written by a newer release: upgrade polymode"),
+    ],
+)
+def test_a_checkpoint_of_another_release_is_refused_with_the_remedy(
+    schema, message, tmp_path
+) -> None:
+    write_tensors(tmp_path / "file", {"axes": torch.zeros(2)}, {"schema": schema, "identity": {}})
+    with pytest.raises(FileProblem, match=message):
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {})
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path) -> None:
+    save_checkpoint(tmp_path / "file", State(7, torch.zeros(2)), {"seed": 1, "data": "a"})
+    with pytest.raises(FileProblem, match=r"another run: seed differ \(seed was 1, is 2\)"):
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {"seed": 2, "data": "a"})

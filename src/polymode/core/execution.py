@@ -27,7 +27,7 @@ from torch.func import functional_call, vmap
 from polymode.core.choice import Plan, choose
 from polymode.core.dense import Forward, dense_forward
 from polymode.core.memory import keep_freed_memory
-from polymode.core.modules import Tensors, channels_to_last
+from polymode.core.modules import Tensors, channels_to_last, set_mode
 from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
 from polymode.core.threads import for_each_member
@@ -363,7 +363,7 @@ def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
     example = x[0] if own else x
 
     def probe(look: Callable[[nn.Module, Tensor], Any]) -> Any:
-        module = stack[[0]].module(0)
+        module = set_mode(stack.views.build(0, share=False), stack.mode)
         return look(module, example)
 
     drawn = stack.network.program("noise", stack.mode, lambda _: probe(_drawn_by_two))

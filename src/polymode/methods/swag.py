@@ -42,7 +42,7 @@ from polymode.core.training import MakeOptimizer, Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.posterior import Gaussian, Weights
+from polymode.posterior import Gaussian, Samples, Weights
 from polymode.posterior.weights import with_own_statistics
 
 
@@ -131,15 +131,16 @@ def take_snapshot(state: State, number: int) -> None:
 
 
 def finish(config: SWAG, problem: Problem, state: State) -> Weights:
-    """Return the Gaussian of every mode; as kept draws where networks have running statistics."""
+    """Return the Gaussian of every mode; as kept draws where networks have running statistics, and
+    the networks themselves where no snapshot was taken."""
     taken = sum(each <= state.step for each in _steps(config, problem))
+    if not taken:
+        return Samples(state.stack)
     stack = state.stack.clone()
-    std, deviations = None, None
-    if taken:
-        with torch.no_grad():
-            for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
-                leaf.copy_(mean)
-        std, deviations = covariance(config, state, taken)
+    with torch.no_grad():
+        for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
+            leaf.copy_(mean)
+    std, deviations = covariance(config, state, taken)
     samples = config.samples_per_mode if std or deviations else 1
     gaussian = Gaussian(stack, std, deviations, samples)
     inputs = partial(problem.inputs, config.batch_size)

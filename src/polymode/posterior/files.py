@@ -9,7 +9,7 @@ Schema 2. Schema 1, of before samples were drawn, is read as one kept sample per
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
     entries = []
     for place, (a, b) in enumerate(spans):
         name = f"members-{number}" + (f"-{place}" if len(spans) > 1 else "") + ".safetensors"
-        part = post.weights[a:b] if len(spans) > 1 else post.weights
+        part = post.weights[a:b]  # of shards, what lies in their files
         digest = write_tensors(folder / name, part.tensors(), {"schema": SCHEMA})
         entry: dict[str, Any] = {"file": name, "digest": digest, "modes": [a, b]}
         if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
@@ -173,6 +173,9 @@ class Shards(Weights):
 
     def draw(self, number: int, seed: int) -> Stack:
         return self._all().draw(number, seed)
+
+    def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
+        return self._all().gather(chosen, seed)
 
     def parts(self) -> Iterator[Weights]:
         for place in range(len(self.entries)):

@@ -244,6 +244,9 @@ class Noisy(Weights):
 
         return outputs
 
+    def keep(self, samples_per_mode: int, seed: int) -> Samples:
+        raise ValueError("samples of noise are passes, not tensors that could be kept; use `draw`")
+
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
         """The networks are noisy, each with a stream of its own."""
         stack = self.stack[[mode for mode, _ in chosen]]
@@ -289,7 +292,7 @@ class Gaussian(Weights):
             rank = next(iter(self.deviations.values())).shape[1]
             z = self._coefficients(rank, seed, number)
             for name, d in self.deviations.items():
-                low_rank = torch.bmm(z.unsqueeze(1), d.flatten(2))
+                low_rank = torch.bmm(z.unsqueeze(1), d.reshape(*z.shape, -1))
                 drawn[name] = drawn[name] + low_rank.view_as(drawn[name])
         return self.stack.with_tensors(drawn)
 
@@ -325,10 +328,11 @@ def with_own_statistics(
     """Return weights whose draws have running statistics of their own.
 
     Networks without such statistics leave the weights as they are. Otherwise L draws are made and
-    kept, each with the statistics of a pass over `inputs()`.
+    kept, each with the statistics of a pass over `inputs()`. The centres get theirs in place.
     """
     if not weights.stack.has_statistics:
         return weights
+    weights.stack.recompute_statistics(inputs())
     kept = []
     for number in range(samples_per_mode):
         drawn = weights.draw(number, seed)

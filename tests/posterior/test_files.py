@@ -1,4 +1,4 @@
-"""Posteriors: predictions stream, files are safe, loading takes no second copy."""
+"""Files of posteriors: safe, lazy where there are several, read without a second copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 
 import polymode as pm
 from polymode.core.likelihoods import Gaussian
-from polymode.core.scaling import Scaling
 from polymode.core.store import FileProblem
 
 X = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -27,63 +25,6 @@ def post() -> pm.Posterior:
     return pm.fit(
         "deep_ensemble", net=pm.nets.lenet, task=TASK, num_modes=3, epochs=2, progress="silent"
     )
-
-
-def test_predict_is_the_members_softmax(post) -> None:
-    prediction = post.predict(X)
-    with torch.no_grad():
-        expected = torch.stack([member(X).log_softmax(-1) for member in post.members])
-    torch.testing.assert_close(prediction.log_probs, expected, rtol=1e-4, atol=1e-5)
-    assert prediction.mean.shape == (40, 10)
-
-
-def test_stream_gives_the_parts_of_predict(post) -> None:
-    parts = list(post.stream(X, batch_size=7))
-    assert [len(part) for part in parts] == [7, 7, 7, 7, 7, 5]
-    whole = torch.cat([part.log_probs for part in parts], dim=1)
-    torch.testing.assert_close(whole, post.predict(X).log_probs, rtol=1e-4, atol=1e-5)
-
-
-def test_sample_draws_members_uniformly(post) -> None:
-    """χ² over 3 members with 3,000 draws; 13.8 is exceeded by chance once in 1,000."""
-    drawn = post.sample(3000, seed=5)
-    assert drawn.num_modes == 3000
-    name = list(post.stack.params)[-1]
-    biases = post.stack.params[name]
-    counts = [(drawn.params[name] == biases[k]).all(1).sum().item() for k in range(3)]
-    assert sum(counts) == 3000
-    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 13.8
-    again = post.sample(3000, seed=5)
-    assert torch.equal(drawn.params[name], again.params[name])
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (X[:, 0], r"inputs have shape \(40, 8, 8\).*\(B, 1, 8, 8\)"),
-        (X[:0], "nothing to predict"),
-        (X.index_fill(0, torch.tensor([7, 9]), float("nan")), "2 of 40 inputs.*row 7"),
-    ],
-)
-def test_bad_inputs(post, x, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        post.predict(x)
-
-
-def test_too_many_predictions_are_refused_before_they_are_made(post, monkeypatch) -> None:
-    monkeypatch.setattr("polymode.posterior.posterior.free_bytes", lambda: 1000)
-    with pytest.raises(ValueError, match=r"need 4.8 kB; 1 kB free.*post.stream"):
-        post.predict(X)
-
-
-def test_bad_arguments(post) -> None:
-    with pytest.raises(ValueError, match="`batch_size` must be an integer of at least 1, got 0"):
-        post.predict(X, batch_size=0)
-    with pytest.raises(ValueError, match="`num_samples`"):
-        post.sample(0)
-
-
-# ------------------------------------------------------------------------------------------ files
 
 
 @pytest.fixture
@@ -106,30 +47,6 @@ def test_learned_noise_is_saved(tmp_path) -> None:
     post.save(tmp_path)
     loaded = pm.load(tmp_path, net=pm.nets.mlp)
     assert torch.equal(loaded.predict(X.flatten(1)).variance, post.predict(X.flatten(1)).variance)
-
-
-def test_predictions_are_in_the_units_of_the_targets(tmp_path) -> None:
-    """Training sees standardised targets, users do not; exact for the linear model, saved too."""
-    x = torch.linspace(-1, 1, 60)[:, None]
-    y = 5000 + 300 * x
-    task = pm.Task(
-        train=(x, y),
-        test=(x, y),
-        likelihood=Gaussian(noise=0.01),
-        target_scaling=Scaling.of(y),
-        target_unit="kg",
-    )
-    options = {"epochs": 200, "lr": 0.05, "batch_size": 60, "prior_precision": 1e-9}
-    net = partial(pm.nets.mlp, hidden=())
-    post = pm.fit("map", net=net, task=task, progress="silent", **options)
-    prediction = post.predict(task.test)
-    torch.testing.assert_close(prediction.mean, y, rtol=1e-3, atol=0)
-    scale = Scaling.of(y).scale.item()
-    torch.testing.assert_close(prediction.std, torch.full_like(y, 0.01 * scale))
-    post.save(tmp_path)
-    again = pm.load(tmp_path, net=net).predict(x)
-    assert torch.equal(again.mean, prediction.mean) and torch.equal(again.std, prediction.std)
-    assert pm.evaluate(post, task)["test", "rmse"].value < 5
 
 
 def test_saving_again_replaces_and_leaves_no_litter(post, folder) -> None:
