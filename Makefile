@@ -21,7 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $(VENV)/installed-* && touch $(STAMP)
 
 demo: $(STAMP)
-	$(PYTHON) -m polymode run --task digits --method map --method deep_ensemble --seeds 0-2 --out runs/demo
+	$(PYTHON) -m polymode run --task digits --method map --method deep_ensemble \
+		--method dropout --method swag --seeds 0-2 --out runs/demo
 
 test: check
 	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
