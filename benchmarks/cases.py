@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def mlp(*sizes: int) -> nn.Sequential:
-    """Dense ReLU network with the given layer sizes; inputs are flattened first."""
+def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Dense network with the given layer sizes; inputs are flattened first."""
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        layers += [nn.Linear(fan_in, fan_out), activation()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -247,6 +247,21 @@ CASES = {
              _mlp_784, _GREY, num_examples=512),
         Case("memory_batched_step_lenet", "memory", "4 steps of 10 LeNets, batched",
              lenet, _GREY, num_examples=512),
+        *(Case(f"short_{name}", "short",
+               f"100 steps of {modes} MLPs {sizes[0]}-{sizes[1]}-{sizes[1]}-10, {name}, in all",
+               partial(mlp, *sizes, activation=activation), (sizes[0],), num_modes=modes,
+               num_examples=12_800)
+          for name, modes, sizes, activation in (
+              ("relu_64", 4, (20, 64, 64, 10), nn.ReLU),
+              ("gelu_64", 16, (784, 64, 64, 10), nn.GELU),
+              ("tanh_256", 4, (784, 256, 256, 10), nn.Tanh),
+              ("relu_512", 4, (784, 512, 512, 10), nn.ReLU),
+              ("gelu_512", 16, (20, 512, 512, 10), nn.GELU))),
+        Case("sghmc_step", "chain", "steps of sghmc, 10 MLPs 20-16-3", epochs=5, **_OVERHEAD),
+        Case("predict_drawn_lenet", "draws", "predict 2,560 images with 10 draws of 10 LeNets",
+             lenet, _GREY, num_examples=2560),
+        Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
+             lenet, _GREY, num_examples=1280),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
              input_shape=_GREY, num_examples=60_000),
         Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",

@@ -152,6 +152,24 @@ KINDS = {
         figure="allocated_mb",
         ratio="memory ratio",
     ),
+    "chain": Kind(
+        {"gradients + update": "drawing.chain_parts", "sghmc": "drawing.sghmc_steps"},
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "draws": Kind(
+        {"draw + forward": "drawing.draw_and_forward", "predict": "drawing.predict_draws"},
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "attack": Kind(
+        {"loop over networks": "drawing.attack_loop", "predict_batch": "drawing.attack"},
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "short": Kind(
+        {"plain_loop": "plain_loop.train", "polymode": "polymode_stack.train"}, check="loss"
+    ),
     "pipeline": Kind(
         {
             "LeNet training": "pipeline.lenet_training",

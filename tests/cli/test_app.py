@@ -155,6 +155,7 @@ def test_help_and_typos_import_nothing_heavy(words):
     assert not found & heavy
 
 
+@pytest.mark.cpu_seconds(20)
 def test_a_plain_run_imports_studies_and_plots_no_sooner_than_it_needs_them(tmp_path):
     """A run without its report needs neither."""
     words = "run --task two_moons --method map --set epochs=1 --set net.hidden=[8] -q --out".split()

@@ -85,6 +85,7 @@ def run(command, out, *words) -> int:
     return command("run", "means", "--preset", "smoke", "--out", str(out), *words)
 
 
+@pytest.mark.cpu_seconds(12)
 def test_cells_are_run_shown_and_not_run_again(tmp_path, command, experiment):
     out = tmp_path / "o"
     assert run(command, out) == 0
@@ -112,6 +113,7 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(tmp_path, command, expe
     assert [r.label for r in RunFolder(out / "draws").results()] == ["many", "many"]
 
 
+@pytest.mark.cpu_seconds(25)
 def test_other_processes_give_the_same(tmp_path, command, experiment):
     one, two = tmp_path / "one", tmp_path / "two"
     assert run(command, one, "--part", "draws", "--seeds", "0", "-q") == 0

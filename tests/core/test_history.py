@@ -70,9 +70,9 @@ def test_the_validation_loss_is_each_members_nll_in_the_units_of_the_targets():
     assert made is not None and made.num_examples == 300
     normal = torch.distributions.Normal(5 * net(x, step=0).detach() + 2, 5 * 0.5)
     expected = -normal.log_prob(y).sum(-1).mean(-1)
-    plans = dict(net._plans)
+    plans = dict(net.plans)
     torch.testing.assert_close(made.loss(net), expected.double(), rtol=1e-5, atol=1e-5)
-    assert net.training and net._plans == plans
+    assert net.training and net.plans == plans
 
 
 def test_the_validation_is_as_rare_and_small_as_it_must_be():

@@ -85,7 +85,7 @@ def test_what_is_typed_comes_back_in_one_order():
 
 def test_findings_go_beside_results_and_come_back(fitted):
     score = Row("test", "nll", 0.5, "nats/example", "down", 9, None)
-    results = Results("two_moons", "map", "mlp", 0, {}, (score,), Cost(1, 1, 0.1, 9))
+    results = Results("two_moons", "map", "mlp", 0, {}, (score,), Cost(1, 1, 1, 0.1, 9))
     found = pm.examine(*fitted, "weighing")
     both = found.beside(found.beside(results))  # the second time replaces the first
     assert [row.metric for row in both.rows] == ["nll", "mean_height", "spread"]
@@ -98,6 +98,7 @@ def test_findings_go_beside_results_and_come_back(fitted):
     assert "weighing" in board.table(full=True)
 
 
+@pytest.mark.cpu_seconds(12)
 def test_findings_import_no_plots():
     code = (
         "import sys; from polymode.examinations import EXAMINATIONS, Findings, measure;"

@@ -86,7 +86,7 @@ def test_what_json_cannot_hold_is_null_with_a_note(value, word):
     assert (row.value, row.standard_error, row.note) == (None, None, f"n/a ({word})")
 
 
-def _certain(self, x):
+def _certain(self, x, batch_size=256):
     log_probs = torch.tensor([0.0, -math.inf]).expand(1, len(x), 2)
     return CategoricalPrediction(log_probs)
 

@@ -30,7 +30,7 @@ def test_the_preset_paper_is_the_papers_set_up(name, classes, epochs, examples):
     net = nets.resnet18((3, 32, 32), classes, **part.net_options)
     assert sum(p.numel() for p in net.parameters()) > 11e6
     assert len(part.task_options["shifts"]) == 19 and part.task_options["num_val"] == examples // 9
-    for method, options in part.arms.values():
+    for method, options, _ in part.arms.values():
         training = {key: options[key] for key in ("optimizer", "momentum", "lr", "schedule")}
         assert training == {
             "optimizer": "nesterov", "momentum": 0.9, "lr": 0.1, "schedule": "ramp",
@@ -42,7 +42,7 @@ def test_the_preset_paper_is_the_papers_set_up(name, classes, epochs, examples):
             assert "weight" not in options and "bandwidth" not in options  # the code's, by default
             assert options.get("num_components") is None
     sweep = {
-        options.get("alpha", 0.0) for method, options in part.arms.values() if method == "forde"
+        options.get("alpha", 0.0) for method, options, _ in part.arms.values() if method == "forde"
     }
     expected = {0, 0.1, 0.2, 0.4, 0.8, 1} if name.startswith("cifar") else {0, 1}
     assert sweep == expected
@@ -52,7 +52,7 @@ def test_the_figures_have_sixteen_members():
     for preset in ("cpu", "paper"):
         for name in ("regression", "classification"):
             arms = STUDY.parts(preset)[name].arms
-            assert {options["num_modes"] for _, options in arms.values()} == {16}
+            assert {options["num_modes"] for _, options, _ in arms.values()} == {16}
             assert list(arms) == ["DE", "weight-RDE", "function-RDE", "FoRDE"]
 
 

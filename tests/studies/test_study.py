@@ -56,5 +56,5 @@ def test_every_arm_is_a_method_with_options_that_it_has(name, preset):
         assert part.arms and part.seeds
         if isinstance(part, Experiment):
             continue
-        for method, options in part.arms.values():
+        for method, options, _ in part.arms.values():
             METHODS.get(method).value.config(**options)

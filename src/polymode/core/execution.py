@@ -43,10 +43,23 @@ def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, own)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
-    plan = plan_for(stack, kind, lambda part, xs, _: outputs(part, xs, own, step), x, x, own)
+    plan = plan_for(stack, kind, lambda part, xs, _: _trial(part, xs, own, step), x, x, own)
     streams = streams_of(stack, x, own, step)
     with limit_threads(plan.num_threads):
         return _outputs(stack, plan, x, own, streams)
+
+
+def _trial(stack: Stack, x: Tensor, own: bool, step: int) -> None:
+    """Compute outputs, and their gradients where these are recorded: they take most of the time."""
+    sources = []
+    if torch.is_grad_enabled():
+        sources = [leaf for leaf in stack.leaves() if leaf.requires_grad]
+        if x.requires_grad:
+            x = x.detach().requires_grad_()
+            sources = [x]
+    values = outputs(stack, x, own, step)
+    if sources and values.requires_grad:
+        torch.autograd.grad(values.sum(), sources, allow_unused=True)
 
 
 def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ class Sampling(Passes):
         return kept_steps(total_steps, self.burn_in, self.thinning, self.samples_per_mode)
 
 
+@cache
 def kept_steps(
     total_steps: int, burn_in: int | None, thinning: int | None, number: int | None
 ) -> range:

@@ -297,8 +297,8 @@ class Stack:
         return whole
 
     def rebuilt(self, name: str, change: Callable[[nn.Module], nn.Module]) -> Stack:
-        """Return a stack in the same memory with another network, `change` of this one's; it is
-        made once for each name. Tensors that the new network lacks are left out, like `extra`."""
+        """Return a stack in the same memory with another network, `change` of this one's, made once
+        for each name. Tensors that the new network lacks are left out, like `extra`."""
         if name not in self.views.derived:
             body = copy.copy(self)
             body.network = Network(change(copy.deepcopy(self.template)))
@@ -394,24 +394,24 @@ class Stack:
 
         Member k's numbers do not depend on the other members, nor on the memory format.
         """
-        return dict(zip(self.params, self.normal_leaves(*path), strict=False))
+        return dict(zip(self.params, self.as_leaves(self.normal_rows(*path)), strict=False))
 
-    def normal_leaves(self, *path: int | str) -> list[Tensor]:
-        """Return the same for every tensor of `leaves()`; one stream serves all of a member's."""
-        leaves = self.leaves()
-        sizes = [leaf[0].numel() for leaf in leaves]
-        noise = torch.empty(self.num_modes, sum(sizes), dtype=self.dtype)
-        stream = torch.Generator()
+    def normal_rows(self, *path: int | str) -> Tensor:
+        """Return the same for all of `leaves()` in one tensor, a row per member."""
+        noise = torch.empty(self.num_modes, sum(self._sizes()), dtype=self.dtype)
+        stream, start = torch.Generator(), fold(0, *path)  # one hash per call: this is a hot place
         for row, seed in zip(noise.unbind(0), self.seeds, strict=True):
-            row.normal_(generator=stream.manual_seed(fold(seed, *path)))
-        parts = noise.to(self.device).split(sizes, dim=1)
-        return [part.view(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+            row.normal_(generator=stream.manual_seed((start + seed) % 2**63))
+        return noise.to(self.device)
 
-    def draws_noise(self, x: Tensor) -> bool:
-        """Whether the networks draw anything random in training mode, found by a pass of x."""
-        noisy = copy.copy(self)
-        noisy._forget_memory()
-        return execution.streams_of(noisy.set_mode("noisy"), x, False, 0) is not None
+    def as_leaves(self, rows: Tensor) -> list[Tensor]:
+        """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
+        parts = zip(rows.split(self._sizes(), dim=1), self.leaves(), strict=True)
+        return [part.view(leaf.shape) for part, leaf in parts]
+
+    def _sizes(self) -> list[int]:
+        """Numbers of one member in each of `leaves()`."""
+        return [leaf.numel() // self.num_modes for leaf in self.leaves()]
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
         """Set running statistics to their averages over batches (B, ...) of inputs."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polymode.core.execution import streams_of
 from polymode.core.stack import Stack
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, State
@@ -53,7 +54,8 @@ class Dropout(MAP):
 
 def init(config: Dropout, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; refuses a network that draws nothing."""
-    if not stack.draws_noise(next(problem.inputs(config.batch_size))[:2]):
+    noisy, x = stack[[0]].set_mode("noisy"), next(problem.inputs(config.batch_size))
+    if streams_of(noisy, x, False, 0) is None:
         raise ValueError(
             f"dropout needs a network that draws noise in training, but a pass of this"
             f" {type(stack.template).__name__} draws nothing. Add nn.Dropout(0.1) between its"

@@ -74,11 +74,11 @@ class SGHMC(Sampling):
 
 
 class State(NamedTuple):
-    """What the next step needs: `momentum` by number of the leaf, and the samples so far, `kept`
-    (L, M, ...)."""
+    """What the next step needs: `momentum` of all leaves, a row per chain, and the samples so far,
+    `kept` (L, M, ...)."""
 
     stack: Stack
-    momentum: Tensors
+    momentum: Tensor
     kept: Tensors
     step: int
 
@@ -98,11 +98,7 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
             problem.likelihood.init(stack.num_modes, problem.target_size, dtype=stack.dtype)
         )
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
-    noise = stack.normal_leaves("sghmc", "start")
-    momentum = {
-        str(number): torch.empty_like(leaf, requires_grad=False).copy_(scale * each)
-        for number, (leaf, each) in enumerate(zip(stack.leaves(), noise, strict=True))
-    }
+    momentum = scale * stack.normal_rows("sghmc", "start")
     kept = config.kept_steps(problem.steps_per_epoch * config.epochs)
     changing = changing_tensors(stack)
     need = len(kept) * sum(t.numel() * t.element_size() for t in changing.values())
@@ -120,22 +116,20 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
     stack, momentum, kept, number = state
     losses = stack.gradients(problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=number)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
-    leaves, momenta = stack.leaves(), list(momentum.values())
+    leaves, momenta = stack.leaves(), stack.as_leaves(momentum)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     keeps = 1 - config.friction
     with torch.no_grad():
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         torch._foreach_add_(momenta, gradients, alpha=-config.lr)
         torch._foreach_add_(leaves, momenta, alpha=0.5)
-        torch._foreach_mul_(momenta, keeps)
         scale = math.sqrt((1 - keeps**2) * config.temperature * variance)
-        noise = stack.normal_leaves("sghmc", number)
-        torch._foreach_add_(momenta, noise, alpha=scale)
+        momentum.mul_(keeps).add_(stack.normal_rows("sghmc", number), alpha=scale)
         torch._foreach_add_(leaves, momenta, alpha=0.5)
         keep_sample(config.kept_steps(problem.steps_per_epoch * config.epochs), number + 1, state)
-        squares = torch.stack([m.reshape(len(m), -1).square().sum(1) for m in momenta]).sum(0)
-    size = sum(leaf[0].numel() for leaf in leaves)
-    return State(stack, momentum, kept, number + 1), Info(losses, squares / (size * variance))
+        energy = torch.linalg.vector_norm(momentum, dim=1).square_()
+    temperature = energy / (momentum.shape[1] * variance)
+    return State(stack, momentum, kept, number + 1), Info(losses, temperature)
 
 
 def keep_sample(steps: range, done: int, state: State) -> None:

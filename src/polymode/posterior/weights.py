@@ -158,6 +158,7 @@ class Samples(Weights):
         self.stack, self.kept = stack, kept or None
         self.samples_per_mode = len(next(iter(kept.values()))) if kept else 1
         self.most = self.samples_per_mode
+        self._together: tuple[Any, Stack] | None = None
 
     def draw(self, number: int, seed: int) -> Stack:
         assert 0 <= number < self.samples_per_mode, number
@@ -179,14 +180,16 @@ class Samples(Weights):
         return Samples(self.stack[modes], kept)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
-        """All samples of all modes are one stack of L M networks."""
+        """All samples of all modes are one stack of L M networks, built anew if values change."""
         size = samples_per_mode, self.stack.num_modes
-        if self.kept is None:
-            together = self.stack.repeated(1, {})
-        else:
-            kept = {name: tensor[:samples_per_mode] for name, tensor in self.kept.items()}
-            flat = {name: tensor.flatten(0, 1) for name, tensor in kept.items()}
-            together = self.stack.repeated(samples_per_mode, flat)
+        tensors = changing_tensors(self.stack) if self.kept is None else self.kept
+        values = [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
+        if self._together is None or self._together[0] != (size, values):
+            flat: Tensors = {}
+            if self.kept is not None:
+                flat = {n: tensor[:samples_per_mode].flatten(0, 1) for n, tensor in tensors.items()}
+            self._together = (size, values), self.stack.repeated(samples_per_mode, flat)
+        together = self._together[1]
         return lambda x: together(x).unflatten(0, size).transpose(0, 1)
 
     def noise(self, samples_per_mode: int, seed: int) -> Tensors:
