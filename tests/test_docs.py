@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examinations.md").read_text(), re.S)
     exec(re.sub(r"epochs=\d+", "epochs=2", block), {})
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("method", ["dropout", "sghmc", "swag"])
+def test_the_code_of_the_methods_pages_runs(method) -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S
+    )
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", "epochs=4", block), names)
+    assert names["pred"].num_samples == names["post"].num_samples > 1
 
 
 QUICKSTART = """
