@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.dense import dense_forward
+from polymode.core.dense import dense_program
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
 from polymode.core.store import cache_folder, replace_file
@@ -73,7 +73,8 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
         return Plan(
             "chunked", chunk_size=stack.chunk_size or members_that_fit(stack, run, x, y, own)
         )
-    if stack.execution == "auto" and stack.horizon < _FEW and is_dense(stack):
+    known = not stack.members_differ and dense_program(stack) is not None
+    if stack.execution == "auto" and stack.horizon < _FEW and known:
         plan = _by_rule(stack, x, own)
     else:
         job = _job(stack, kind, x, own)
@@ -99,13 +100,6 @@ def _by_rule(stack: Stack, x: Tensor, own: bool) -> Plan:
     operations = 6 * rows * stack.num_modes * stack.num_parameters
     threads = 1 if operations < _SHORT and stack.device.type == "cpu" else None
     return Plan("batched" if stack.num_modes > 1 else "loop", num_threads=threads)
-
-
-def is_dense(stack: Stack) -> bool:
-    """Whether the networks run as batched products."""
-    if stack.members_differ:
-        return False
-    return stack.network.program("dense", stack.mode, dense_forward) is not None
 
 
 def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:

@@ -14,7 +14,7 @@ Shapes: `M` members, `B` batch, `H` features.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,16 @@ from torch import Tensor, fx, nn
 from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten
 from polymode.core.trace import trace
 
+if TYPE_CHECKING:
+    from polymode.core.stack import Stack
+
 Tensors = dict[str, Tensor]
 Forward = Callable[[Tensors, Tensor], Tensor]
+
+
+def dense_program(stack: Stack) -> Forward | None:
+    """Return the forward pass of all members as batched products, or None where there is none."""
+    return stack.network.program("dense", stack.mode, dense_forward)
 
 
 def dense_forward(template: nn.Module) -> Forward | None:

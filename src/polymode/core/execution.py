@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.core.choice import Plan, choose
-from polymode.core.dense import Forward, dense_forward
+from polymode.core.dense import Forward, dense_program
 from polymode.core.memory import keep_freed_memory
 from polymode.core.modules import Tensors, channels_to_last, set_mode
 from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
@@ -192,11 +192,6 @@ def _member_gradients(
     stack.write_back_buffers(k)
     value = loss(out, y, stack.extra_of(k))
     return value.detach(), _grad(value, stack.leaf_views(k))
-
-
-def dense_program(stack: Stack) -> Forward | None:
-    """Return the forward pass of all members as batched products, or None where there is none."""
-    return stack.network.program("dense", stack.mode, dense_forward)
 
 
 def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
