@@ -178,7 +178,7 @@ def test_normal_numbers_do_not_depend_on_other_members() -> None:
     assert torch.equal(many.normal("name", 3)["1.weight"][:2], expected["1.weight"])
     many.add_parameters({"log_noise": torch.zeros(5)})
     assert many.normal("name", 3).keys() == expected.keys()
-    leaves = many.normal_leaves("name", 3)
+    leaves = many.as_leaves(many.normal_rows("name", 3))
     assert [each.shape for each in leaves] == [leaf.shape for leaf in many.leaves()]
     other = few.normal("name", 4)
     assert all(not torch.equal(t, expected[name]) for name, t in other.items())

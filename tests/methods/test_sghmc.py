@@ -100,20 +100,17 @@ def step_matrices(config: SGHMC, copies: int = 1) -> tuple[np.ndarray, np.ndarra
         own = SGHMC(**options, temperature=temperature, epochs=1, samples_per_mode=1)
         state = sghmc.init(own, problem, stack)
         with torch.no_grad():
-            for values, first in ((list(stack.params.values()), 0), (state.momentum.values(), P)):
-                weight, bias = values
-                weight.copy_(begin[:, None, first : first + 2])
-                bias.copy_(begin[:, first + 2 : first + 3])
-        noise = [part.flatten(1) for part in stack.normal_leaves("sghmc", 0)]
+            stack.params["weight"].copy_(begin[:, None, :2])
+            stack.params["bias"].copy_(begin[:, 2:P])
+            state.momentum.copy_(begin[:, P:])
+        noise = stack.normal_rows("sghmc", 0).numpy()
         state, _ = sghmc.step(own, problem, state, Batch(X, Y))
         theta = vectors({name: t.detach() for name, t in stack.params.items()}, "")
-        momentum = torch.cat([part.flatten(1) for part in state.momentum.values()], 1)
-        results.append(torch.cat([theta, momentum], 1).numpy())
+        results.append(torch.cat([theta, state.momentum], 1).numpy())
     quiet, noisy = results
     offset, added = quiet[0], noisy - quiet
-    known = torch.cat(noise, 1).numpy()
-    g, *_ = np.linalg.lstsq(known, added, rcond=None)
-    np.testing.assert_allclose(known @ g, added, atol=1e-12)
+    g, *_ = np.linalg.lstsq(noise, added, rcond=None)
+    np.testing.assert_allclose(noise @ g, added, atol=1e-12)
     return (quiet[1:] - offset).T, g.T, offset
 
 
