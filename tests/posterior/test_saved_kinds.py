@@ -111,6 +111,14 @@ def test_saving_again_replaces_all_files(tmp_path) -> None:
     assert names == ["members-2-0.safetensors", "members-2-1.safetensors", "posterior.json"]
 
 
+def test_modes_saved_over_the_files_they_were_read_from(tmp_path) -> None:
+    post = posterior(made_up("gaussian"))
+    post.save(tmp_path, modes_per_file=1)
+    loaded = pm.load(tmp_path, net=net)
+    loaded.save(tmp_path, modes_per_file=3)
+    assert_predicts_the_same(loaded, post)
+
+
 @pytest.mark.parametrize("wrong", [0, 1.5, True])
 def test_modes_per_file_is_checked(wrong, tmp_path) -> None:
     with pytest.raises(ValueError, match="`modes_per_file` must be an integer of at least 1"):

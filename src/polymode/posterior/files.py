@@ -75,6 +75,8 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "history": post.history.to_dict(),
     }
     write_json(folder / _MANIFEST, manifest)
+    if isinstance(post.weights, Shards) and post.weights.folder == folder:
+        post.weights.entries = entries  # those it was read from go now
     written = {entry["file"] for entry in entries}
     for old in _tensor_files(folder):
         if old.name not in written:
