@@ -24,6 +24,7 @@ from polymode.metrics import compare, evaluate  # noqa: E402
 
 THREADS = torch.get_num_threads()
 BUDGET = 3.0  # seconds of CPU time that a test may take, unless marked `cpu_seconds`
+BUSY = 2.0  # on a busy machine, whose caches are shared, the same work takes up to twice as long
 LIBRARY, IMPORTS = 100, 5.0  # so many new modules: a library, which the first user pays for
 
 
@@ -51,9 +52,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     budget = float(mark.args[0]) if mark else BUDGET
     if len(sys.modules) - modules > LIBRARY:
         budget += IMPORTS
-    if taken > budget:
+    if taken > BUSY * budget:
         pytest.fail(
-            f"took {taken:.1f} s of CPU time, more than {budget:g} s: make it smaller, or mark what"
+            f"took {taken:.1f} s of CPU time, more than {BUSY:g} × {budget:g} s: make it smaller, or mark what"
             " cannot be smaller with cpu_seconds(...)",
             pytrace=False,
         )

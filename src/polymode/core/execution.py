@@ -178,8 +178,9 @@ def quick_member(stack: Stack, k: int) -> nn.Module:
     """Return member k in its quick form, if it has one."""
     quick = None
     if not stack.members_differ:
-        make = partial(quick_module, gradients=torch.is_grad_enabled())
-        quick = stack.network.program("quick", stack.mode, make)
+        gradients = torch.is_grad_enabled()
+        make = partial(quick_module, gradients=gradients)
+        quick = stack.network.program(f"quick, gradients {gradients}", stack.mode, make)
     return stack.module(k) if quick is None else stack.views.bound(quick, k, stack.mode)
 
 

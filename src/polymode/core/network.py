@@ -12,7 +12,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from polymode.core.modules import aliases_of, set_mode
@@ -39,7 +38,7 @@ class Network:
         self.template = without_values(module)
         self.plans: dict[tuple[int, int], dict[str, Any]] = {}
         self._templates: dict[str, nn.Module] = {}
-        self._programs: dict[tuple[str, str, bool], object] = {}
+        self._programs: dict[tuple[str, str], object] = {}
 
     def template_in(self, mode: str) -> nn.Module:
         """Return the module in a mode; it is not to be changed."""
@@ -48,12 +47,10 @@ class Network:
         return self._templates[mode]
 
     def program(self, what: str, mode: str, make: Callable[[nn.Module], Made]) -> Made:
-        """Return what `make` makes of the module in a mode, made once; it may depend on whether
-        gradients are recorded."""
-        key = what, mode, torch.is_grad_enabled()
-        if key not in self._programs:
-            self._programs[key] = make(self.template_in(mode))
-        return self._programs[key]  # type: ignore[return-value]
+        """Return what `make` makes of the module in a mode, made once."""
+        if (what, mode) not in self._programs:
+            self._programs[what, mode] = make(self.template_in(mode))
+        return self._programs[what, mode]  # type: ignore[return-value]
 
     @property
     def keeps_plain_state(self) -> bool:

@@ -72,7 +72,8 @@ class Prefix:
 def prefix_of(stack: Stack) -> Prefix | None:
     """Return the stack's network cut in two, for its present mode, or None if it cannot be."""
     tied = {name for names in stack.network.aliases.values() if len(names) > 1 for name in names}
-    return stack.network.program("prefix", stack.mode, lambda template: _cut(template, tied))
+    what = f"prefix, gradients {torch.is_grad_enabled()}"
+    return stack.network.program(what, stack.mode, lambda template: _cut(template, tied))
 
 
 def _cut(template: nn.Module, tied: set[str]) -> Prefix | None:

@@ -3,7 +3,7 @@
 Two rewritings, neither of which changes a bit of outputs or gradients: max-pooling before a ReLU
 instead of after it (the largest value of a window stays the largest, and a ReLU of a quarter of the
 values costs a quarter); and, where no gradients are wanted, max-pooling by 2 of channels_last maps
-as two maxima of slices, without indices.
+as two maxima of slices, without indices, and ReLUs in the memory of a layer's result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import PLAIN, is_kind, is_relu
+from polymode.core.layers import PLAIN, called, is_kind, is_relu
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -66,7 +66,21 @@ def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
                 node.replace_all_uses_with(graph.call_function(pool_by_2, (node.args[0],)))
             graph.erase_node(node)
             changed = True
+    if not gradients:
+        for node in list(graph.nodes):
+            source = _only_source(node)
+            if source is not None and is_relu(node, module) and _is_fresh(source, module):
+                with graph.inserting_before(node):
+                    in_place = graph.call_function(F.relu, (source,), {"inplace": True})
+                node.replace_all_uses_with(in_place)
+                graph.erase_node(node)
+                changed = True
     return changed
+
+
+def _is_fresh(node: fx.Node, module: nn.Module) -> bool:
+    """Whether the result is a tensor that nothing else holds."""
+    return called(node, module) in _FRESH
 
 
 def quick_module(template: nn.Module, *, gradients: bool) -> nn.Module | None:
@@ -89,6 +103,9 @@ def pool_by_2(x: Tensor) -> Tensor:
     rows, columns = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
     x = torch.maximum(x[:, :, 0:rows:2], x[:, :, 1:rows:2])
     return torch.maximum(x[..., 0:columns:2], x[..., 1:columns:2])
+
+
+_FRESH = {nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.BatchNorm1d, nn.MaxPool2d, pool_by_2}
 
 
 def _only_source(node: fx.Node) -> fx.Node | None:
