@@ -113,6 +113,26 @@ def test_newer_version(folder) -> None:
         pm.load(folder, net=pm.nets.lenet)
 
 
+@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("name", ["../members-1.safetensors", "{folder}/members-1.safetensors", 3])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name) -> None:
+    from polymode.core.store import read_json, write_json
+
+    manifest = read_json(folder / "posterior.json", 2)
+    (entry,) = manifest["tensors"]
+    file = name.format(folder=folder) if isinstance(name, str) else name
+    if schema == 1:
+        manifest |= {"tensors": file, "tensors_digest": entry["digest"]}
+    else:
+        entry["file"] = file
+    (folder.parent / "members-1.safetensors").write_bytes(
+        (folder / "members-1.safetensors").read_bytes()
+    )
+    write_json(folder / "posterior.json", manifest | {"schema": schema})
+    with pytest.raises(FileProblem, match="names a file outside its folder"):
+        pm.load(folder, net=pm.nets.lenet)
+
+
 def test_nothing_is_pickled(folder) -> None:
     for path in folder.iterdir():
         raw = path.read_bytes()

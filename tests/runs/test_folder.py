@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -114,8 +115,6 @@ def test_broken_events_cost_an_estimate_and_no_more(folder):
 def test_a_write_that_fails_leaves_the_lines_before_it(folder, monkeypatch):
     add(folder, "k0", result(0))
     before = (folder.path / "results.jsonl").read_bytes()
-    import os
-
     real = os.write
 
     def half(file, content):
@@ -173,6 +172,50 @@ def test_what_a_killed_run_left_is_swept(tmp_path):
     assert not any(half.exists() for half in halves)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["training"]
     assert folder.done() == {"done"}
+
+
+@pytest.mark.parametrize("odd", ["..", "../../precious", ".", "", "{tmp}/precious", "a/b", 3])
+def test_a_key_that_is_a_path_removes_nothing(tmp_path, odd):
+    """A folder from someone else may name any path as the key of a finished cell."""
+    folder, precious = RunFolder(tmp_path / "run"), tmp_path / "precious"
+    with folder.writing({}):
+        add(folder, "done", result(0))
+    for place in (precious, folder.checkpoint("done"), folder.checkpoint("training")):
+        place.mkdir(parents=True)
+        (place / "file").write_text("kept")
+    key = odd.format(tmp=tmp_path) if isinstance(odd, str) else odd
+    lines = folder.path / "results.jsonl"
+    lines.write_text(lines.read_text().replace('"done"', json.dumps(key)))
+    with pytest.raises(UsageProblem, match="results.jsonl, line 1 .* is not the key of a cell"):
+        with folder.writing({}):
+            pass
+    with pytest.raises(ValueError, match="is not the key of a cell"):
+        folder.forget(key)
+    assert (precious / "file").exists() and lines.exists()
+    assert (folder.checkpoint("training") / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "results.jsonl", "LOCK"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
+    """What is behind it would be removed, cut or written over."""
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    run.mkdir()
+    if "s.j" in name or name == "LOCK":
+        precious.write_text("no newline")
+    else:
+        (precious / "done").mkdir(parents=True)
+    (run / name).symlink_to(precious)
+    with pytest.raises(UsageProblem, match=f"{name} is not a plain"):
+        with RunFolder(run).writing({}):
+            pass
+    assert (precious / "done").is_dir() or precious.read_text() == "no newline"
+
+
+def test_a_pipe_in_place_of_the_results_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "results.jsonl")
+    with pytest.raises(UsageProblem, match="results.jsonl is not a plain file"):
+        with RunFolder(tmp_path).writing({}):
+            pass
 
 
 def test_failures_that_were_made_good_do_not_count(folder):

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,12 +30,22 @@ _DTYPES = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 Allocate = Callable[[dict[str, Any], dict[str, torch.Size]], Mapping[str, Tensor]]
 
 
 class FileProblem(ValueError):
     """A file that cannot be used; the message says which file and why."""
+
+
+def is_plain_name(name: Any) -> bool:
+    """Return whether what a file says is a name within its folder: no path leads out of it.
+
+    >>> is_plain_name("members-1.safetensors"), is_plain_name("../x"), is_plain_name("..")
+    (True, False, False)
+    """
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -23,7 +23,14 @@ from polymode.core.modules import Tensors
 from polymode.core.rng import fold
 from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.store import (
+    FileProblem,
+    is_plain_name,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from polymode.nets.network import networks_for
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.weights import KINDS, Weights
@@ -106,6 +113,11 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         entry = {"file": manifest["tensors"], "digest": manifest["tensors_digest"]}
         manifest["tensors"] = [{**entry, "modes": [0, manifest["num_modes"]]}]
         manifest["weights"] = {"kind": "samples", "numbers": {"samples_per_mode": 1}}
+    for entry in manifest["tensors"]:
+        if not is_plain_name(entry["file"]):
+            raise FileProblem(
+                f"{folder / _MANIFEST} names a file outside its folder, {entry['file']!r}: not read"
+            )
     likelihood = likelihood_from_config(manifest["likelihood"])
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from polymode._version import __version__
-from polymode.core.store import replace_file
+from polymode.core.store import is_plain_name, replace_file
 from polymode.metrics.results import Results
 from polymode.runs.kept import Stored, StoredArrays
 from polymode.runs.lock import FolderLock
@@ -36,6 +36,8 @@ from polymode.runs.settings import UsageProblem
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
+_FOLDERS = ("checkpoints", "predictions")
+_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK")
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -56,12 +58,15 @@ class RunFolder:
 
     def checkpoint(self, key: str) -> Path:
         """Return where the training of a cell is kept while it runs."""
+        if not is_plain_name(key):  # a path would lead elsewhere, and what is there be removed
+            raise ValueError(f"{key!r} is not the key of a cell")
         return self.path / "checkpoints" / key
 
     @contextmanager
     def writing(self, data: Mapping[str, Any]) -> Iterator[None]:
         """Make the folder, or take one that holds results on the same data, for this process."""
         with ExitStack() as held:
+            self._refuse_links()
             try:
                 (self.path / "predictions").mkdir(parents=True, exist_ok=True)
                 with open(self.path / "results.jsonl", "ab"):
@@ -72,6 +77,19 @@ class RunFolder:
             self.check(data)
             self._sweep()
             yield
+
+    def _refuse_links(self) -> None:
+        """Refuse links and pipes where a run changes or removes what it finds."""
+        for name in (*_FOLDERS, *_FILES):
+            path = self.path / name
+            kind, right = (
+                ("folder", path.is_dir()) if name in _FOLDERS else ("file", path.is_file())
+            )
+            if path.is_symlink() or (path.exists() and not right):
+                raise UsageProblem(
+                    f"{path} is not a plain {kind}, and a run changes what is there: remove it, or"
+                    " choose another --out"
+                )
 
     def _sweep(self) -> None:
         """Remove what a killed run left: files half written, checkpoints of cells that are done."""
@@ -190,6 +208,10 @@ class RunFolder:
                 raise UsageProblem(f"{where} cannot be read: {error}") from error
             if not isinstance(content, dict) or "key" not in content:
                 raise UsageProblem(f"{where} cannot be read: it is no line of polymode's")
+            if not is_plain_name(content["key"]):
+                raise UsageProblem(
+                    f"{where} cannot be read: {str(content['key'])[:60]!r} is not the key of a cell"
+                )
             found.append(content)
         return found
 

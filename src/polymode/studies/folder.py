@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.store import replace_file
+from polymode.core.store import is_plain_name, replace_file
 from polymode.runs.part import Experiment, Part
 from polymode.runs.plan import Plan, plan_experiment, plan_part
 from polymode.runs.settings import Setting, UsageProblem, span
@@ -101,6 +101,11 @@ def read_study(path: Path) -> dict[str, Any]:
         raise UsageProblem(f"{path / FILE} cannot be read: {error}") from error
     if not isinstance(content, dict) or not {"study", "preset", "parts"} <= set(content):
         raise UsageProblem(f"{path / FILE} cannot be read: it is no study of polymode's")
+    parts = content["parts"]
+    if not isinstance(parts, list) or not all(map(is_plain_name, parts)):
+        raise UsageProblem(
+            f"{path / FILE} cannot be read: `parts` must be names of folders in it, got {parts!r}"
+        )
     return content
 
 
