@@ -74,7 +74,7 @@ def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of itself, atomically."""
-    text = json.dumps({**content, "digest": _json_digest(content)}, indent=1, sort_keys=True)
+    text = json.dumps({**content, "digest": json_digest(content)}, indent=1, sort_keys=True)
     replace_file(path, text.encode())
 
 
@@ -93,12 +93,13 @@ def read_json(path: Path, schema: int) -> dict[str, Any]:
             f"{path} has schema version {version}, this polymode reads up to {schema}; it was"
             " written by a newer release: upgrade polymode"
         )
-    if claimed != _json_digest(content):
+    if claimed != json_digest(content):
         raise FileProblem(f"{path} was changed after it was written: its digest does not match")
     return content
 
 
-def _json_digest(content: Mapping[str, Any]) -> str:
+def json_digest(content: Mapping[str, Any]) -> str:
+    """Return a digest of a JSON object, whatever the order of its keys."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 

@@ -27,6 +27,10 @@ SCHEMA = 2  # 1 had no near_ood, target_scale and memory
 EXAMINED = "examined:"  # how the data sets of examinations begin
 
 
+class NewerSchema(ValueError):
+    """Results that a newer release wrote."""
+
+
 class Row(NamedTuple):
     """One number.
 
@@ -255,9 +259,11 @@ class Results:
     def from_dict(content: Mapping[str, Any]) -> Results:
         """Return what `to_dict` gave; a newer schema is refused."""
         version = content.get("schema")
-        if not isinstance(version, int) or version > SCHEMA:
-            raise ValueError(
-                f"these results have schema version {version!r}, this polymode reads up to"
+        if not isinstance(version, int):
+            raise ValueError("these are not results of polymode: they have no schema version")
+        if version > SCHEMA:
+            raise NewerSchema(
+                f"these results have schema version {version}, this polymode reads up to"
                 f" {SCHEMA}; upgrade polymode"
             )
         try:
