@@ -17,6 +17,7 @@ from polymode.core.store import (
     read_json,
     read_tensors,
     replace_file,
+    tensor_shapes,
     write_json,
     write_tensors,
 )
@@ -139,3 +140,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch) -> None:
 
 def test_json_safe_names_what_it_cannot_hold() -> None:
     assert json_safe({"f": json_safe, 1: (2.0, None)}) == {"f": "json_safe", "1": [2.0, None]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 100_000,
+        '{"w": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": [2361183241434822606848], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
+        '{"w": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": 1, "data_offsets": 4}}',
+        '{"w": null}',
+        "null",
+    ],
+)
+def test_odd_headers_are_refused(tmp_path, header) -> None:
+    described = '{"__metadata__": {"polymode": "{}", "digest": ""}, '
+    text = (described + header[1:] if header.startswith("{") else header).encode()
+    (tmp_path / "odd").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    for read in (read_tensors, tensor_shapes):
+        with pytest.raises(FileProblem):
+            read(tmp_path / "odd")
+
+
+def test_folders_are_no_files(tmp_path) -> None:
+    with pytest.raises(FileProblem, match="is a folder, not a file"):
+        read_json(tmp_path, 1)
+    with pytest.raises(FileProblem, match="is a folder, not a file"):
+        read_tensors(tmp_path)

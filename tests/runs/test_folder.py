@@ -157,6 +157,40 @@ def test_lines_of_before_there_were_digests_are_read(folder):
     assert not folder.results(predictions=True)[0].kept
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("line", ['{"key": ' + DEEP, '{"key": "k1", "schema": 2, "rows": 3}'])
+def test_odd_lines_are_left_out(folder, line):
+    add(folder, "k0", result(0))
+    for name in ("results.jsonl", "events.jsonl", "failures.jsonl"):
+        with open(folder.path / name, "a") as file:
+            file.write(line + "\n")
+    assert [each.seed for each in folder.results()] == [0] and folder.done() == {"k0"}
+    assert "line 2 cannot be read" in folder.damage()[0]
+    folder.events(), folder.failures()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (DEEP, "nested too deeply"),
+        ('{"cells": null}', "`cells` must be a list of cells"),
+        ('{"cells": [{"key": "../x"}]}', "`cells` must be a list of cells"),
+        ('{"redo": [1]}', "`redo` must be an object of numbers"),
+        ('{"redo": {"k0": "1"}}', "`redo` must be an object of numbers"),
+        ('{"data": 3}', "`data` must be an object, got 3"),
+        ('{"command": null}', "`command` must be text"),
+    ],
+)
+def test_an_odd_config_is_refused(folder, content, message):
+    add(folder, "k0", result(0))
+    (folder.path / "config.json").write_text(content)
+    for use in (folder.done, folder.results, folder.config, lambda: folder.check({})):
+        with pytest.raises(UsageProblem, match=message):
+            use()
+
+
 def test_broken_events_cost_an_estimate_and_no_more(folder):
     folder.log("done", key="k", seconds=1)
     with open(folder.path / "events.jsonl", "ab") as file:

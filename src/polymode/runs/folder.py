@@ -23,13 +23,14 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.store import is_plain_name, replace_file
+from polymode.core.store import is_plain_name, open_plain, replace_file
+from polymode.core.values import parse_json
 from polymode.metrics.results import NewerSchema, Results
 from polymode.runs.kept import Checked, Stored, StoredArrays, digest_of
 from polymode.runs.lines import append_line, raw_lines, read_lines, signed
@@ -42,6 +43,23 @@ _FOLDERS = ("checkpoints", "predictions")
 _FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK")
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+_CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (lambda v: isinstance(v, str), "text"),
+    "data": (lambda v: isinstance(v, dict), "an object"),
+    "cells": (
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(cell, dict) and is_plain_name(cell.get("key")) for cell in v)
+        ),
+        "a list of cells with their keys",
+    ),
+    "redo": (
+        lambda v: isinstance(v, dict) and all(type(number) is int for number in v.values()),
+        "an object of numbers",
+    ),
+}
 
 
 class WriteProblem(Exception):
@@ -143,6 +161,12 @@ class RunFolder:
                 f"{self.path} has schema version {schema}, this polymode reads up to {SCHEMA};"
                 " it was written by a newer release: upgrade polymode, or choose another --out"
             )
+        for name, (fits, form) in _CONFIG.items():
+            if name in config and not fits(config[name]):
+                raise UsageProblem(
+                    f"{self.path / 'config.json'}: `{name}` must be {form}, got"
+                    f" {config[name]!r:.80}; restore the file, or choose another --out"
+                )
         return config
 
     def configure(
@@ -169,10 +193,12 @@ class RunFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return a JSON file; empty where there is none."""
-        try:
-            content = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
+        path = self.path / name
+        if not path.exists():
             return {}
+        try:
+            with open_plain(path) as file:
+                content = parse_json(file.read())
         except ValueError as error:
             raise UsageProblem(f"{self.path / name} cannot be read: {error}") from error
         if not isinstance(content, dict):
@@ -193,10 +219,8 @@ class RunFolder:
         """Return the lines of `events.jsonl` that can be read; times are worth no complaint."""
         found = []
         for _, line in raw_lines(self.path / "events.jsonl"):
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
+            with suppress(ValueError):
+                found.append(parse_json(line))
         return [each for each in found if isinstance(each, dict)]
 
     def done(self) -> set[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from polymode.core.store import FileProblem
+from polymode.core.values import parse_json
 from polymode.metrics.results import Kept
 from polymode.prediction import Prediction
 from polymode.tasks.readers.npz import npz_headers, read_npz
@@ -96,7 +97,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 def _text(path: Path, name: str) -> Any:
     """Return what a file holds as JSON in one of its arrays."""
-    return json.loads(str(read_npz(path, [name])[name]))
+    return parse_json(str(read_npz(path, [name])[name]))
 
 
 class Stored(Mapping[str, Kept]):

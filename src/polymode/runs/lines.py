@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode.core.store import is_plain_name, json_digest
+from polymode.core.values import parse_json
 
 CHANGED = "was changed after it was written: its digest does not match"
 
@@ -50,8 +51,8 @@ def raw_lines(path: Path) -> list[tuple[int, bytes]]:
 
 def _line(number: int, text: bytes) -> Line:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         return Line(number, {}, f"cannot be read: {error}")
     if not isinstance(content, dict) or "key" not in content:
         return Line(number, {}, "cannot be read: it is no line of polymode's")
@@ -59,9 +60,11 @@ def _line(number: int, text: bytes) -> Line:
         odd = str(content["key"])[:60]
         return Line(number, {}, f"cannot be read: {odd!r} is not the key of a cell")
     claimed = content.pop("digest", None)
-    if claimed is not None and claimed != json_digest(content):
-        return Line(number, content, CHANGED)
-    return Line(number, content)
+    try:
+        same = claimed is None or claimed == json_digest(content)
+    except RecursionError:  # what can just be read may be too deep to be written
+        same = False
+    return Line(number, content, "" if same else CHANGED)
 
 
 def append_line(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from polymode.core.values import parse_json
 from polymode.runs.settings import UsageProblem
 
 fcntl: ModuleType | None
@@ -80,7 +81,7 @@ class FolderLock:
     def _owner(self) -> dict[str, Any]:
         try:
             os.lseek(self._file, 0, os.SEEK_SET)
-            owner = json.loads(os.read(self._file, 4096))
+            owner = parse_json(os.read(self._file, 4096))
             return owner if isinstance(owner, dict) else {}
         except ValueError:  # empty, or being written
             return {}
@@ -96,7 +97,10 @@ class FolderLock:
 
 def _when(owner: dict[str, Any]) -> str:
     """Return the time of day at which the owner began, with the date if that was not today."""
-    since = time.localtime(owner.get("since", 0.0))
+    try:
+        since = time.localtime(float(owner.get("since", 0.0)))
+    except (TypeError, ValueError, OverflowError, OSError):  # of another hand
+        return "an unknown time"
     today = time.localtime()[:3] == since[:3]
     return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", since)
 
@@ -108,9 +112,10 @@ def _may_live(owner: dict[str, Any]) -> bool:
     if owner.get("host") != platform.node() or os.name != "posix":
         return True
     try:
-        os.kill(int(owner["pid"]), 0)
-    except ProcessLookupError:
-        return False
+        number = int(owner["pid"])
+        os.kill(number, 0)
     except PermissionError:
         return True
-    return int(owner["pid"]) != os.getpid()
+    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
+        return False  # gone, or no process of any system
+    return number > 0 and number != os.getpid()
