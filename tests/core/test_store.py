@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import struct
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
@@ -169,3 +173,21 @@ def test_folders_are_no_files(tmp_path) -> None:
         read_json(tmp_path, 1)
     with pytest.raises(FileProblem, match="is a folder, not a file"):
         read_tensors(tmp_path)
+
+
+def test_what_killed_processes_left_half_written_is_swept(tmp_path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    here = platform.node()
+    dead = tmp_path / f".file.{here}.{process.pid}.tmp"
+    others = [
+        tmp_path / f".file.{here}.{os.getppid()}.tmp",  # is being written
+        tmp_path / f".file.elsewhere.{process.pid}.tmp",
+        tmp_path / f".other.{here}.{process.pid}.tmp",
+        tmp_path / f".file.{here}.x.tmp",
+    ]
+    for left in [dead, *others]:
+        left.write_text("half")
+    replace_file(tmp_path / "file", b"whole")
+    assert not dead.exists() and all(other.exists() for other in others)
+    assert (tmp_path / "file").read_bytes() == b"whole"

@@ -10,10 +10,12 @@ type, shape and offsets of each tensor, the raw bytes.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
 import os
+import platform
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -71,9 +73,30 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "polymode"
 
 
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine runs; True where that cannot be known."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Let `write` fill a temporary file, then give it the name `path` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Let `write` fill a temporary file, then give it the name `path` in one step.
+
+    Temporary files for `path` that killed processes of this machine left are removed.
+    """
+    ours = f".{path.name}.{platform.node()}."
+    for left in path.parent.glob(f"{glob.escape(ours)}*.tmp"):
+        number = left.name[len(ours) : -len(".tmp")]
+        if number.isdigit() and not is_alive(int(number)):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{ours}{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             write(file)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from polymode.core.store import is_alive
 from polymode.core.values import parse_json
 from polymode.runs.settings import UsageProblem
 
@@ -111,11 +112,5 @@ def _may_live(owner: dict[str, Any]) -> bool:
         return False
     if owner.get("host") != platform.node() or os.name != "posix":
         return True
-    try:
-        number = int(owner["pid"])
-        os.kill(number, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
-        return False  # gone, or no process of any system
-    return number > 0 and number != os.getpid()
+    number = owner.get("pid")
+    return type(number) is int and number > 0 and number != os.getpid() and is_alive(number)
