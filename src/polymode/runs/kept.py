@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polymode.core.memory import free_bytes
 from polymode.core.store import FileProblem
 from polymode.core.values import parse_json
 from polymode.metrics.results import Kept
@@ -24,6 +25,7 @@ from polymode.tasks.readers.npz import npz_headers, read_npz
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 """By examination and name."""
+_ANY = 2**62  # where headers alone are read
 
 
 def pack(kept: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
@@ -115,9 +117,10 @@ class Stored(Mapping[str, Kept]):
     def __getitem__(self, name: str) -> Kept:
         number, each = self._about[name]
         with _damage_named(self.path):
-            held = npz_headers(self.path)
+            held = npz_headers(self.path, most_bytes=_ANY)
             parts = {part: f"{number}.{part}" for part in [*each["parts"], "targets", "inputs"]}
-            arrays = read_npz(self.path, [place for place in parts.values() if place in held])
+            places = [place for place in parts.values() if place in held]
+            arrays = read_npz(self.path, places, most_bytes=free_bytes())
             found = {
                 part: torch.from_numpy(arrays[place])
                 for part, place in parts.items()
@@ -142,14 +145,14 @@ class StoredArrays(Mapping[str, Mapping[str, np.ndarray]]):
     def __init__(self, path: Path) -> None:
         self.path = path
         with _damage_named(path):
-            there = "examined" in npz_headers(path)
+            there = "examined" in npz_headers(path, most_bytes=_ANY)
             self._names = dict(_text(path, "examined")) if there else {}
 
     def __getitem__(self, label: str) -> dict[str, np.ndarray]:
         names, number = self._names[label], list(self._names).index(label)
         with _damage_named(self.path):
             places = {name: f"examined.{number}.{name}" for name in names}
-            arrays = read_npz(self.path, places.values())
+            arrays = read_npz(self.path, places.values(), most_bytes=free_bytes())
             return {name: arrays[place] for name, place in places.items()}
 
     def __iter__(self) -> Iterator[str]:
