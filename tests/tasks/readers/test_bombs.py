@@ -70,12 +70,6 @@ def test_a_bzip2_member_is_not_unpacked(tmp_path):
         list(members(path, everything, most_bytes=MB))
 
 
-def test_members_are_counted_as_they_are_read(tmp_path):
-    small = zipped(tmp_path / "a.zip", "x", bytes(MB), zipfile.ZIP_DEFLATED, claimed=100)
-    with pytest.raises(FileProblem, match="a.zip"):
-        list(members(small, everything, most_bytes=1000))
-
-
 def header_2_0(length: int) -> bytes:
     return b"\x93NUMPY\x02\x00" + struct.pack("<I", length)
 
@@ -146,7 +140,7 @@ def test_a_long_field_is_a_sentence(tmp_path):
 )
 def test_pipes_and_devices_are_refused(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path / "pipe", "/dev/zero"):
+    for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(FileProblem, match="is a pipe or a device, not a file"):
             read(path)
 
