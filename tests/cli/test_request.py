@@ -127,3 +127,10 @@ def test_the_file_in_the_docs_is_a_plan(tmp_path):
     assert plan.recipe.net_label == "mlp(hidden=[32, 32])"
     assert plan.methods["deep_ensemble"]["num_modes"] == 10
     assert plan.methods["map"]["epochs"] == 20 and plan.seeds == (0, 1, 2, 3, 4)
+
+
+def test_deep_nesting_is_a_sentence(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("task = " + "[" * 100_000)
+    with pytest.raises(UsageProblem, match="deep.toml: it is nested too deeply"):
+        read_config(path)

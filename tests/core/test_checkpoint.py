@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polymode.core.checkpoint import load_checkpoint, save_checkpoint
+from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
 from polymode.core.store import FileProblem, write_tensors
 
 
@@ -116,5 +116,27 @@ def test_a_checkpoint_of_another_release_is_refused_with_the_remedy(
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path) -> None:
     save_checkpoint(tmp_path / "file", State(7, torch.zeros(2)), {"seed": 1, "data": "a"})
-    with pytest.raises(FileProblem, match=r"another run: seed differ \(seed was 1, is 2\)"):
+    with pytest.raises(FileProblem, match=r"another run: seed was 1, is 2\. Remove the file"):
         load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {"seed": 2, "data": "a"})
+
+
+def test_the_difference_to_another_run_is_shown_not_all_that_is_the_same(tmp_path) -> None:
+    options = {f"option_{k}": k for k in range(20)}
+    save_checkpoint(tmp_path / "file", State(7, torch.zeros(2)), {"options": {**options, "lr": 1}})
+    mine = {"options": {**options, "lr": 2, "new": "x"}, "seed": 3}
+    with pytest.raises(FileProblem) as refused:
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), mine)
+    told = "options.lr was 1, is 2; options.new was absent, is 'x'; seed was absent, is 3."
+    assert told in str(refused.value) and "option_7" not in str(refused.value)
+    many = {"options": {k: -1 for k in options}}
+    with pytest.raises(FileProblem, match=r"option_1 was 1, is -1; 18 more\. Remove"):
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), many)
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path) -> None:
+    with claimed(tmp_path / "run"):
+        with pytest.raises(FileProblem, match="run is in use: another training"):
+            with claimed(tmp_path / "run"):
+                pass
+    with claimed(tmp_path / "run"):
+        pass

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import struct
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
@@ -17,6 +21,7 @@ from polymode.core.store import (
     read_json,
     read_tensors,
     replace_file,
+    tensor_shapes,
     write_json,
     write_tensors,
 )
@@ -139,3 +144,50 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch) -> None:
 
 def test_json_safe_names_what_it_cannot_hold() -> None:
     assert json_safe({"f": json_safe, 1: (2.0, None)}) == {"f": "json_safe", "1": [2.0, None]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 100_000,
+        '{"w": {"dtype": "F32", "shape": [1e400], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": [2361183241434822606848], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
+        '{"w": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "shape": 1, "data_offsets": 4}}',
+        '{"w": null}',
+        "null",
+    ],
+)
+def test_odd_headers_are_refused(tmp_path, header) -> None:
+    described = '{"__metadata__": {"polymode": "{}", "digest": ""}, '
+    text = (described + header[1:] if header.startswith("{") else header).encode()
+    (tmp_path / "odd").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    for read in (read_tensors, tensor_shapes):
+        with pytest.raises(FileProblem):
+            read(tmp_path / "odd")
+
+
+def test_folders_are_no_files(tmp_path) -> None:
+    with pytest.raises(FileProblem, match="is a folder, not a file"):
+        read_json(tmp_path, 1)
+    with pytest.raises(FileProblem, match="is a folder, not a file"):
+        read_tensors(tmp_path)
+
+
+def test_what_killed_processes_left_half_written_is_swept(tmp_path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    here = platform.node()
+    dead = tmp_path / f".file.{here}.{process.pid}.tmp"
+    others = [
+        tmp_path / f".file.{here}.{os.getppid()}.tmp",  # is being written
+        tmp_path / f".file.elsewhere.{process.pid}.tmp",
+        tmp_path / f".other.{here}.{process.pid}.tmp",
+        tmp_path / f".file.{here}.x.tmp",
+    ]
+    for left in [dead, *others]:
+        left.write_text("half")
+    replace_file(tmp_path / "file", b"whole")
+    assert not dead.exists() and all(other.exists() for other in others)
+    assert (tmp_path / "file").read_bytes() == b"whole"

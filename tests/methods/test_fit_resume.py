@@ -91,10 +91,10 @@ def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"lr": 0.5}, "options differ"),
-        ({"seed": 1}, "seed differ"),
-        ({"task": task(train=(X + 1, Y))}, "data differ"),
-        ({"net": pm.nets.mlp}, "network differ"),
+        ({"lr": 0.5}, "options.lr was"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"task": task(train=(X + 1, Y))}, "data was"),
+        ({"net": pm.nets.mlp}, "network.* was"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, word) -> None:
@@ -112,5 +112,24 @@ def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
         if noise == 0.1:
             pm.fit("map", **options)
         else:
-            with pytest.raises(FileProblem, match="likelihood differ"):
+            with pytest.raises(FileProblem, match="likelihood.noise was 0.1, is 0.2"):
                 pm.fit("map", **options)
+
+
+def test_a_second_fit_in_the_folder_of_one_that_runs_is_refused(tmp_path) -> None:
+    """Before the first checkpoint too, when there is nothing yet that tells them apart."""
+    options = {"net": net, "task": task(), "checkpoint": tmp_path} | QUICK
+    refused = []
+
+    def second(event) -> None:
+        if event.kind == "start":
+            with pytest.raises(FileProblem, match="is in use: another training") as caught:
+                pm.fit("map", **options, seed=1)
+            refused.append(caught)
+
+    first = pm.fit("map", **options, seed=0, on_event=second)
+    assert len(refused) == 1
+    again = pm.fit("map", **options, seed=0)
+    for one, other in zip(first.members, again.members, strict=True):
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            assert a.equal(b)

@@ -151,13 +151,50 @@ def test_json_round_trip_and_access(digits):
     ("content", "message"),
     [
         ({"schema": 99}, "schema version 99"),
-        ({}, "schema version None"),
+        ({}, "they have no schema version"),
         ({"schema": 1, "rows": []}, "not results of polymode"),
         ({"schema": 1, "rows": [{"colour": "red"}]}, "not results of polymode"),
+        ({"schema": 1, "rows": 3}, "not results of polymode"),
+        ({"schema": True}, "they have no schema version"),
     ],
 )
 def test_other_files_are_refused(content, message):
     with pytest.raises(ValueError, match=message):
+        Results.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("task",), 3),
+        (("seed",), "0"),
+        (("seed",), True),
+        (("config",), []),
+        (("config",), {"search": 3}),
+        (("label",), None),
+        (("near_ood",), [1]),
+        (("target_scale",), ["a"]),
+        (("cost", "train_seconds"), "long"),
+        (("cost", "num_modes"), None),
+        (("rows", 0, "value"), "0.1"),
+        (("rows", 0, "value"), float("nan")),
+        (("rows", 0, "value"), [1]),
+        (("rows", 0, "direction"), "left"),
+        (("rows", 0, "direction"), []),
+        (("rows", 0, "n"), None),
+        (("rows", 0, "dataset"), {}),
+        (("rows", 0, "note"), 1),
+    ],
+)
+def test_results_of_wrong_types_are_refused(place, value):
+    rows = (Row("test", "nll", 0.1, "nats/example", "down", 4, None),)
+    content = Results("t", "map", "mlp", 0, {}, rows, Cost(1, 1, 3, 0.1, 4)).to_dict()
+    assert Results.from_dict(content).rows == rows
+    within = content
+    for step in place[:-1]:
+        within = within[step]
+    within[place[-1]] = value
+    with pytest.raises(ValueError, match=f"not results of polymode: `{place[-1]}` is"):
         Results.from_dict(content)
 
 

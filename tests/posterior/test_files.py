@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -110,6 +111,106 @@ def test_newer_version(folder) -> None:
     manifest = read_json(folder / "posterior.json", 2)
     write_json(folder / "posterior.json", manifest | {"schema": 99})
     with pytest.raises(FileProblem, match="schema version 99.*newer release"):
+        pm.load(folder, net=pm.nets.lenet)
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("name", ["../members-1.safetensors", "{folder}/members-1.safetensors", 3])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name) -> None:
+    from polymode.core.store import read_json, write_json
+
+    manifest = read_json(folder / "posterior.json", 2)
+    (entry,) = manifest["tensors"]
+    file = name.format(folder=folder) if isinstance(name, str) else name
+    if schema == 1:
+        manifest |= {"tensors": file, "tensors_digest": entry["digest"]}
+    else:
+        entry["file"] = file
+    (folder.parent / "members-1.safetensors").write_bytes(
+        (folder / "members-1.safetensors").read_bytes()
+    )
+    write_json(folder / "posterior.json", manifest | {"schema": schema})
+    with pytest.raises(FileProblem, match="names a file outside its folder"):
+        pm.load(folder, net=pm.nets.lenet)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_modes": 10**12}, "promises 1,000,000,000,000 modes, its files hold 3"),
+        ({"num_modes": "3"}, "`num_modes` must be an integer of at least 1, got '3'"),
+        ({"schema": "2"}, "its schema version is '2'"),
+        ({"schema": None}, "its schema version is None"),
+        ({"likelihood": None}, "`likelihood` must be an object"),
+        ({"likelihood": {"name": []}}, "`likelihood` cannot be read"),
+        ({"likelihood": {"name": "unknown"}}, "`likelihood` cannot be read"),
+        ({"input_shape": [1, "8"]}, "`input_shape` must be a list of sizes"),
+        ({"target_size": 0}, "`target_size` must be"),
+        ({"target_scaling": {"shift": 0}}, "`target_scaling` cannot be read"),
+        ({"target_scaling": {"shift": "a", "scale": 1}}, "`target_scaling` cannot be read"),
+        ({"dtype": "float31"}, "`dtype` must be a type of numbers"),
+        ({"dtype": "load"}, "`dtype` must be a type of numbers"),
+        ({"channels_last": 1}, "`channels_last` must be"),
+        ({"weights": "samples"}, "`weights` must be an object with a kind"),
+        ({"weights": {"kind": "samples", "numbers": {}}}, "`weights` must be an object with a"),
+        ({"weights": {"kind": "odd", "numbers": {"samples_per_mode": 1}}}, "of kind 'odd'"),
+        ({"history": []}, "`history` cannot be read"),
+        ({"tensors": []}, "promises 3 modes, its files hold 0"),
+        ({"tensors": None}, "is not the manifest of a posterior"),
+        ({"tensors": ["a"]}, "is not the manifest of a posterior"),
+        ({"seed": "x"}, "`seed` must be an integer"),
+    ],
+)
+def test_a_manifest_of_wrong_types_is_refused(folder, change, message) -> None:
+    from polymode.core.store import read_json, write_json
+
+    manifest = read_json(folder / "posterior.json", 2)
+    write_json(folder / "posterior.json", manifest | change)
+    with pytest.raises(FileProblem, match=message):
+        pm.load(folder, net=pm.nets.lenet)
+
+
+@pytest.mark.parametrize("change", [{"modes": [0, 4]}, {"modes": [1, 3]}, {"seeds": [1]}])
+def test_files_that_do_not_hold_the_modes_are_refused(folder, change) -> None:
+    from polymode.core.store import read_json, write_json
+
+    manifest = read_json(folder / "posterior.json", 2)
+    manifest["tensors"][0] |= change
+    write_json(folder / "posterior.json", manifest)
+    with pytest.raises(FileProblem, match="modes|seeds"):
+        pm.load(folder, net=pm.nets.lenet)
+
+
+def test_the_number_of_modes_is_held_against_the_tensors_first(folder, monkeypatch) -> None:
+    """Memory for a trillion networks is not asked for before the file is looked at."""
+    from polymode.core.store import read_json, write_json
+    from polymode.posterior.files import Shards
+
+    manifest = read_json(folder / "posterior.json", 2)
+    manifest["tensors"][0]["modes"] = [0, 10**12]
+    write_json(folder / "posterior.json", manifest | {"num_modes": 10**12})
+    monkeypatch.setattr(Shards, "_allocate", lambda *_: pytest.fail("memory was asked for"))
+    with pytest.raises(FileProblem, match="does not hold 1,000,000,000,000 modes"):
+        pm.load(folder, net=pm.nets.lenet)
+
+
+def test_weights_that_are_not_numbers_are_refused(post, tmp_path) -> None:
+    broken = pm.fit(
+        "deep_ensemble", net=pm.nets.lenet, task=TASK, num_modes=2, epochs=0, progress="silent"
+    )
+    next(iter(broken.stack.params.values())).data.view(-1)[-1] = float("nan")
+    broken.save(tmp_path)
+    with pytest.raises(FileProblem, match=r"holds values that are not numbers \(NaN\)"):
+        pm.load(tmp_path, net=pm.nets.lenet)
+
+
+def test_nested_json_and_pipes_are_refused(folder) -> None:
+    (folder / "posterior.json").write_text("[" * 100_000)
+    with pytest.raises(FileProblem, match="nested too deeply"):
+        pm.load(folder, net=pm.nets.lenet)
+    (folder / "posterior.json").unlink()
+    os.mkfifo(folder / "posterior.json")
+    with pytest.raises(FileProblem, match="is a pipe or a device, not a file"):
         pm.load(folder, net=pm.nets.lenet)
 
 

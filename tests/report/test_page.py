@@ -242,3 +242,9 @@ def test_cite_and_list() -> None:
         cite("deep_ensembel")
     with pytest.raises(ValueError, match="got a int"):
         cite(3)
+
+
+def test_an_odd_environment_is_shown_as_it_is():
+    """It comes from a file of the run, which anyone may have edited."""
+    html = render(compare([result("map", 0, 0.1)]), environment={"versions": 3, "threads": "many"})
+    assert "CPU, many threads" in html

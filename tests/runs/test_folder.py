@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 import torch
 
+from polymode.core.store import FileProblem
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.runs.folder import RunFolder, WriteProblem, without_times
@@ -68,7 +70,7 @@ def test_regression_predictions_come_back(tmp_path):
 
 def test_predictions_are_never_unpickled(tmp_path):
     np.savez(tmp_path / "kept.npz", about=np.array([object()], dtype=object))
-    with pytest.raises(ValueError, match="allow_pickle"):
+    with pytest.raises(FileProblem, match="holds object, which is not read"):
         Stored(tmp_path / "kept.npz")
 
 
@@ -88,19 +90,105 @@ def test_a_line_cut_short_is_dropped_and_repaired(folder, share):
 def test_a_long_line_without_an_end_is_repaired_too(folder):
     (folder.path / "failures.jsonl").write_bytes(b'{"key": "a"}\n' + b"x" * 200_000)
     folder.append("failures.jsonl", {"key": "b"})
-    assert [line["key"] for line in folder.lines("failures.jsonl")] == ["a", "b"]
+    assert [line["key"] for line in folder.failures()] == ["a", "b"]
     (folder.path / "failures.jsonl").write_bytes(b"x" * 200_000)
     folder.append("failures.jsonl", {"key": "b"})
-    assert [line["key"] for line in folder.lines("failures.jsonl")] == ["b"]
+    assert [line["key"] for line in folder.failures()] == ["b"]
 
 
 @pytest.mark.parametrize("line", [b"{broken\n", b"3\n", b"{}\n"])
-def test_a_broken_line_in_the_middle_is_named(folder, line):
+def test_a_broken_line_in_the_middle_is_named_and_left_out(folder, line):
     add(folder, "k0", result(0))
     path = folder.path / "results.jsonl"
     path.write_bytes(line + path.read_bytes())
-    with pytest.raises(UsageProblem, match=r"results.jsonl, line 1 cannot be read"):
-        folder.results()
+    assert [each.seed for each in folder.results()] == [0] and folder.done() == {"k0"}
+    (problem,) = folder.damage()
+    assert f"{path}, line 1 cannot be read" in problem
+    folder.configure({}, [{"key": "k0"}, {"key": "k1"}])
+    assert folder.damage() == [problem]
+    add(folder, "k1", result(1))
+    assert folder.damage() == []  # whichever cell it was of, all have results now
+
+
+def test_a_changed_digit_is_found(folder):
+    add(folder, "k0", result(0, nll=0.25))
+    add(folder, "k1", result(1))
+    path = folder.path / "results.jsonl"
+    path.write_text(path.read_text().replace("0.25", "0.15"))
+    assert folder.done() == {"k1"} and [each.seed for each in folder.results()] == [1]
+    (problem,) = folder.damage()
+    assert problem.startswith(f"{path}, line 1 was changed after it was written")
+    add(folder, "k0", result(0, nll=0.25))
+    assert folder.done() == {"k0", "k1"} and folder.damage() == []
+
+
+def test_changed_predictions_are_found(folder):
+    for seed in (0, 1):
+        add(folder, f"k{seed}", result(seed))
+    file = folder.path / "predictions" / "k0.npz"
+    raw = file.read_bytes()
+    for content in (raw[:-9], b"", raw[:100] + bytes([raw[100] ^ 1]) + raw[101:]):
+        file.write_bytes(content)
+        assert folder.done() == {"k1"}
+        assert [each.seed for each in folder.results(predictions=True)] == [1]
+        assert folder.damage() == [f"{file} was changed after it was written: its digest differs"]
+    add(folder, "k0", result(0))
+    assert folder.done() == {"k0", "k1"} and folder.damage() == []
+
+
+def test_lines_of_before_there_were_digests_are_read(folder):
+    for seed in (0, 1):
+        add(folder, f"k{seed}", result(seed))
+    path = folder.path / "results.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    for line in lines:
+        del line["digest"], line["predictions"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(folder.results(predictions=True)) == 2 and folder.damage() == []
+    file = folder.path / "predictions" / "k0.npz"
+    raw = file.read_bytes()
+    for content in (raw[:-9], b"", raw[:100] + bytes([raw[100] ^ 1]) + raw[101:]):
+        file.write_bytes(content)
+        assert folder.done() == {"k1"}
+        (problem,) = folder.damage()
+        assert str(file) in problem
+    file.unlink()  # numbers without predictions are still numbers
+    assert folder.done() == {"k0", "k1"}
+    assert not folder.results(predictions=True)[0].kept
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("line", ['{"key": ' + DEEP, '{"key": "k1", "schema": 2, "rows": 3}'])
+def test_odd_lines_are_left_out(folder, line):
+    add(folder, "k0", result(0))
+    for name in ("results.jsonl", "events.jsonl", "failures.jsonl"):
+        with open(folder.path / name, "a") as file:
+            file.write(line + "\n")
+    assert [each.seed for each in folder.results()] == [0] and folder.done() == {"k0"}
+    assert "line 2 cannot be read" in folder.damage()[0]
+    folder.events(), folder.failures()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (DEEP, "nested too deeply"),
+        ('{"cells": null}', "`cells` must be a list of cells"),
+        ('{"cells": [{"key": "../x"}]}', "`cells` must be a list of cells"),
+        ('{"redo": [1]}', "`redo` must be an object of numbers"),
+        ('{"redo": {"k0": "1"}}', "`redo` must be an object of numbers"),
+        ('{"data": 3}', "`data` must be an object, got 3"),
+        ('{"command": null}', "`command` must be text"),
+    ],
+)
+def test_an_odd_config_is_refused(folder, content, message):
+    add(folder, "k0", result(0))
+    (folder.path / "config.json").write_text(content)
+    for use in (folder.done, folder.results, folder.config, lambda: folder.check({})):
+        with pytest.raises(UsageProblem, match=message):
+            use()
 
 
 def test_broken_events_cost_an_estimate_and_no_more(folder):
@@ -114,15 +202,13 @@ def test_broken_events_cost_an_estimate_and_no_more(folder):
 def test_a_write_that_fails_leaves_the_lines_before_it(folder, monkeypatch):
     add(folder, "k0", result(0))
     before = (folder.path / "results.jsonl").read_bytes()
-    import os
-
     real = os.write
 
     def half(file, content):
         real(file, content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polymode.runs.folder.os.write", half)
+    monkeypatch.setattr("polymode.runs.lines.os.write", half)
     with pytest.raises(WriteProblem, match="No space left on device; finished cells are kept"):
         add(folder, "k1", result(1))
     monkeypatch.undo()
@@ -173,6 +259,51 @@ def test_what_a_killed_run_left_is_swept(tmp_path):
     assert not any(half.exists() for half in halves)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["training"]
     assert folder.done() == {"done"}
+
+
+@pytest.mark.parametrize("odd", ["..", "../../precious", ".", "", "{tmp}/precious", "a/b", 3])
+def test_a_key_that_is_a_path_removes_nothing(tmp_path, odd):
+    """A folder from someone else may name any path as the key of a finished cell."""
+    folder, precious = RunFolder(tmp_path / "run"), tmp_path / "precious"
+    with folder.writing({}):
+        add(folder, "done", result(0))
+    for place in (precious, folder.checkpoint("done"), folder.checkpoint("training")):
+        place.mkdir(parents=True)
+        (place / "file").write_text("kept")
+    key = odd.format(tmp=tmp_path) if isinstance(odd, str) else odd
+    lines = folder.path / "results.jsonl"
+    lines.write_text(lines.read_text().replace('"done"', json.dumps(key)))
+    with folder.writing({}):
+        pass
+    assert "results.jsonl, line 1 cannot be read" in folder.damage()[0]
+    assert "is not the key of a cell" in folder.damage()[0]
+    with pytest.raises(ValueError, match="is not the key of a cell"):
+        folder.forget(key)
+    assert (precious / "file").exists() and lines.exists()
+    assert (folder.checkpoint("training") / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "results.jsonl", "LOCK"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
+    """What is behind it would be removed, cut or written over."""
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    run.mkdir()
+    if "s.j" in name or name == "LOCK":
+        precious.write_text("no newline")
+    else:
+        (precious / "done").mkdir(parents=True)
+    (run / name).symlink_to(precious)
+    with pytest.raises(UsageProblem, match=f"{name} is not a plain"):
+        with RunFolder(run).writing({}):
+            pass
+    assert (precious / "done").is_dir() or precious.read_text() == "no newline"
+
+
+def test_a_pipe_in_place_of_the_results_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "results.jsonl")
+    with pytest.raises(UsageProblem, match="results.jsonl is not a plain file"):
+        with RunFolder(tmp_path).writing({}):
+            pass
 
 
 def test_failures_that_were_made_good_do_not_count(folder):

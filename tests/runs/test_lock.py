@@ -100,6 +100,30 @@ def test_where_the_system_has_no_lock_the_owner_decides(tmp_path, monkeypatch, w
         assert path.exists()
 
 
+@pytest.mark.parametrize("since", ["noon", None, [], {}, 1e300, float("nan"), -1e18])
+def test_an_odd_time_in_the_lock_is_no_traceback(tmp_path, monkeypatch, since):
+    monkeypatch.setattr(lock, "fcntl", None)
+    owner = {"pid": os.getppid(), "host": platform.node(), "since": since}
+    (tmp_path / "LOCK").write_text(json.dumps(owner))
+    with pytest.raises(UsageProblem, match="since an unknown time; wait"):
+        FolderLock(tmp_path / "LOCK").__enter__()
+
+
+@pytest.mark.parametrize("pid", ["x", None, [], 10**30, -1, 0])
+def test_an_owner_that_is_no_process_is_taken_over(tmp_path, monkeypatch, pid):
+    monkeypatch.setattr(lock, "fcntl", None)
+    (tmp_path / "LOCK").write_text(json.dumps({"pid": pid, "host": platform.node()}))
+    with FolderLock(tmp_path / "LOCK"):
+        pass
+
+
+def test_a_lock_that_is_nested_deeply_has_no_owner(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "fcntl", None)
+    (tmp_path / "LOCK").write_text("[" * 5000)
+    with FolderLock(tmp_path / "LOCK"):
+        pass
+
+
 def _a_dead_process() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

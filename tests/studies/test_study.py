@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from polymode.metrics.paired import paired
+from polymode.runs.settings import UsageProblem
 from polymode.studies import STUDIES, Experiment, Runs
+from polymode.studies.folder import read_study
 from polymode.studies.study import PRESETS, judged, parts_of
 
 NLL = ("test", "nll")
@@ -45,6 +49,14 @@ def test_parts_that_there_are_not():
     with pytest.raises(ValueError, match="Unknown part 'regresion'. Did you mean 'regression'"):
         parts_of(study, "smoke", ["regresion"])
     assert list(parts_of(study, "smoke", ["classification"])) == ["classification"]
+
+
+@pytest.mark.parametrize("parts", [["one", "../other"], ["/etc"], [".."], [3], "one", None])
+def test_parts_that_are_no_folders_of_the_study_are_refused(tmp_path, parts):
+    held = {"study": "forde", "preset": "cpu", "parts": parts}
+    (tmp_path / "study.json").write_text(json.dumps(held))
+    with pytest.raises(UsageProblem, match="`parts` must be names of folders in it"):
+        read_study(tmp_path)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

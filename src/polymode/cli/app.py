@@ -93,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f" {problem.filename}" if problem.filename else ""
         return _complain(f"cannot use{where or ' a file'}: {problem.strerror or problem}", 1, json_)
     except Exception as problem:
-        if type(problem).__name__ != "WriteProblem":  # its module imports torch, this one must not
-            raise
+        if type(problem).__name__ not in ("WriteProblem", "FileProblem"):
+            raise  # by name: their modules import torch, this one must not
         return _complain(str(problem), 1, json_)
 
 

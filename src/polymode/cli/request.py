@@ -116,7 +116,10 @@ def _toml(text: str) -> dict[str, Any]:
             raise UsageProblem(
                 "--config needs Python 3.11 or newer, or `pip install tomli`"
             ) from None
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _table(found: dict[str, Any], owner: str, table: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from polymode.cli.talk import Json, put, say
+from polymode.cli.talk import Json, put, say, tell_damage
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
     from polymode.cli.progress import watcher
     from polymode.runs.running import Interrupted, leaderboard, run_plan
 
+    tell_damage(folder, "counts as not done")
     try:
         outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
     except KeyboardInterrupt as stop:

@@ -11,7 +11,7 @@ import typer
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
-from polymode.cli.talk import OUTSIDE, put, say
+from polymode.cli.talk import OUTSIDE, put, say, tell_damage
 from polymode.report.run import write_report
 from polymode.report.study import Shown, finish_study, outside
 from polymode.runs.folder import RunFolder
@@ -81,6 +81,7 @@ def _run_part(
 ) -> Outcome:
     if not quiet:
         say(f"\n{part}")
+    tell_damage(folder, "counts as not done")
     outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
     board = leaderboard(folder, predictions=True)
     if board is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli.talk import OUTSIDE, Json, left_table, put, say
+from polymode.cli.talk import OUTSIDE, Json, left_table, put, say, tell_damage
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polymode.runs.folder import RunFolder
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
+LEFT_OUT = "is left out; `polymode run` makes it again"
 Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
 
 
@@ -126,7 +127,7 @@ def _nets(pattern: str) -> Listing:
 
 
 def open_folder(path: Path) -> RunFolder:
-    """Return the folder of a run, or say that it is none."""
+    """Return the folder of a run, or say that it is none; what is damaged in it is named."""
     from polymode.runs.folder import RunFolder
     from polymode.studies.folder import is_study, read_study
 
@@ -135,7 +136,18 @@ def open_folder(path: Path) -> RunFolder:
         raise UsageProblem(f"{path} holds a study; give the folder of one of its parts: {parts}")
     if not (path / "results.jsonl").is_file():
         raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
-    return RunFolder(path)
+    folder = RunFolder(path)
+    tell_damage(folder, LEFT_OUT)
+    return folder
+
+
+def _tell_parts(path: Path) -> None:
+    """Name what is damaged in the parts of a study."""
+    from polymode.runs.folder import RunFolder
+    from polymode.studies.folder import read_study
+
+    for part in read_study(path)["parts"]:
+        tell_damage(RunFolder(path / part), LEFT_OUT)
 
 
 def _board(folder: RunFolder, *, predictions: bool = False) -> Leaderboard:
@@ -162,6 +174,7 @@ def report(
     from polymode.studies.folder import is_study
 
     if is_study(folder):
+        _tell_parts(folder)
         finish_study(folder, out)
         path = folder / "report.html" if out is None else out
     else:
@@ -233,6 +246,7 @@ def _study_table(folder: Path, name: str, paper: bool) -> None:
     from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
     from polymode.report.study import outside, read_shown
 
+    _tell_parts(folder)
     shown = read_shown(folder, figures=False)
     tables = [t for key, t in shown.tables.items() if paper or not key.startswith("paper_")]
     if paper:

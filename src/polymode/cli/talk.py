@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from polymode.runs.folder import RunFolder
 
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 
@@ -16,6 +19,12 @@ Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all 
 def say(text: str) -> None:
     """Tell the user something that is no data."""
     typer.echo(text, err=True)
+
+
+def tell_damage(folder: RunFolder, what: str) -> None:
+    """Name what is damaged in the folder of a run, and say what becomes of its cell."""
+    for problem in folder.damage():
+        say(f"polymode: {problem}; its cell {what}")
 
 
 def put(content: Any) -> None:

@@ -6,7 +6,10 @@ and its step number; a run that resumes ends bit by bit where an uninterrupted o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,7 +20,15 @@ from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
 SCHEMA = 2
+_ABSENT = "absent"
+_SHOWN = 3  # differences to another run
 S = TypeVar("S", bound=NamedTuple)
 
 
@@ -96,23 +107,54 @@ def _filled(held: Any, saved: Tensor) -> Tensor:
 def _check(path: Path, metadata: dict[str, Any], identity: dict[str, Any]) -> None:
     """Refuse the checkpoint of another release or run."""
     schema = metadata.get("schema", 0)
+    if type(schema) is not int:
+        raise FileProblem(f"{path} is no checkpoint: its schema version is {schema!r:.40}")
     if schema != SCHEMA:
         newer = "a newer release: upgrade polymode" if schema > SCHEMA else "an earlier release"
         raise FileProblem(
             f"{path} has schema version {schema}, this polymode reads {SCHEMA}; it was written by"
             f" {newer}{'' if schema > SCHEMA else ': remove the file to start anew'}"
         )
-    theirs = metadata["identity"]
-    differing = sorted(k for k in {*theirs, *identity} if theirs.get(k) != identity.get(k))
-    if differing:
-        first = differing[0]
+    found = list(_differences(metadata.get("identity"), identity))
+    if found:
+        more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise FileProblem(
-            f"{path} belongs to another run: {', '.join(differing)} differ ({first} was"
-            f" {_short(theirs.get(first))}, is {_short(identity.get(first))}). Remove the file to"
+            f"{path} belongs to another run: {'; '.join(found[:_SHOWN])}{more}. Remove the file to"
             " start anew, or give another checkpoint folder"
         )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
+def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[str]:
+    """Yield what differs, by the names of nested fields: "options.lr was 0.1, is 0.2"."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(theirs.get(key, _ABSENT), ours.get(key, _ABSENT), inner)
+    elif theirs != ours:
+        yield f"{name} was {_text(theirs)}, is {_text(ours)}"
+
+
+def _text(value: Any) -> str:
+    return value if value is _ABSENT else f"{value!r:.60}"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make a checkpoint folder, and hold it while a training runs; a second one is refused.
+
+    The lock is the system's, and ends with the process. Without it, two trainings that began
+    before the first checkpoint would write over each other's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "training.lock", "ab") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FileProblem(
+                    f"{folder} is in use: another training that is running keeps its checkpoints"
+                    " there; wait for it, or give another checkpoint folder"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        yield

@@ -25,6 +25,7 @@ from polymode.core.dense import dense_program
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
 from polymode.core.store import cache_folder, replace_file
+from polymode.core.values import parse_json
 
 if TYPE_CHECKING:
     from polymode.core.stack import Stack
@@ -241,9 +242,21 @@ def _file() -> Path:
 
 def _read() -> dict[str, Plan]:
     try:
-        return {job: Plan(*plan) for job, plan in json.loads(_file().read_text()).items()}
-    except (OSError, ValueError, TypeError):
+        found = parse_json(_file().read_bytes()) if _file().is_file() else {}
+    except (OSError, ValueError):
         return {}
+    listed = found.items() if isinstance(found, dict) else ()
+    return {job: Plan(*plan) for job, plan in listed if _is_plan(plan)}
+
+
+def _is_plan(plan: Any) -> bool:
+    """Return whether a plan on file is one: the file is a cache, and worth no complaint."""
+    if not isinstance(plan, list) or len(plan) != len(Plan._fields):
+        return False
+    execution, channels_last, chunk_size, num_threads, wide = plan
+    counts = all(n is None or (type(n) is int and n >= 1) for n in (chunk_size, num_threads))
+    known = execution in ("batched", "loop", "threads", "chunked")
+    return known and counts and isinstance(channels_last, bool) and isinstance(wide, bool)
 
 
 def _agree(job: str, plan: Plan) -> Plan:

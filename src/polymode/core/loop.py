@@ -13,14 +13,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from polymode.core.checkpoint import load_checkpoint, save_checkpoint
+from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
@@ -76,6 +76,21 @@ def run(
     with one written at that very step. `recorder` hears of every step, those before a resume
     included.
     """
+    with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
+        return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
+
+
+def _run(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    passes: Passes,
+    seed: int,
+    what: str,
+    observers: tuple[Observer, ...],
+    checkpoint: Checkpoint | None,
+    recorder: Recorder | None,
+) -> S:
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, per_epoch * passes.epochs, observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
@@ -89,8 +104,6 @@ def run(
     stack.train()
     try:
         with _interrupts() as interrupted, limit_threads(None):
-            if checkpoint is not None:  # a folder that cannot be written is found before training
-                checkpoint.folder.mkdir(parents=True, exist_ok=True)
             state = _epochs(
                 step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
                 recorder,

@@ -10,10 +10,13 @@ type, shape and offsets of each tensor, the raw bytes.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
 import os
+import platform
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +25,8 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.values import parse_json
+
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -29,12 +34,32 @@ _DTYPES = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 Allocate = Callable[[dict[str, Any], dict[str, torch.Size]], Mapping[str, Tensor]]
 
 
 class FileProblem(ValueError):
     """A file that cannot be used; the message says which file and why."""
+
+
+def is_plain_name(name: Any) -> bool:
+    """Return whether what a file says is a name within its folder: no path leads out of it.
+
+    >>> is_plain_name("members-1.safetensors"), is_plain_name("../x"), is_plain_name("..")
+    (True, False, False)
+    """
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file for reading; folders are refused, and pipes and devices, which may never end."""
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise FileProblem(f"{path} is {kind}, not a file")
+    return open(path, "rb")
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -48,9 +73,30 @@ def cache_folder() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "polymode"
 
 
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine runs; True where that cannot be known."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Let `write` fill a temporary file, then give it the name `path` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Let `write` fill a temporary file, then give it the name `path` in one step.
+
+    Temporary files for `path` that killed processes of this machine left are removed.
+    """
+    ours = f".{path.name}.{platform.node()}."
+    for left in path.parent.glob(f"{glob.escape(ours)}*.tmp"):
+        number = left.name[len(ours) : -len(".tmp")]
+        if number.isdigit() and not is_alive(int(number)):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{ours}{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             write(file)
@@ -63,31 +109,34 @@ def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of itself, atomically."""
-    text = json.dumps({**content, "digest": _json_digest(content)}, indent=1, sort_keys=True)
+    text = json.dumps({**content, "digest": json_digest(content)}, indent=1, sort_keys=True)
     replace_file(path, text.encode())
 
 
 def read_json(path: Path, schema: int) -> dict[str, Any]:
     """Read what `write_json` wrote: unchanged, and of a schema version that is known here."""
+    with open_plain(path) as file:
+        raw = file.read()
     try:
-        content = json.loads(path.read_text())
-        claimed = content.pop("digest")
-        version = content["schema"]
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
-    except (ValueError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        content = parse_json(raw)
+        claimed, version = content.pop("digest"), content["schema"]
+        digest = json_digest(content)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise FileProblem(f"{path} is truncated or not a polymode file: {error!r}") from None
-    if isinstance(version, int) and version > schema:
+    if type(version) is not int:
+        raise FileProblem(f"{path} is not a polymode file: its schema version is {version!r:.40}")
+    if version > schema:
         raise FileProblem(
             f"{path} has schema version {version}, this polymode reads up to {schema}; it was"
             " written by a newer release: upgrade polymode"
         )
-    if claimed != _json_digest(content):
+    if claimed != digest:
         raise FileProblem(f"{path} was changed after it was written: its digest does not match")
     return content
 
 
-def _json_digest(content: Mapping[str, Any]) -> str:
+def json_digest(content: Mapping[str, Any]) -> str:
+    """Return a digest of a JSON object, whatever the order of its keys."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
@@ -142,14 +191,18 @@ def read_tensors(
     `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here.
     `digest`, where known, is the one that `write_tensors` returned.
     """
-    try:
-        with open(path, "rb") as file:
-            entries, described = _read_header(path, file)
-            if digest is not None and described["digest"] != digest:
-                raise FileProblem(f"{path} is not the file that was written: its digest differs")
-            return _read_body(path, file, entries, described, allocate)
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
+    with open_plain(path) as file:
+        entries, described = _read_header(path, file)
+        if digest is not None and described["digest"] != digest:
+            raise FileProblem(f"{path} is not the file that was written: its digest differs")
+        return _read_body(path, file, entries, described, allocate)
+
+
+def tensor_shapes(path: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in a file, which is as long as they need."""
+    with open_plain(path) as file:
+        entries, _ = _read_header(path, file)
+    return {name: entry.shape for name, entry in entries.items()}
 
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[str, str]]:
@@ -161,9 +214,9 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[s
     start = position = 8 + length
     entries: dict[str, _Entry] = {}
     try:
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         described = {key: str(header["__metadata__"][key]) for key in ("polymode", "digest")}
-        json.loads(described["polymode"])
+        parse_json(described["polymode"])
         del header["__metadata__"]
         for name, entry in header.items():
             begin, end = (start + int(offset) for offset in entry["data_offsets"])
@@ -172,7 +225,9 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[s
             if begin != position or end - begin != length:
                 raise FileProblem(f"{path}: the header describes '{name}' inconsistently")
             position = end
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (
+        KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError,
+    ) as error:  # fmt: skip
         if isinstance(error, FileProblem):
             raise
         raise FileProblem(f"{path} has a header that polymode did not write: {error!r}") from None

@@ -6,6 +6,14 @@ import json
 from typing import Any
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says; a `ValueError` also where it is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_value(text: str) -> Any:
     """Return what is typed as a value: JSON, with true, false and null, or else text.
 
@@ -13,7 +21,7 @@ def read_value(text: str) -> Any:
     ([1, 2], 'cosine')
     """
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

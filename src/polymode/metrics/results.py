@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,12 +19,17 @@ from torch import Tensor
 
 from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
+from polymode.core.values import parse_json
 from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
 from polymode.metrics.table import align, decimals_for, number
 from polymode.prediction import Prediction
 
 SCHEMA = 2  # 1 had no near_ood, target_scale and memory
 EXAMINED = "examined:"  # how the data sets of examinations begin
+
+
+class NewerSchema(ValueError):
+    """Results that a newer release wrote."""
 
 
 class Row(NamedTuple):
@@ -255,16 +260,18 @@ class Results:
     def from_dict(content: Mapping[str, Any]) -> Results:
         """Return what `to_dict` gave; a newer schema is refused."""
         version = content.get("schema")
-        if not isinstance(version, int) or version > SCHEMA:
-            raise ValueError(
-                f"these results have schema version {version!r}, this polymode reads up to"
+        if type(version) is not int:
+            raise ValueError("these are not results of polymode: they have no schema version")
+        if version > SCHEMA:
+            raise NewerSchema(
+                f"these results have schema version {version}, this polymode reads up to"
                 f" {SCHEMA}; upgrade polymode"
             )
         try:
             rows = tuple(Row(**row) for row in content["rows"])
             names = {key: content[key] for key in ("task", "method", "net", "seed", "config")}
             scale = content.get("target_scale")
-            return Results(
+            results = Results(
                 **names,
                 rows=rows,
                 cost=_cost(content["cost"]),
@@ -274,11 +281,13 @@ class Results:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None
+        _check_types(results)
+        return results
 
     @staticmethod
     def from_json(text: str) -> Results:
         """Return what `to_json` gave."""
-        return Results.from_dict(json.loads(text))
+        return Results.from_dict(parse_json(text))
 
     def replace(self, **changes: Any) -> Results:
         """Return a copy with other values of some fields."""
@@ -288,6 +297,50 @@ class Results:
 def _cost(stored: Mapping[str, Any]) -> Cost:
     """Return the cost; before modes had several samples, there were as many as modes."""
     return Cost(**{"num_samples": stored["num_modes"], **stored})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_known(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+_OWN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("task", "method", "net", "label"), _is_text),
+    "seed": _is_whole,
+    "config": lambda value: isinstance(value, dict) and isinstance(value.get("search", {}), dict),
+    "near_ood": lambda value: all(map(_is_text, value)),
+    "target_scale": lambda value: all(map(_is_number, value or ())),
+}
+_ROW: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("dataset", "metric", "unit", "note"), _is_text),
+    **dict.fromkeys(("value", "standard_error"), _is_known),
+    "direction": lambda value: isinstance(value, str) and value in ARROWS,
+    "n": _is_whole,
+}
+_COST: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(Cost._fields, _is_number),
+    **dict.fromkeys(("train_seconds", "memory_bytes"), _is_known),
+}
+
+
+def _check_types(results: Results) -> None:
+    """Refuse values of other types than results have, as a file may hold them."""
+    rows = [(row, _ROW) for row in results.rows]
+    for what, checks in [(results, _OWN), (results.cost, _COST), *rows]:
+        for name, fits in checks.items():
+            if not fits(value := getattr(what, name)):
+                raise ValueError(f"these are not results of polymode: `{name}` is {value!r:.60}")
 
 
 def title_of(metric: str) -> str:

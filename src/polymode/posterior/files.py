@@ -16,20 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.history import History
-from polymode.core.likelihoods import Likelihood, likelihood_from_config
+from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.rng import fold
-from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.store import (
+    FileProblem,
+    read_tensors,
+    tensor_shapes,
+    write_json,
+    write_tensors,
+)
 from polymode.nets.network import networks_for
+from polymode.posterior.manifest import (
+    MANIFEST,
+    SCHEMA,
+    history_of,
+    likelihood_of,
+    read_manifest,
+    scaling_of,
+)
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.weights import KINDS, Weights
-
-SCHEMA = 2
-_MANIFEST = "posterior.json"
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
@@ -74,7 +83,7 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "tensors": entries,
         "history": post.history.to_dict(),
     }
-    write_json(folder / _MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest)
     if isinstance(post.weights, Shards) and post.weights.folder == folder:
         post.weights.entries = entries  # those it was read from go now
     written = {entry["file"] for entry in entries}
@@ -101,16 +110,11 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
     opened when its turn comes.
     """
     folder = Path(folder)
-    manifest = read_json(folder / _MANIFEST, SCHEMA)
-    if manifest["schema"] < 2:
-        entry = {"file": manifest["tensors"], "digest": manifest["tensors_digest"]}
-        manifest["tensors"] = [{**entry, "modes": [0, manifest["num_modes"]]}]
-        manifest["weights"] = {"kind": "samples", "numbers": {"samples_per_mode": 1}}
-    likelihood = likelihood_from_config(manifest["likelihood"])
+    manifest = read_manifest(folder)
+    likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, torch.device(device))
-    scaling = manifest["target_scaling"]
     return Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards,
         likelihood,
@@ -119,8 +123,8 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         seed=manifest["seed"],
         input_shape=shape,
         target_size=size,
-        target_scaling=scaling and Scaling.from_dict(scaling),
-        history=History.from_dict(manifest["history"]) if "history" in manifest else None,
+        target_scaling=scaling_of(folder, manifest),
+        history=history_of(folder, manifest),
     )
 
 
@@ -187,13 +191,30 @@ class Shards(Weights):
         """Return the modes of one file."""
         entry = self.entries[place]
         first, last = entry["modes"]
+        path = self.folder / entry["file"]
+        self._check_modes(path, last - first)
         stack = self._allocate(last - first, self._seeds(entry))
         tensors, _ = read_tensors(
-            self.folder / entry["file"],
+            path,
             lambda metadata, shapes: self._places(stack, shapes),
             digest=entry["digest"],
         )
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and tensor.numel() and tensor.amin().isnan():
+                raise FileProblem(
+                    f"{path}: '{name}' holds values that are not numbers (NaN), so no prediction"
+                    " would be one; fit again, with a lower `lr` if training diverged"
+                )
         return self._restore(stack, tensors)
+
+    def _check_modes(self, path: Path, count: int) -> None:
+        """Refuse a file of another number of modes, before memory is taken for them."""
+        for name, shape in tensor_shapes(path).items():
+            if _of_stack(name) and shape[:1] != (count,):
+                raise FileProblem(
+                    f"{path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
+                    f" shape {tuple(shape)}"
+                )
 
     def __getitem__(self, modes: slice) -> Weights:
         first, last, step = modes.indices(self.num_modes)

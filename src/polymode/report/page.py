@@ -157,7 +157,7 @@ def _stats(
     if trained:
         stats.append(("training", duration(sum(trained))))
     threads = environment.get("threads")
-    processor = "CPU" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
+    processor = "CPU" + (f", {threads} thread{'s' if threads != 1 else ''}" if threads else "")
     return [*stats, ("device", str(environment.get("gpu") or processor))]
 
 
@@ -223,7 +223,7 @@ def _csv(board: Leaderboard) -> str:
 def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [("seeds", ", ".join(map(str, board.seeds)))]
     versions = environment.get("versions", {})
-    if versions:
+    if isinstance(versions, Mapping) and versions:
         facts.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))
     rest = [(key, value) for key, value in environment.items() if key != "versions"]
     return facts + [(key.replace("_", " "), str(value)) for key, value in rest if value is not None]

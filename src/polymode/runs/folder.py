@@ -12,36 +12,66 @@
 
 Lines are appended and flushed to disk; one that was cut short by a crash is dropped when the next
 one is written. Nothing is removed to make room for something new: where a cell was run twice, its
-last line counts. Times are in `cost` and in the events; all else is the same for the same command.
+last line counts. Lines of results carry a digest of themselves and one of the predictions; a cell
+of which something was changed since is not done. Times are in `cost` and in the events; all else is
+the same for the same command.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.store import replace_file
-from polymode.metrics.results import Results
-from polymode.runs.kept import Stored, StoredArrays
+from polymode.core.store import is_plain_name, open_plain, replace_file
+from polymode.core.values import parse_json
+from polymode.metrics.results import NewerSchema, Results
+from polymode.runs.kept import Checked, Stored, StoredArrays, digest_of
+from polymode.runs.lines import append_line, raw_lines, read_lines, signed
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
+_FOLDERS = ("checkpoints", "predictions")
+_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK")
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
+_CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "command": (lambda v: isinstance(v, str), "text"),
+    "data": (lambda v: isinstance(v, dict), "an object"),
+    "cells": (
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(cell, dict) and is_plain_name(cell.get("key")) for cell in v)
+        ),
+        "a list of cells with their keys",
+    ),
+    "redo": (
+        lambda v: isinstance(v, dict) and all(type(number) is int for number in v.values()),
+        "an object of numbers",
+    ),
+}
+
+
 class WriteProblem(Exception):
     """The folder cannot be written: no other cell would fare better. The message is one line."""
+
+
+class _Cell(NamedTuple):
+    """A line of results: its number, what it says, and the digest of its predictions."""
+
+    number: int
+    results: Results
+    digest: str | None
 
 
 class RunFolder:
@@ -49,6 +79,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._checked = Checked()
 
     @property
     def report(self) -> Path:
@@ -56,12 +87,15 @@ class RunFolder:
 
     def checkpoint(self, key: str) -> Path:
         """Return where the training of a cell is kept while it runs."""
+        if not is_plain_name(key):  # a path would lead elsewhere, and what is there be removed
+            raise ValueError(f"{key!r} is not the key of a cell")
         return self.path / "checkpoints" / key
 
     @contextmanager
     def writing(self, data: Mapping[str, Any]) -> Iterator[None]:
         """Make the folder, or take one that holds results on the same data, for this process."""
         with ExitStack() as held:
+            self._refuse_links()
             try:
                 (self.path / "predictions").mkdir(parents=True, exist_ok=True)
                 with open(self.path / "results.jsonl", "ab"):
@@ -72,6 +106,19 @@ class RunFolder:
             self.check(data)
             self._sweep()
             yield
+
+    def _refuse_links(self) -> None:
+        """Refuse links and pipes where a run changes or removes what it finds."""
+        for name in (*_FOLDERS, *_FILES):
+            path = self.path / name
+            kind, right = (
+                ("folder", path.is_dir()) if name in _FOLDERS else ("file", path.is_file())
+            )
+            if path.is_symlink() or (path.exists() and not right):
+                raise UsageProblem(
+                    f"{path} is not a plain {kind}, and a run changes what is there: remove it, or"
+                    " choose another --out"
+                )
 
     def _sweep(self) -> None:
         """Remove what a killed run left: files half written, checkpoints of cells that are done."""
@@ -114,6 +161,12 @@ class RunFolder:
                 f"{self.path} has schema version {schema}, this polymode reads up to {SCHEMA};"
                 " it was written by a newer release: upgrade polymode, or choose another --out"
             )
+        for name, (fits, form) in _CONFIG.items():
+            if name in config and not fits(config[name]):
+                raise UsageProblem(
+                    f"{self.path / 'config.json'}: `{name}` must be {form}, got"
+                    f" {config[name]!r:.80}; restore the file, or choose another --out"
+                )
         return config
 
     def configure(
@@ -128,7 +181,7 @@ class RunFolder:
         """
         before = self.config()
         listed = {cell["key"]: cell for cell in [*before.get("cells", []), *cells]}
-        stale = dict.fromkeys(redo, len(self.lines("results.jsonl")))
+        stale = dict.fromkeys(redo, len(raw_lines(self.path / "results.jsonl")))
         more = {"cells": list(listed.values()), "redo": {**before.get("redo", {}), **stale}}
         self.write("config.json", {**content, "schema": SCHEMA, **more})
 
@@ -140,10 +193,12 @@ class RunFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return a JSON file; empty where there is none."""
-        try:
-            content = json.loads((self.path / name).read_text())
-        except FileNotFoundError:
+        path = self.path / name
+        if not path.exists():
             return {}
+        try:
+            with open_plain(path) as file:
+                content = parse_json(file.read())
         except ValueError as error:
             raise UsageProblem(f"{self.path / name} cannot be read: {error}") from error
         if not isinstance(content, dict):
@@ -152,17 +207,8 @@ class RunFolder:
 
     def append(self, name: str, content: Mapping[str, Any], *, sync: bool = True) -> None:
         """Add one line of JSON, whole or not at all, and (`sync`) wait until it is on the disk."""
-        line = json.dumps(content, allow_nan=False).encode() + b"\n"
-        with self._or_problem(name), open(self.path / name, "a+b", buffering=0) as file:
-            whole = _end_of_lines(file.fileno())
-            file.truncate(whole)
-            try:
-                _write_all(file.fileno(), line)
-                if sync:
-                    os.fsync(file.fileno())
-            except OSError:
-                file.truncate(whole)
-                raise
+        with self._or_problem(name):
+            append_line(self.path / name, content, sync=sync)
 
     def log(self, kind: str, **facts: Any) -> None:
         """Add a line to `events.jsonl`; of no result, so it may reach the disk when it likes."""
@@ -172,67 +218,83 @@ class RunFolder:
     def events(self) -> list[dict[str, Any]]:
         """Return the lines of `events.jsonl` that can be read; times are worth no complaint."""
         found = []
-        for _, line in self._raw("events.jsonl"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
+        for _, line in raw_lines(self.path / "events.jsonl"):
+            with suppress(ValueError):
+                found.append(parse_json(line))
         return [each for each in found if isinstance(each, dict)]
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a file; a last one that was cut short does not count."""
-        found = []
-        for number, line in self._raw(name):
-            where = f"{self.path / name}, line {number}"
-            try:
-                content = json.loads(line)
-            except ValueError as error:
-                raise UsageProblem(f"{where} cannot be read: {error}") from error
-            if not isinstance(content, dict) or "key" not in content:
-                raise UsageProblem(f"{where} cannot be read: it is no line of polymode's")
-            found.append(content)
-        return found
-
-    def _raw(self, name: str) -> list[tuple[int, bytes]]:
-        try:
-            raw = (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return []
-        return list(enumerate(raw.split(b"\n")[:-1], 1))
 
     def done(self) -> set[str]:
         """Return the keys of the cells that have results, and need not be redone."""
         redo = self.config().get("redo", {})
-        lines = enumerate(self.lines("results.jsonl"))
-        return {line["key"] for number, line in lines if number >= redo.get(line["key"], 0)}
+        return {key for key, cell in self._cells()[0].items() if cell.number > redo.get(key, 0)}
+
+    def damage(self) -> list[str]:
+        """Return what is damaged, a sentence without a full stop each; its cells are not done.
+
+        What was made good since, by running the cell again, does not count.
+        """
+        cells, problems = self._cells()
+        listed = [cell["key"] for cell in self.config().get("cells", [])]
+        return [] if listed and all(key in cells for key in listed) else problems
+
+    def _cells(self) -> tuple[dict[str, _Cell], list[str]]:
+        """Return the last results of each cell where they are whole, and what is damaged."""
+        path = self.path / "results.jsonl"
+        cells: dict[str, _Cell] = {}
+        problems: list[tuple[str, str]] = []
+        for line in read_lines(path):
+            key, problem = line.key, line.problem
+            if not problem:
+                try:
+                    results = Results.from_dict(line.content)
+                    cells[key] = _Cell(line.number, results, line.content.get("predictions"))
+                    problems = [each for each in problems if each[0] != key]
+                except NewerSchema as error:
+                    raise UsageProblem(f"{path}, line {line.number}: {error}") from error
+                except ValueError as error:
+                    problem = f"cannot be read: {error}"
+            if problem:
+                cells.pop(key, None)
+                problems.append((key, f"{path}, line {line.number} {problem}"))
+        for key, cell in list(cells.items()):
+            if problem := self._checked.problem(self._predictions(key), cell.digest):
+                del cells[key]
+                problems.append((key, problem))
+        return cells, [problem for _, problem in problems]
 
     def results(self, *, predictions: bool = False) -> list[Results]:
-        """Return the results in the order of the plan, the last one where a cell was run again."""
+        """Return the results in the order of the plan, the last one where a cell was run again.
+
+        Cells of which something is damaged are left out; `damage` names them.
+        """
         places = {cell["key"]: n for n, cell in enumerate(self.config().get("cells", []))}
-        found: dict[str, tuple[str, Results]] = {}
-        for line in self.lines("results.jsonl"):
-            try:
-                results = Results.from_dict(line)
-            except ValueError as error:
-                raise UsageProblem(f"{self.path / 'results.jsonl'}: {error}") from error
-            setup = [results.method, results.net, results.config, results.seed]
-            found[json.dumps(setup, sort_keys=True)] = (line["key"], results)
+        found: dict[str, tuple[str, _Cell]] = {}
+        for key, cell in self._cells()[0].items():
+            each = cell.results
+            setup = json.dumps([each.method, each.net, each.config, each.seed], sort_keys=True)
+            if setup not in found or found[setup][1].number < cell.number:
+                found[setup] = key, cell
         ordered = sorted(found.values(), key=lambda pair: places.get(pair[0], len(places)))
         if not predictions:
-            return [results for _, results in ordered]
-        return [self._with_arrays(key, results) for key, results in ordered]
+            return [cell.results for _, cell in ordered]
+        return [self._with_arrays(key, cell.results) for key, cell in ordered]
 
     def add(self, key: str, results: Results, predictions: bytes) -> None:
-        """Keep the predictions, then the line that says the cell is done."""
+        """Keep the predictions, then the line that says the cell is done; both with digests."""
         with self._or_problem("predictions"):
-            replace_file(self.path / "predictions" / f"{key}.npz", predictions)
-        self.append("results.jsonl", {"key": key, **results.to_dict()})
+            replace_file(self._predictions(key), predictions)
+        line = {"key": key, **results.to_dict(), "predictions": digest_of(predictions)}
+        self.append("results.jsonl", signed(line))
+
+    def _predictions(self, key: str) -> Path:
+        return self.path / "predictions" / f"{key}.npz"
 
     def failures(self) -> list[dict[str, Any]]:
         """Return the last failure of each cell that has not been done since."""
-        done = {line["key"] for line in self.lines("results.jsonl")}
-        last = {line["key"]: line for line in self.lines("failures.jsonl")}
-        return [line for key, line in last.items() if key not in done]
+        done = self._cells()[0]
+        lines = read_lines(self.path / "failures.jsonl")
+        last = {line.key: line.content for line in lines if not line.problem}
+        return [content for key, content in last.items() if key not in done]
 
     def is_full(self, error: OSError) -> bool:
         """Return whether an error that another module met is one of this folder."""
@@ -254,11 +316,10 @@ class RunFolder:
         )
 
     def _with_arrays(self, key: str, results: Results) -> Results:
-        path = self.path / "predictions" / f"{key}.npz"
-        try:
-            return results.replace(kept=Stored(path), arrays=StoredArrays(path))
-        except FileNotFoundError:
+        path = self._predictions(key)
+        if not path.exists():
             return results
+        return results.replace(kept=Stored(path), arrays=StoredArrays(path))
 
 
 def without_times(path: Path) -> list[bytes]:
@@ -267,24 +328,7 @@ def without_times(path: Path) -> list[bytes]:
     for text in path.read_bytes().splitlines():
         line = json.loads(text)
         line["cost"] = {key: value for key, value in line["cost"].items() if key not in TIMES}
+        del line["digest"]
         line["rows"] = [row for row in line["rows"] if row["unit"] != SECONDS]
         found.append(json.dumps(line).encode())
     return found
-
-
-def _end_of_lines(file: int) -> int:
-    """Return the size of a file without a last line that has no end."""
-    end = os.lseek(file, 0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - 65536)
-        os.lseek(file, start, os.SEEK_SET)
-        newline = os.read(file, end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def _write_all(file: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(file, content) :]

@@ -5,19 +5,27 @@ Nothing is pickled.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from polymode.core.memory import free_bytes
+from polymode.core.store import FileProblem
+from polymode.core.values import parse_json
 from polymode.metrics.results import Kept
 from polymode.prediction import Prediction
+from polymode.tasks.readers.npz import npz_headers, read_npz
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 """By examination and name."""
+_ANY = 2**62  # where headers alone are read
 
 
 def pack(kept: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
@@ -41,24 +49,85 @@ def pack(kept: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
     return file.getvalue()
 
 
+def digest_of(content: bytes) -> str:
+    """Return the digest of a file's bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class Checked:
+    """Whether files of predictions are whole; each is read once, as long as it does not change."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, str | None, int, int], str] = {}
+
+    def problem(self, path: Path, digest: str | None) -> str:
+        """Return what is wrong with a file; nothing where it is whole, or where there is none.
+
+        Without a `digest` (runs of before there were any) all its arrays are read.
+        """
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            return ""
+        key = path, digest, about.st_mtime_ns, about.st_size
+        if key not in self._known:
+            self._known[key] = self._look(path, digest)
+        return self._known[key]
+
+    def _look(self, path: Path, digest: str | None) -> str:
+        if not path.is_file():
+            return f"{path} is not a plain file"
+        if digest is not None:
+            whole = digest_of(path.read_bytes()) == digest
+            return "" if whole else f"{path} was changed after it was written: its digest differs"
+        try:
+            list(Stored(path).values()), list(StoredArrays(path).values())
+        except FileProblem as error:
+            return str(error)
+        return ""
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, FileProblem):
+            raise
+        raise FileProblem(f"{path} does not hold predictions of polymode: {error!r}") from None
+
+
+def _text(path: Path, name: str) -> Any:
+    """Return what a file holds as JSON in one of its arrays."""
+    return parse_json(str(read_npz(path, [name])[name]))
+
+
 class Stored(Mapping[str, Kept]):
-    """What `pack` packed, in a file; each prediction is read when it is asked for, and not held."""
+    """What `pack` packed, in a file; each prediction is read when it is asked for, and not held.
+
+    Raises `FileProblem` where the file is damaged, now or then.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with np.load(path, allow_pickle=False) as arrays:
-            about = json.loads(str(arrays["about"]))
-        self._about = {each["name"]: (number, each) for number, each in enumerate(about)}
+        with _damage_named(path):
+            about = _text(path, "about")
+            self._about = {each["name"]: (number, each) for number, each in enumerate(about)}
 
     def __getitem__(self, name: str) -> Kept:
         number, each = self._about[name]
-        with np.load(self.path, allow_pickle=False) as arrays:
-            tensors = {part: torch.from_numpy(arrays[f"{number}.{part}"]) for part in each["parts"]}
-            extra = [
-                torch.from_numpy(arrays[part]) if part in arrays else None
-                for part in (f"{number}.targets", f"{number}.inputs")
-            ]
-        return Kept(Prediction.from_arrays(tensors, each["rest"]), *extra)
+        with _damage_named(self.path):
+            held = npz_headers(self.path, most_bytes=_ANY)
+            parts = {part: f"{number}.{part}" for part in [*each["parts"], "targets", "inputs"]}
+            places = [place for place in parts.values() if place in held]
+            arrays = read_npz(self.path, places, most_bytes=free_bytes())
+            found = {
+                part: torch.from_numpy(arrays[place])
+                for part, place in parts.items()
+                if place in arrays
+            }
+            extra = [found.pop(part, None) for part in ("targets", "inputs")]
+            return Kept(Prediction.from_arrays(found, each["rest"]), *extra)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._about)
@@ -68,18 +137,23 @@ class Stored(Mapping[str, Kept]):
 
 
 class StoredArrays(Mapping[str, Mapping[str, np.ndarray]]):
-    """The arrays of examinations that `pack` packed; read when they are asked for, and not held."""
+    """The arrays of examinations that `pack` packed; read when they are asked for, and not held.
+
+    Raises `FileProblem` where the file is damaged, now or then.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with np.load(path, allow_pickle=False) as arrays:
-            there = "examined" in arrays
-            self._names = json.loads(str(arrays["examined"])) if there else {}
+        with _damage_named(path):
+            there = "examined" in npz_headers(path, most_bytes=_ANY)
+            self._names = dict(_text(path, "examined")) if there else {}
 
     def __getitem__(self, label: str) -> dict[str, np.ndarray]:
         names, number = self._names[label], list(self._names).index(label)
-        with np.load(self.path, allow_pickle=False) as arrays:
-            return {name: arrays[f"examined.{number}.{name}"] for name in names}
+        with _damage_named(self.path):
+            places = {name: f"examined.{number}.{name}" for name in names}
+            arrays = read_npz(self.path, places.values(), most_bytes=free_bytes())
+            return {name: arrays[place] for name, place in places.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

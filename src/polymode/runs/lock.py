@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
+from polymode.core.store import is_alive
+from polymode.core.values import parse_json
 from polymode.runs.settings import UsageProblem
 
 fcntl: ModuleType | None
@@ -80,7 +82,7 @@ class FolderLock:
     def _owner(self) -> dict[str, Any]:
         try:
             os.lseek(self._file, 0, os.SEEK_SET)
-            owner = json.loads(os.read(self._file, 4096))
+            owner = parse_json(os.read(self._file, 4096))
             return owner if isinstance(owner, dict) else {}
         except ValueError:  # empty, or being written
             return {}
@@ -96,7 +98,10 @@ class FolderLock:
 
 def _when(owner: dict[str, Any]) -> str:
     """Return the time of day at which the owner began, with the date if that was not today."""
-    since = time.localtime(owner.get("since", 0.0))
+    try:
+        since = time.localtime(float(owner.get("since", 0.0)))
+    except (TypeError, ValueError, OverflowError, OSError):  # of another hand
+        return "an unknown time"
     today = time.localtime()[:3] == since[:3]
     return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", since)
 
@@ -107,10 +112,5 @@ def _may_live(owner: dict[str, Any]) -> bool:
         return False
     if owner.get("host") != platform.node() or os.name != "posix":
         return True
-    try:
-        os.kill(int(owner["pid"]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return int(owner["pid"]) != os.getpid()
+    number = owner.get("pid")
+    return type(number) is int and number > 0 and number != os.getpid() and is_alive(number)

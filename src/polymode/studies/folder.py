@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.store import replace_file
+from polymode.core.store import is_plain_name, replace_file
+from polymode.core.values import parse_json
 from polymode.runs.part import Experiment, Part
 from polymode.runs.plan import Plan, plan_experiment, plan_part
 from polymode.runs.settings import Setting, UsageProblem, span
@@ -96,11 +97,18 @@ def is_study(path: Path) -> bool:
 def read_study(path: Path) -> dict[str, Any]:
     """Return what a study's folder says of itself."""
     try:
-        content = json.loads((path / FILE).read_text())
+        content = parse_json((path / FILE).read_bytes())
     except ValueError as error:
         raise UsageProblem(f"{path / FILE} cannot be read: {error}") from error
     if not isinstance(content, dict) or not {"study", "preset", "parts"} <= set(content):
         raise UsageProblem(f"{path / FILE} cannot be read: it is no study of polymode's")
+    parts, texts = content["parts"], [content["study"], content["preset"]]
+    if not all(isinstance(text, str) for text in [*texts, content.get("command", "")]):
+        raise UsageProblem(f"{path / FILE} cannot be read: study, preset, command must be text")
+    if not isinstance(parts, list) or not all(map(is_plain_name, parts)):
+        raise UsageProblem(
+            f"{path / FILE} cannot be read: `parts` must be names of folders in it, got {parts!r}"
+        )
     return content
 
 

@@ -14,11 +14,17 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
 
-from polymode.core.store import FileProblem
-from polymode.tasks.readers.streams import LARGEST, Bounded, opened
+from polymode.core.store import FileProblem, open_plain
+from polymode.tasks.readers.streams import LARGEST, Bounded, check_packing, opened
 
 MOST_MEMBERS = 1_000_000
+_BLOCK = 1 << 20
+_LONG_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
 _SPARE = 100_000_000  # bytes of headers and padding that a tar file may have beside its members
 
 
@@ -58,7 +64,8 @@ def safe_name(path: Path, name: str) -> str:
 
 def _is_zip(path: Path) -> bool:
     try:
-        return zipfile.is_zipfile(path)
+        with open_plain(path) as file:
+            return zipfile.is_zipfile(file)
     except OSError as error:
         raise FileProblem(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -75,12 +82,18 @@ class _Budget:
         if self.members < 0:
             raise FileProblem(f"{self.path} has more than {self.most_members:,} members")
 
-    def take(self, size: int) -> None:
-        self.bytes -= size
-        if self.bytes < 0:
-            raise FileProblem(
-                f"{self.path} stands for more than {self.most_bytes:,} bytes, the most that is read"
-            )
+    def read(self, stream: IO[bytes]) -> bytes:
+        """Return what a stream holds, counted as it comes: a header may say anything."""
+        blocks = []
+        while block := stream.read(_BLOCK):
+            self.bytes -= len(block)
+            if self.bytes < 0:
+                raise FileProblem(
+                    f"{self.path} stands for more than {self.most_bytes:,} bytes, the most that is"
+                    " read"
+                )
+            blocks.append(block)
+        return b"".join(blocks)
 
 
 def _zip_members(
@@ -96,12 +109,25 @@ def _zip_members(
                     continue
                 if stat.S_ISLNK(info.external_attr >> 16):
                     raise FileProblem(f"{path}: '{name}' is a link, not a file")
-                budget.take(info.file_size)
-                yield name, archive.read(info)
+                check_packing(path, info)
+                with archive.open(info) as member:
+                    content = budget.read(member)
+                yield name, content
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
         raise FileProblem(f"{path} is truncated or damaged: {error}") from None
     except (NotImplementedError, RuntimeError) as error:  # unknown compression, encryption
         raise FileProblem(f"{path} cannot be read: {error}") from None
+
+
+class _Info(tarfile.TarInfo):
+    """A header whose long names and further facts are bounded: they are read in one piece."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Info:
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _LONG_HEADERS and info.size > _BLOCK:
+            raise tarfile.ReadError(f"a header of {info.size:,} bytes")
+        return info
 
 
 def _tar_members(
@@ -111,7 +137,9 @@ def _tar_members(
     try:
         with opened(path) as stream:
             bounded = Bounded(path, stream, most_bytes + _SPARE)
-            with tarfile.open(fileobj=bounded, mode="r|", bufsize=1 << 18) as archive:
+            with tarfile.open(
+                fileobj=bounded, mode="r|", bufsize=1 << 18, tarinfo=_Info
+            ) as archive:
                 for info in archive:
                     budget.count()
                     name = safe_name(path, info.name)
@@ -119,9 +147,8 @@ def _tar_members(
                         continue
                     if not info.isreg() or info.issparse():
                         raise FileProblem(f"{path}: '{name}' is a link or special, not a file")
-                    budget.take(info.size)
                     member = archive.extractfile(info)
                     assert member is not None
-                    yield name, member.read()
-    except tarfile.TarError as error:
+                    yield name, budget.read(member)
+    except (tarfile.TarError, RecursionError) as error:  # headers can be nested, too
         raise FileProblem(f"{path} is truncated or no archive: {error}") from None

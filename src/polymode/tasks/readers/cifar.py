@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, open_plain
 from polymode.tasks.readers.archives import members
 
 _PIXELS = 3 * 32 * 32
@@ -59,7 +59,11 @@ def _contents(path: Path, names: list[str], classes: int) -> dict[str, bytes]:
 
     if path.is_dir():
         files = sorted(path.rglob("*"))
-        found = {file.name: file.read_bytes() for file in files if wanted(file.as_posix())}
+        found = {}
+        for file in files:
+            if wanted(file.as_posix()):
+                with open_plain(file) as stream:
+                    found[file.name] = stream.read()
     else:
         found = {name.rpartition("/")[2]: content for name, content in members(path, wanted)}
     if not found and others & _PYTHON:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polymode.core.memory import free_bytes, human
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, open_plain
 from polymode.tasks.readers.archives import safe_name
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -75,10 +75,10 @@ def read_image_folder(
         )
     stack = ImageStack(len(pairs), size=size, channels=channels, on_broken=on_broken)
     for row, (file, _) in enumerate(pairs):
-        try:
-            content = (folder / file).read_bytes()
-        except FileNotFoundError:
-            raise FileProblem(f"{labels} names {file}, which is not in {folder}") from None
+        if not (folder / file).exists():
+            raise FileProblem(f"{labels} names {file}, which is not in {folder}")
+        with open_plain(folder / file) as stream:
+            content = stream.read()
         stack.put(row, str(folder / file), content)
     x, kept = stack.done()
     names = _sorted_names({name for _, name in pairs})

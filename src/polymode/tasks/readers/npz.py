@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tokenize
 import zipfile
@@ -12,8 +13,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from polymode.core.store import FileProblem
-from polymode.tasks.readers.streams import LARGEST
+from polymode.core.store import FileProblem, open_plain
+from polymode.tasks.readers.streams import EXPANSION, LARGEST, check_packing
 
 _KINDS = "biufU"  # truth values, numbers, texts: no objects, no records
 _LONGEST_HEADER = 10_000
@@ -39,8 +40,9 @@ def read_npz(
     """Return the arrays of a file, or those called `names`; together at most `most_bytes`."""
     path = Path(path)
     with _opened(path) as archive:
-        headers = _headers(path, archive, most_bytes)
-        wanted = list(headers) if names is None else list(names)
+        names = None if names is None else list(names)
+        headers = _headers(path, archive, most_bytes, names)
+        wanted = list(headers) if names is None else names
         missing = [name for name in wanted if name not in headers]
         if missing:
             raise FileProblem(
@@ -60,21 +62,24 @@ def read_npz(
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
+        open_plain(path).close()
         return zipfile.ZipFile(path)
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
     except (zipfile.BadZipFile, OSError) as error:
         raise FileProblem(f"{path} is truncated or no npz file: {error}") from None
 
 
-def _headers(path: Path, archive: zipfile.ZipFile, most_bytes: int) -> dict[str, Header]:
+def _headers(
+    path: Path, archive: zipfile.ZipFile, most_bytes: int, wanted: list[str] | None = None
+) -> dict[str, Header]:
     headers: dict[str, Header] = {}
     total = 0
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
         if name == info.filename or name in headers:
             raise FileProblem(f"{path} holds '{info.filename}', not one array of its own name")
-        total += info.file_size
+        check_packing(path, info)
+        _check_expansion(path, info)
+        total += info.file_size if wanted is None or name in wanted else 0
         if total > most_bytes:
             raise FileProblem(f"{path} stands for more than {most_bytes:,} bytes")
         try:
@@ -100,10 +105,26 @@ def _header(member: IO[bytes]) -> tuple[Header, int]:
     """Return shape and type, and where the values begin."""
     version = np.lib.format.read_magic(member)
     if version == (1, 0):
-        read = np.lib.format.read_array_header_1_0
+        width, read = 2, np.lib.format.read_array_header_1_0
     elif version == (2, 0):
-        read = np.lib.format.read_array_header_2_0
+        width, read = 4, np.lib.format.read_array_header_2_0
     else:
         raise ValueError(f"version {version} of the npy format")
-    shape, _, dtype = read(member, max_header_size=_LONGEST_HEADER)
+    size = member.read(width)
+    length = int.from_bytes(size, "little")
+    if length > _LONGEST_HEADER:  # NumPy would read it before it looks at its length
+        raise ValueError(f"a header of {length:,} bytes")
+    text = io.BytesIO(size + member.read(length))
+    shape, _, dtype = read(text, max_header_size=_LONGEST_HEADER)
     return Header(shape, dtype), member.tell()
+
+
+def _check_expansion(path: Path, info: zipfile.ZipInfo) -> None:
+    """Refuse a member that claims more bytes than the file can hold: memory is taken by it."""
+    held = min(info.compress_size, path.stat().st_size)
+    most = held if info.compress_type == zipfile.ZIP_STORED else EXPANSION * held
+    if info.file_size > most:
+        raise FileProblem(
+            f"{path}: '{info.filename}' claims {info.file_size:,} bytes, more than its {held:,}"
+            " bytes in the file can hold"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, open_plain
 
 LARGEST = 4_000_000_000  # bytes that one file may stand for, unless a reader is told otherwise
 EXPANSION = 1032  # deflate makes at most this many bytes from one
@@ -29,7 +30,7 @@ _CHUNK = 1 << 22
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, through gzip where its first bytes say so; what goes wrong names the file."""
     try:
-        with open(path, "rb") as raw:
+        with open_plain(path) as raw:
             if is_compressed(raw):
                 with gzip.open(raw) as stream:
                     yield stream  # type: ignore[misc]
@@ -37,10 +38,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FileProblem(f"{path} is truncated or damaged: {error}") from None
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise FileProblem(f"{path} is a folder, not a file") from None
 
 
 def is_compressed(raw: IO[bytes]) -> bool:
@@ -66,6 +63,18 @@ def fill(path: Path, stream: IO[bytes], array: np.ndarray) -> None:
     if stream.read(1):
         raise FileProblem(
             f"{path} goes on after the {len(flat):,} bytes of content that its header promises"
+        )
+
+
+def check_packing(path: Path, info: zipfile.ZipInfo) -> None:
+    """Refuse members of a zip file that are packed by other means than deflate.
+
+    bzip2 and lzma make millions of bytes from one, all at once, before they can be counted.
+    """
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FileProblem(
+            f"{path}: '{info.filename}' is compressed by method {info.compress_type}; stored and"
+            " deflated members are read: pack the file again without bzip2 or lzma"
         )
 
 

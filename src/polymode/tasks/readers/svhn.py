@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, open_plain
 from polymode.tasks.readers.streams import LARGEST
 
 
@@ -45,11 +45,8 @@ def read_svhn(path: Path | str, *, most_bytes: int = LARGEST) -> tuple[np.ndarra
 
 
 def _check_version(path: Path) -> None:
-    try:
-        with open(path, "rb") as file:
-            start = file.read(128)
-    except FileNotFoundError:
-        raise FileProblem(f"{path} does not exist") from None
+    with open_plain(path) as file:
+        start = file.read(128)
     if start.startswith(b"MATLAB 7.3") or start.startswith(b"\x89HDF"):
         raise FileProblem(f"{path} is a MATLAB 7.3 file (HDF5); SVHN's own files are version 5")
     if len(start) < 128 or start[126:128] not in (b"IM", b"MI"):

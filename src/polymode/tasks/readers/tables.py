@@ -23,6 +23,7 @@ from polymode.tasks.readers.streams import LARGEST, Bounded, opened
 _MISSING = {"", "?", "-", "na", "n/a", "nan", "null", "none"}
 _PACKED = {".gz", ".bz2", ".xz"}  # suffixes that NumPy would unpack, whatever is inside
 _SHOWN = 5
+_LONGEST = 10_000_000  # characters of a line, which is held whole
 
 
 class Table(NamedTuple):
@@ -52,6 +53,15 @@ def read_table(
         most_bytes: more than this is not read.
     """
     path = Path(path)
+    try:
+        return _read(path, columns, delimiter, most_bytes)
+    except csv.Error as error:
+        raise FileProblem(f"{path} cannot be read as a table: {error}") from None
+
+
+def _read(
+    path: Path, columns: Sequence[str | int] | None, delimiter: str | None, most_bytes: int
+) -> Table:
     text = _Text(path, most_bytes)
     first = next(text.lines(), None)
     if first is None:
@@ -79,8 +89,14 @@ class _Text:
         """Yield number (from 1) and content of the lines that count."""
         with opened(self.path) as stream:
             bounded = io.BufferedReader(Bounded(self.path, stream, self.most_bytes))
+            text = io.TextIOWrapper(bounded, "utf-8-sig")
             try:
-                for number, line in enumerate(io.TextIOWrapper(bounded, "utf-8-sig"), 1):
+                for number, line in enumerate(iter(lambda: text.readline(_LONGEST + 1), ""), 1):
+                    if len(line) > _LONGEST:
+                        raise FileProblem(
+                            f"{self.path}, line {number} has more than {_LONGEST:,} characters, the"
+                            " most that is read"
+                        )
                     if line.strip() and not line.lstrip().startswith("#"):
                         yield number, line.rstrip("\r\n")
             except UnicodeDecodeError as error:

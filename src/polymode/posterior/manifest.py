@@ -1,0 +1,117 @@
+"""The manifest of a posterior's files, checked before any memory is taken for what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polymode.core.history import History
+from polymode.core.likelihoods import Likelihood, likelihood_from_config
+from polymode.core.scaling import Scaling
+from polymode.core.store import FileProblem, is_plain_name, read_json
+
+SCHEMA = 2
+MANIFEST = "posterior.json"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "method": (lambda v: isinstance(v, str), "text"),
+    "config": (lambda v: isinstance(v, dict), "an object"),
+    "seed": (lambda v: type(v) is int, "an integer"),
+    "likelihood": (lambda v: isinstance(v, dict), "an object"),
+    "input_shape": (lambda v: _is_list(v, _is_count), "a list of sizes"),
+    "target_size": (_is_count, "an integer of at least 1"),
+    "target_scaling": (lambda v: v is None or isinstance(v, dict), "an object or null"),
+    "num_modes": (_is_count, "an integer of at least 1"),
+    "dtype": (lambda v: v in ("float16", "bfloat16", "float32", "float64"), "a type of numbers"),
+    "channels_last": (lambda v: v is None or isinstance(v, bool), "true, false or null"),
+    "network": (lambda v: isinstance(v, str), "text"),
+    "weights": (
+        lambda v: (
+            isinstance(v, dict)
+            and isinstance(v.get("kind"), str)
+            and isinstance(v.get("numbers"), dict)
+            and _is_count(v["numbers"].get("samples_per_mode"))
+        ),
+        "an object with a kind, and numbers with samples_per_mode of at least 1",
+    ),
+}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest in `folder`, as schema 2 has it; whatever is wrong is a `FileProblem`."""
+    path = folder / MANIFEST
+    manifest = read_json(path, SCHEMA)
+    try:
+        if manifest["schema"] < 2:
+            entry = {"file": manifest["tensors"], "digest": manifest["tensors_digest"]}
+            manifest["tensors"] = [{**entry, "modes": [0, manifest["num_modes"]]}]
+            manifest["weights"] = {"kind": "samples", "numbers": {"samples_per_mode": 1}}
+        for name, (fits, form) in _FIELDS.items():
+            if not fits(manifest[name]):
+                raise FileProblem(f"{path}: `{name}` must be {form}, got {manifest[name]!r:.80}")
+        _check_entries(path, manifest["tensors"], manifest["num_modes"])
+    except (KeyError, TypeError) as error:
+        raise FileProblem(f"{path} is not the manifest of a posterior: {error!r}") from None
+    return manifest
+
+
+def _check_entries(path: Path, entries: Any, num_modes: int) -> None:
+    """Check that the files follow each other from the first mode to the last."""
+    position = 0
+    for entry in entries:
+        if not is_plain_name(entry["file"]):
+            raise FileProblem(
+                f"{path} names a file outside its folder, {entry['file']!r:.80}: not read"
+            )
+        first, last = entry["modes"] if _is_list(entry["modes"], _is_index) else (0, 0)
+        seeds = entry.get("seeds")
+        if first != position or last <= first or not isinstance(entry["digest"], str):
+            raise FileProblem(f"{path}: the modes or the digest of {entry['file']} are not right")
+        if seeds is not None and not (_is_list(seeds, _is_index) and len(seeds) == last - first):
+            raise FileProblem(f"{path}: {entry['file']} must have {last - first} seeds")
+        position = last
+    if position != num_modes:
+        raise FileProblem(f"{path} promises {num_modes:,} modes, its files hold {position:,}")
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def likelihood_of(folder: Path, manifest: dict[str, Any]) -> Likelihood:
+    """Return the likelihood that the manifest describes."""
+    return _made(folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"]))
+
+
+def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
+    """Return the scaling of the targets, None where there is none."""
+    numbers = manifest["target_scaling"]
+    made: Scaling | None = _made(
+        folder, "target_scaling", lambda: numbers and Scaling.from_dict(numbers)
+    )
+    return made
+
+
+def history_of(folder: Path, manifest: dict[str, Any]) -> History | None:
+    """Return how training went, None where the file does not say."""
+    if "history" not in manifest:
+        return None
+    made: History = _made(folder, "history", lambda: History.from_dict(manifest["history"]))
+    return made
+
+
+def _made(folder: Path, name: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileProblem(f"{folder / MANIFEST}: `{name}` cannot be read: {error}") from None
