@@ -209,12 +209,14 @@ def _csv(board: Leaderboard) -> str:
     """Return all numbers of the tables, a line each."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
-    write(["entry", "data set", "metric", "mean", "standard error", "seeds", "unit", "better", "n"])
+    errors = ["standard error over seeds", "over examples"]
+    write(["entry", "data set", "metric", "mean", *errors, "seeds", "unit", "better", "n"])
     for columns in board.groups(full=True).values():
         for column in columns:
             for label in board.labels:
                 cell = board[label, column.dataset, column.metric]
-                known = ["" if v is None else f"{v:.8g}" for v in cell[:2]]
+                numbers = (cell.mean, cell.standard_error, cell.example_error)
+                known = ["" if v is None else f"{v:.8g}" for v in numbers]
                 kind = [cell.n, column.unit, column.direction, column.n]
                 write([label, column.dataset, column.metric, *known, *kind])
     return file.getvalue()
