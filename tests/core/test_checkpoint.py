@@ -116,5 +116,17 @@ def test_a_checkpoint_of_another_release_is_refused_with_the_remedy(
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path) -> None:
     save_checkpoint(tmp_path / "file", State(7, torch.zeros(2)), {"seed": 1, "data": "a"})
-    with pytest.raises(FileProblem, match=r"another run: seed differ \(seed was 1, is 2\)"):
+    with pytest.raises(FileProblem, match=r"another run: seed was 1, is 2\. Remove"):
         load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {"seed": 2, "data": "a"})
+
+
+def test_of_long_options_only_what_differs_is_shown(tmp_path) -> None:
+    """Two cut-off dictionaries look alike."""
+    options = {f"option_{number}": number for number in range(40)} | {"lr": 0.1, "epochs": 3}
+    save_checkpoint(tmp_path / "file", State(7, torch.zeros(2)), {"options": options})
+    other = {**options, "lr": 0.2}
+    with pytest.raises(FileProblem, match=r"another run: options.lr was 0.1, is 0.2\. Remove"):
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {"options": other})
+    shifted = {key: value + 1 for key, value in options.items()}
+    with pytest.raises(FileProblem, match=r"option_0 was 0, is 1; .*; and 38 more\. Remove"):
+        load_checkpoint(tmp_path / "file", State(0, torch.zeros(2)), {"options": shifted})

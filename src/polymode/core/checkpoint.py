@@ -18,6 +18,7 @@ from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
 
 SCHEMA = 2
+SHOWN = 4  # differences to another run that are named
 S = TypeVar("S", bound=NamedTuple)
 
 
@@ -102,15 +103,28 @@ def _check(path: Path, metadata: dict[str, Any], identity: dict[str, Any]) -> No
             f"{path} has schema version {schema}, this polymode reads {SCHEMA}; it was written by"
             f" {newer}{'' if schema > SCHEMA else ': remove the file to start anew'}"
         )
-    theirs = metadata["identity"]
-    differing = sorted(k for k in {*theirs, *identity} if theirs.get(k) != identity.get(k))
-    if differing:
-        first = differing[0]
+    theirs, ours = _flat(metadata["identity"]), _flat(identity)
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if names:
+        told = [f"{n} was {_short(theirs.get(n))}, is {_short(ours.get(n))}" for n in names[:SHOWN]]
+        told += [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
         raise FileProblem(
-            f"{path} belongs to another run: {', '.join(differing)} differ ({first} was"
-            f" {_short(theirs.get(first))}, is {_short(identity.get(first))}). Remove the file to"
-            " start anew, or give another checkpoint folder"
+            f"{path} belongs to another run: {'; '.join(told)}. Remove the file to start anew, or"
+            " give another checkpoint folder"
         )
+
+
+def _flat(identity: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted names, so that a difference is named and nothing else.
+
+    >>> _flat({"seed": 1, "options": {"lr": 0.1}})
+    {'seed': 1, 'options.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in identity.items():
+        name = f"{before}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _short(value: Any) -> str:
