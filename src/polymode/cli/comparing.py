@@ -63,7 +63,9 @@ def differences(board: Leaderboard, *, full: bool = False) -> list[dict[str, Any
     for column in board.groups(full=full).get("test", []):
         cells = {label: board[label, "test", column.metric] for label in board.labels}
         best = next((label for label, cell in cells.items() if cell.best), None)
-        for label, cell in cells.items() if best is not None else ():
+        if best is None:
+            continue
+        for label, cell in cells.items():
             gap = board.difference(label, best, column.metric)
             if gap is not None and not cell.best:
                 facts = {"entry": label, "reference": best, "dataset": "test"}
