@@ -91,6 +91,7 @@ def test_ctrl_c_stops_all_processes_at_checkpoints(tmp_path, command):
     thread.join()
     assert "Interrupted after 0 of 4 cells. Resume: polymode run" in command.err
     assert "--jobs 2 --out" in command.err
+    assert " --jobs 2 --out" in json.loads((tmp_path / "config.json").read_text())["command"]
     assert len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2
     assert no_workers()
 

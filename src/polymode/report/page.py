@@ -53,11 +53,14 @@ def report(
         failures: how many cells of the run failed, or what is known of each.
         comparisons: numbers of a paper beside ours, see `Comparison`.
     """
-    if isinstance(board, Results):
-        board = [board]
+    if not isinstance(path, (str, Path)):
+        swapped = "are swapped" if isinstance(board, (str, Path)) else "are wrong"
+        raise ValueError(f"the arguments of report {swapped}: pm.report(board, 'report.html')")
     if not isinstance(board, Leaderboard):
-        board = compare(board)
+        board = compare(board)  # type: ignore[arg-type]
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file to write: {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     html = render(
         board,
@@ -147,7 +150,7 @@ def _stats(
     failed = how_many(failures)
     stats = [
         ("methods", str(len(board.entries))),
-        ("seeds", _ranges(board.seeds)),
+        ("seeds" if len(board.seeds) > 1 else "seed", _ranges(board.seeds)),
         ("cells", f"{len(every)} done" + (f", {failed} failed" if failed else "")),
     ]
     if comparisons:
@@ -223,7 +226,7 @@ def _csv(board: Leaderboard) -> str:
 
 
 def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts = [("seeds", ", ".join(map(str, board.seeds)))]
+    facts = [("seeds" if len(board.seeds) > 1 else "seed", ", ".join(map(str, board.seeds)))]
     versions = environment.get("versions", {})
     if versions:
         facts.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))
