@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymode import nets
 from polymode.core.data import Data
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.core.history import Recorder, validation_for
@@ -98,7 +97,7 @@ def fit(
     torch.Size([3, 2])
     """
     name, core, config = _resolve(method, options)
-    task, net = as_task(task, "fit"), _builder(net)
+    task = as_task(task, "fit")
     device = _device(device)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
@@ -288,16 +287,6 @@ def check_options(method: str, options: Iterable[str]) -> None:
                 f"Unknown option '{option}' for method '{method}'.{near}"
                 f" Options: {', '.join(known)}"
             )
-
-
-def _builder(net: Any) -> Any:
-    """Return the builder that a name stands for; anything else as it is."""
-    if not isinstance(net, str):
-        return net
-    if net not in nets.__all__:
-        known = ", ".join(nets.__all__)
-        raise ValueError(f"Unknown net '{net}'.{suggest(net, nets.__all__)} Known: {known}.")
-    return getattr(nets, net)
 
 
 def with_augmentation(config: Passes) -> Passes:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -130,6 +131,7 @@ def _start(recipe: Recipe, threads: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, recipe, threads), daemon=True)
+    resource_tracker.ensure_running()  # its start, with the first process, would unblock interrupts
     with _environment(threads), _interrupts_blocked():
         process.start()
     there.close()
