@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from polymode.cli.comparing import compare_folders, differences
+from polymode.cli.comparing import compare_folders, difference_table, differences
 from polymode.cli.formats import FORMATS
 from polymode.metrics import compare
 from polymode.metrics.results import Cost, Results, Row
@@ -88,6 +88,39 @@ def test_compare_as_text_and_as_json(finished, tmp_path, command):
     assert all(gap["entry"] != gap["reference"] for gap in found["differences"])
 
 
+def test_differences_and_leaderboard_have_one_verdict():
+    """With nine tests a gap that is clear by itself is not clear; both tables must say so."""
+    base, gaps = [0.10, 0.11, 0.09, 0.10], [0.012, 0.018, 0.010, 0.020]
+    values = {"best": base, "near": [v + g for v, g in zip(base, gaps, strict=True)]}
+    for k in range(2, 10):
+        wide = (0.04, 0.09, 0.01, 0.1)
+        values[f"m{k}"] = [v + k * d for v, d in zip(base, wide, strict=True)]
+    values["far"] = [v + 3 for v in base]
+    results = [result(m, s, v, 1 - v) for m, vs in values.items() for s, v in enumerate(vs)]
+    board = compare([*results, result("alone", 9, 0.2, 0.2)])
+    found = {(g["entry"], g["metric"]): g for g in differences(board)}
+    assert found["near", "nll"]["low"] > 0  # clear, if it were the only one
+    for (label, metric), gap in found.items():
+        cell = board[label, "test", metric]
+        assert board[gap["reference"], "test", metric].best
+        assert gap["clear"] == (not cell.tied and not cell.untested)
+    assert not found["near", "nll"]["clear"] and found["far", "nll"]["clear"]
+    lines = {
+        line.split()[0]: line
+        for line in difference_table(board, differences(board)).split("\n")[3:]
+    }
+    assert lines["best"].split() == ["best", "*", "*"]
+    assert lines["near"].endswith("≈") and lines["far"].rstrip()[-1].isdigit()
+    assert lines["alone"].split() == ["alone", "n/a?", "n/a?"]
+
+
+def test_folders_whose_results_are_on_other_data_are_refused(tmp_path, command):
+    for name, mark in (("a", "x"), ("b", "y")):
+        folder(tmp_path / name, result(name, 0, 0.4).replace(data={"test": mark}))
+    assert command("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 2
+    assert "'test' is different data for a, seed 0, and b, seed 0" in command.err
+
+
 @pytest.fixture
 def board():
     rows = [
@@ -96,6 +129,8 @@ def board():
         result("a_b|<i>&", 0, 0.1, 0.75),
         result("a_b|<i>&", 1, 0.1, 0.75),
         result("broken", 0, None),
+        result("near", 0, 0.1),
+        result("near", 1, 0.3),
     ]
     return compare(rows)
 
@@ -103,26 +138,28 @@ def board():
 def test_markdown(board):
     text = FORMATS["md"](board, False)
     lines = text.splitlines()
-    assert lines[0].startswith("t, 1 to 2 seeds: mean ± standard error over seeds; best in bold")
+    assert lines[0].startswith("t, 1 to 2 seeds: mean ± s.e. over seeds, of one seed over examples")
+    assert "best in bold; ≈ not clearly worse; ? not tested" in lines[0]
     assert "| test, n = 40 | accuracy ↑ | NLL ↓ |" in lines
-    assert "| map | **0.800 ± 0.050** | 0.300 ± 0.050 |" in lines
-    assert "| a\\_b\\|\\<i\\>& | 0.750 ± 0.000 | **0.100 ± 0.000** |" in lines
-    assert "| broken | 0.500 | n/a |" in lines
+    assert "| map | **0.800 ± 0.050** | 0.300 ± 0.050 ≈ |" in lines
+    assert "| a\\_b\\|\\<i\\>& | 0.750 ± 0.000 ≈ | **0.100 ± 0.000** |" in lines
+    assert "| broken | 0.500 ? | n/a |" in lines
+    assert "| near | 0.500 ± 0.000 ≈ | 0.200 ± 0.100 ≈ |" in lines
 
 
 def test_latex(board):
     text = FORMATS["latex"](board, False)
     assert text.startswith("% t, 1 to 2 seeds")
     assert r"test, n = 40 & accuracy $\uparrow$ & NLL $\downarrow$ \\" in text
-    assert r"a\_b|<i>\& & $0.750 \pm 0.000$ & $\mathbf{0.100 \pm 0.000}$ \\" in text
-    assert r"broken & $0.500$ & n/a \\" in text
+    assert r"a\_b|<i>\& & $0.750 \pm 0.000 \approx$ & $\mathbf{0.100 \pm 0.000}$ \\" in text
+    assert r"broken & $0.500 ?$ & n/a \\" in text
     assert text.count(r"\begin{tabular}{lrr}") == text.count(r"\end{tabular}") == 1
     assert text.count("{") == text.count("}")
 
 
 def test_csv_and_json_have_every_number(board):
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](board, False))))
-    assert len(rows) == 6
+    assert len(rows) == 8
     row = next(r for r in rows if (r["entry"], r["metric"]) == ("map", "nll"))
     assert float(row["mean"]) == pytest.approx(0.3) and row["unit"] == "nats/example"
     assert json.loads(FORMATS["json"](board, False))["task"] == "t"

@@ -91,6 +91,7 @@ def test_ctrl_c_stops_all_processes_at_checkpoints(tmp_path, command):
     thread.join()
     assert "Interrupted after 0 of 4 cells. Resume: polymode run" in command.err
     assert "--jobs 2 --out" in command.err
+    assert " --jobs 2 --out" in json.loads((tmp_path / "config.json").read_text())["command"]
     assert len(list((tmp_path / "checkpoints").rglob("*.safetensors"))) == 2
     assert no_workers()
 
@@ -103,3 +104,36 @@ def test_a_process_that_dies_says_how():
         dead = Dead()
         dead.exitcode = code  # type: ignore[attr-defined]
         assert words in pool._death(dead).error  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")
+def test_the_first_process_too_is_born_with_interrupts_blocked(monkeypatch):
+    """Starting the tracker of resources, with the first process, ends by unblocking them: an
+    interrupt then met the imports of the process, and its traceback was printed."""
+    running, masks = [], []
+
+    def ensure_running() -> None:
+        if not running:
+            running.append(True)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    class Context:
+        def __init__(self, *args, **options) -> None:
+            """A context, a pipe and a process at once."""
+
+        def Pipe(self):
+            return Context(), Context()
+
+        def close(self) -> None:
+            """As pipes do."""
+
+        def start(self) -> None:
+            ensure_running()
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    Context.Process = Context  # type: ignore[misc,assignment]
+    monkeypatch.setattr(pool.resource_tracker, "ensure_running", ensure_running)
+    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda method: Context())
+    pool._start(None, 1)  # type: ignore[arg-type]
+    assert signal.SIGINT in masks[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -46,6 +46,24 @@ def test_a_log_gets_a_line_a_tenth_or_a_minute_and_none_of_a_short_cell(monkeypa
     assert capsys.readouterr().err == "[1/1] map, seed 0: fine\n"
 
 
+def test_a_log_has_no_loss_where_there_is_none(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    lines = Lines(Pace())
+    (cell,) = cells("a")
+    lines.open([cell], done=0)
+    lines.begin(cell)
+    for number, kind in enumerate(("start", "finish", "progress"), 1):
+        now = 100.0 * number
+        known = 0.5 if kind == "progress" else float("nan")
+        lines.event(cell, Event(kind, "map", 20 * number, 100, 0, known, now, float("nan")))
+    assert capsys.readouterr().err.splitlines() == [
+        "map, seed 0: 20 % of training",
+        "map, seed 0: 40 % of the passes after training",
+        "map, seed 0: 60 % of training, loss 0.5",
+    ]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -25,6 +25,9 @@ from .small_fits import QUICK, X, Y, net, task
         ({"train": (X.index_fill(0, torch.tensor([4]), math.nan), Y)}, "NaN"),
         ({"train": (X, Y.float() + 0.5)}, "Labels must be integers"),
         ({"train": (X, Y - 1)}, "-1"),
+        ({"train": (X, torch.ones(len(X), 3))}, r"multi-label: row 0 has 3 labels"),
+        ({"train": (X, torch.zeros(len(X), 3).long())}, r"multi-label: row 0 has 0 labels"),
+        ({"train": (X, torch.eye(3)[Y % 3])}, "one-hot rows"),
         ({"train": (X, Y), "test": (X[:, :2], Y)}, r"\(2,\)"),
         ({"likelihood": "categoricl"}, "Did you mean 'categorical'"),
         ({"likelihood": "gaussian"}, "noise"),
@@ -43,7 +46,15 @@ def test_bad_data(changes, message) -> None:
         ({"net": lambda: nn.Flatten(0)}, "outputs of shape"),
         ({"net": lambda: nn.LSTM(3, 2)}, "returns a tuple"),
         ({"net": lambda width: nn.Linear(3, 2)}, "needs width"),
-        ({"net": "lenet"}, "must hold at least one nn.Module"),
+        ({"net": "lenett"}, "Unknown net 'lenett'. Did you mean 'lenet'"),
+        ({"net": lambda: nn.LazyLinear(2)}, r"'weight' of the network has no shape yet: .*lazy"),
+        ({"net": nn.LazyLinear(2)}, r"run one batch through the network first"),
+        ({"net": [nn.LazyLinear(2)]}, "belongs to a lazy layer"),
+        ({"task": "two_mons"}, "Unknown task 'two_mons'. Did you mean 'two_moons'"),
+        ({"task": (X, Y)}, "`task` of fit is a tuple; give a name such as 'digits'"),
+        ({"learning_rate": 0.1}, "Did you mean 'lr'"),
+        ({"weight_decay": 0.1}, "Did you mean 'prior_precision'"),
+        ({"num_epochs": 3}, "Did you mean 'epochs'"),
         ({"num_modes": 0}, "`num_modes` of MAP must be an integer of at least 1, got 0"),
         ({"n_members": 3}, "Did you mean 'num_modes'"),
         ({"device": "cuda"}, "torch sees no GPU"),
@@ -102,3 +113,29 @@ def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
             progress="silent", checkpoint=tmp_path,
         )  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+def test_several_labels_are_never_reduced_to_one() -> None:
+    """`argmax` would take the first of the labels, and nobody would notice."""
+    with pytest.raises(ValueError, match="several labels per example") as caught:
+        task(train=(X, (torch.arange(len(X))[:, None] % 4 > torch.arange(3)).float()))
+    assert "argmax" not in str(caught.value)
+
+
+def test_a_device_that_is_not_here_takes_one_line(monkeypatch) -> None:
+    def none_here(*size, **options):
+        raise RuntimeError("The MPS backend is not here.\nMore lines\nof torch")
+
+    monkeypatch.setattr("torch.empty", none_here)
+    with pytest.raises(ValueError, match="device='cpu'") as caught:
+        pm.fit("map", net=net, task=task(), device="mps", **QUICK)
+    assert str(caught.value) == (
+        "device 'mps' cannot be used here: The MPS backend is not here; use device='cpu'"
+    )
+
+
+def test_tasks_and_networks_by_name() -> None:
+    named = pm.fit("map", net="mlp", task="two_moons", epochs=1, progress="silent")
+    built = pm.fit("map", net=pm.nets.mlp, task=pm.task("two_moons"), epochs=1, progress="silent")
+    x = torch.zeros(1, 2)
+    assert torch.equal(named.predict(x).mean, built.predict(x).mean)

@@ -58,6 +58,25 @@ def test_bins_of_equal_width_by_hand():
     np.testing.assert_allclose(bins.upper, [0.25, 0.5, 0.75, 1])
 
 
+@pytest.mark.parametrize("num_bins", [5, 10, 15])
+def test_lower_precision_falls_into_the_bins_of_float64(num_bins):
+    """float32's 0.6 is 0.60000002: on the edge, which belongs to the bin below it."""
+    edges = torch.arange(1, num_bins + 1, dtype=torch.float64) / num_bins
+    hits = torch.ones(num_bins)
+    exact = k.reliability_bins(edges, hits, num_bins)
+    assert exact.count.tolist() == [1] * num_bins
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert k.reliability_bins(edges.to(dtype), hits, num_bins).count.tolist() == [1] * num_bins
+    confidence = edges[edges > 0.5]
+    probs = torch.stack([confidence, 1 - confidence], 1)
+    labels = torch.arange(len(confidence)) % 2
+    whole, half = (
+        k.ece(CategoricalPrediction(probs.to(dtype).log()[None]), labels, num_bins).value
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert half == pytest.approx(whole, abs=1e-6)
+
+
 def test_bins_of_equal_mass_by_hand():
     """Seven in three bins: ranks 3 and 5 close the first two; the tie at .5 stays together."""
     confidence = torch.tensor([0.9, 0.1, 0.5, 0.2, 0.5, 0.3, 0.7], dtype=torch.float64)

@@ -73,11 +73,77 @@ def test_difference_uses_shared_seeds_only():
     assert compare([result("a", 0, 0.3), result("b", 1, 0.1)]).difference("a", "b") is None
 
 
-def test_one_seed_has_no_spread():
+def test_one_seed_has_a_spread_over_examples():
     board = compare([result("map", 0, 0.1), result("other", 0, 0.2)])
-    assert board["map", "test", "nll"].standard_error is None
-    assert "1 seed:" in board.table()
-    assert "±" not in board.table().split("\n", 1)[1]
+    cell = board["map", "test", "nll"]
+    assert (cell.standard_error, cell.example_error, cell.error) == (None, 0.02, 0.02)
+    assert "1 seed: value ± s.e. over examples" in board.table()
+    assert "0.100 ± 0.020*" in board.table()
+    assert board["map", "shift:mean", "accuracy"].error is None  # shifts share their examples
+    assert json.loads(board.to_json())["cells"][0]["example_error"] == 0.01
+
+
+def test_what_was_examined_has_no_spread_over_examples():
+    row = Row("examined:convergence", "train_loss", 0.5, "nats", "down", 3, 0.1)
+    one = result("map", 0, 0.1)
+    board = compare([one.replace(rows=(*one.rows, row))])
+    assert board["map", "examined:convergence", "train_loss"].error is None
+
+
+def test_entries_of_several_seeds_beside_one_of_one_seed():
+    board = compare([*(result("a", s, v) for s, v in enumerate(A)), result("b", 0, 0.5)])
+    assert "mean ± s.e. over seeds, of one seed over examples" in board.table()
+    assert board["a", "test", "nll"].example_error is None
+
+
+@pytest.mark.parametrize("seeds", [(7, 8, 9), (0, 8, 9)])
+def test_without_two_shared_seeds_nothing_is_called_worse(seeds):
+    """No paired test exists, so the mark says that nobody tested."""
+    far = [result("far", seed, value) for seed, value in zip(seeds, (5.0, 5.1, 5.2), strict=True)]
+    board = compare([*(result("near", s, v) for s, v in enumerate(A)), *far])
+    cell = board["far", "test", "nll"]
+    assert (cell.best, cell.tied, cell.untested, cell.sign) == (False, False, True, "?")
+    assert "? not tested (fewer than 2 shared seeds)" in board.table()
+    assert "5.100 ± 0.058?" in board.table()
+    tested = compare([result(m, s, v) for m in "ab" for s, v in enumerate(A)])
+    assert "?" not in tested.table()
+
+
+def test_better_on_the_shared_seeds_is_not_clearly_worse():
+    """a is best by its mean over four seeds; on the two that it shares, b is ahead."""
+    a = [result("a", s, v) for s, v in enumerate([0.5, 0.6, 0.1, 0.1])]
+    b = [result("b", s, v) for s, v in enumerate([0.4001, 0.5])]
+    board = compare([*a, *b])
+    assert board.difference("b", "a").p_value < 0.05
+    assert board["a", "test", "nll"].best and board["b", "test", "nll"].tied
+
+
+def test_results_on_other_data_are_refused_by_fingerprint():
+    one = result("map", 0, 0.1).replace(task="own", data={"test": "aa", "ood:far": "cc"})
+    other = result("other", 0, 0.2).replace(task="own", data={"test": "bb", "ood:far": "cc"})
+    with pytest.raises(
+        ValueError, match=r"'test' is different data for map, seed 0, and other.*aa"
+    ):
+        compare([one, other])
+    outside = other.replace(data={"test": "aa", "ood:far": "dd"})
+    with pytest.raises(ValueError, match="'ood:far' is different data"):
+        compare([one, outside])
+    assert compare([one, other.replace(data={"test": "aa"})]).labels == ["map", "other"]
+    assert Results.from_json(one.to_json()).data == one.data
+    old = {key: value for key, value in one.to_dict().items() if key != "data"}
+    assert compare([Results.from_dict(old), other]).labels == ["map", "other"]  # nobody knows
+
+
+def test_compare_says_what_it_takes():
+    one = result("map", 0, 0.1)
+    assert compare(one).labels == ["map"]
+    for given, said in (
+        (["runs/a"], "a str; `polymode compare"),
+        ([one, 3], "a int"),
+        (3, "a int"),
+    ):
+        with pytest.raises(ValueError, match=rf"compare takes results of pm.evaluate.*{said}"):
+            compare(given)
 
 
 def test_what_does_not_apply_stays_so_and_is_never_best():
@@ -162,6 +228,7 @@ def test_ties_by_paired_tests_with_holms_correction():
         assert board.difference(name, "a").p_value == pytest.approx(p_value)
     alone = compare([result(m, 0, v) for m, v in (("a", 0.1), ("b", 0.2))])
     assert not alone["b", "test", "nll"].tied  # one seed tells nothing
+    assert alone["b", "test", "nll"].untested
 
 
 def test_holm_rejects_less_than_single_tests():

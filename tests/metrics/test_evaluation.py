@@ -16,6 +16,7 @@ import polymode as pm
 from polymode.core.components import Categories
 from polymode.core.likelihoods import Gaussian
 from polymode.core.registry import Entry
+from polymode.core.scaling import Scaling
 from polymode.metrics import Results, classification, evaluate, regression
 from polymode.metrics.evaluation import _row
 from polymode.metrics.results import Cost, Row
@@ -339,7 +340,7 @@ def test_standardised_scores_are_named_apart_and_follow_the_training_targets():
     task = pm.Task(train=data, test=data, likelihood=Gaussian(noise=0.5), target_unit="kPa")
     post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=1, progress="silent")
     results = evaluate(post, task)
-    scale = data[1].std().item()
+    scale = data[1].std(correction=0).item()
     assert results.target_scale == pytest.approx((scale,))
     rmse, nll = results["test", "rmse"], results["test", "nll"]
     assert rmse.unit == "kPa"
@@ -370,3 +371,84 @@ def test_importing_the_package_enters_every_metric():
         "sys.exit(before != [t.names() for t in TABLES.values()])"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def own(shift: float = 0.0, **more) -> pm.Task:
+    """A nameless task on one input; `shift` moves its test set."""
+    x = torch.linspace(-1, 1, 12)[:, None]
+    sets = {"train": (x, 3 * x), "test": (x + shift, 3 * x), **more}
+    return pm.Task(likelihood=Gaussian(0.1), **sets)
+
+
+def linear(task: pm.Task, method: str = "map"):
+    return pm.fit(method, net=torch.nn.Linear(1, 1), task=task, epochs=0, progress="silent")
+
+
+def test_nameless_tasks_with_other_data_are_not_compared():
+    here, there = own(), own(0.5)
+    ours, theirs = evaluate(linear(here), here), evaluate(linear(there, "deep_ensemble"), there)
+    assert ours.task == theirs.task
+    with pytest.raises(ValueError, match="'test' is different data for map"):
+        pm.compare([ours, theirs])
+    same = evaluate(linear(there, "deep_ensemble"), own())
+    assert pm.compare([ours, same]).labels == ["map", "deep_ensemble"]
+
+
+def test_every_data_set_has_a_fingerprint(digits):
+    task, (first, second) = digits
+    assert list(first.data) == first.datasets
+    assert first.data == second.data
+    assert len(set(first.data.values())) == len(first.data)
+    assert first.data["test"] == task.test.fingerprint()[:16]
+
+
+def test_the_fingerprint_of_a_loader_does_not_depend_on_its_order():
+    def results(y: torch.Tensor, seed: int) -> Results:
+        x, stream = torch.linspace(-1, 1, 12)[:, None], torch.Generator().manual_seed(seed)
+        loader = DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True, generator=stream)
+        task = own(test=loader)
+        return evaluate(linear(task), task)
+
+    y = torch.linspace(0, 1, 12)[:, None]
+    assert results(y, 0).data == results(y, 1).data
+    assert results(y, 0).data != results(y + 1, 0).data
+
+
+def test_prediction_is_timed_after_a_warm_up(monkeypatch):
+    """A clock that the first prediction moves by an hour, every further one by a second."""
+    task, now = own(), 0.0
+    post = linear(task)
+    predict, calls = type(post).predict, []
+
+    def slow(self, x, **options):
+        nonlocal now
+        now += 1.0 if calls else 3600.0
+        calls.append(len(x))
+        return predict(self, x, **options)
+
+    monkeypatch.setattr(type(post), "predict", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert evaluate(post, task, keep=False).cost.predict_seconds == 1.0
+    assert calls == [12, 12]
+
+
+def test_standardised_scores_have_one_standard_deviation():
+    """The same number whether the task scales its targets or not: that of the population."""
+    plain = own()
+    scaled = own(target_scaling=Scaling.of(plain.train.y))
+    first, second = (evaluate(linear(task), task).target_scale for task in (plain, scaled))
+    assert first == pytest.approx((plain.train.y.double().std(0, correction=0).item(),))
+    assert first == pytest.approx(second)
+
+
+def test_wrong_arguments_are_named():
+    task = own()
+    post = linear(task)
+    with pytest.raises(ValueError, match=r"swapped: pm.evaluate\(post, task\)"):
+        evaluate(task, post)
+    with pytest.raises(ValueError, match="`post` of evaluate is a Linear; give what pm.fit"):
+        evaluate(torch.nn.Linear(1, 1), task)
+    with pytest.raises(ValueError, match="`task` of evaluate is a tuple; give a name"):
+        evaluate(post, (1, 2))
+    with pytest.raises(ValueError, match="Unknown task 'digts'. Did you mean 'digits'"):
+        evaluate(post, "digts")

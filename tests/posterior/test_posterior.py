@@ -43,6 +43,7 @@ def test_stream_gives_the_parts_of_predict(post) -> None:
     [
         (X[:, 0], r"inputs have shape \(40, 8, 8\).*\(B, 1, 8, 8\)"),
         (X[:0], "nothing to predict"),
+        (X.long(), r"inputs are torch.int64, which these networks do not take .*x.float\(\)"),
         (X.index_fill(0, torch.tensor([7, 9]), float("nan")), "2 of 40 inputs.*row 7"),
     ],
 )

@@ -248,3 +248,21 @@ def test_an_odd_environment_is_shown_as_it_is():
     """It comes from a file of the run, which anyone may have edited."""
     html = render(compare([result("map", 0, 0.1)]), environment={"versions": 3, "threads": "many"})
     assert "CPU, many threads" in html
+
+
+def test_wrong_arguments_are_named(gap_results, tmp_path) -> None:
+    board = compare(gap_results)
+    with pytest.raises(ValueError, match=r"are swapped: pm.report\(board, 'report.html'\)"):
+        report("report.html", board)
+    with pytest.raises(ValueError, match=r"are wrong: pm.report\(board, 'report.html'\)"):
+        report(gap_results, gap_results)
+    with pytest.raises(ValueError, match="compare takes results of pm.evaluate.*got a str"):
+        report(str(tmp_path), tmp_path / "report.html")
+    with pytest.raises(ValueError, match="is a folder; name the file to write: .*report.html"):
+        report(board, tmp_path)
+
+
+def test_one_seed_is_not_taken_for_no_seeds() -> None:
+    one, two = (render(compare([result("map", s, 0.1) for s in range(n)])) for n in (1, 2))
+    assert ">seed<" in one and ">seeds<" not in one.split("<main")[0]
+    assert ">seeds<" in two.split("<main")[0]

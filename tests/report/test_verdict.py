@@ -48,9 +48,19 @@ def test_many_comparisons_need_more_than_one() -> None:
 
 
 def test_one_seed_and_one_method() -> None:
-    assert verdict(board(map=[0.3], other=[0.1])).endswith("one seed, no spread known.")
+    text = verdict(board(map=[0.3], other=[0.1]))
+    assert "0.100 ± 0.020 against 0.300 ± 0.020" in text
+    assert text.endswith("one seed, ± over examples, so no test tells it from luck.")
     text = verdict(board(map=[0.2, 0.2]))
     assert text == "map reaches a test NLL of 0.200 ± 0.000 nats per example on digits."
+
+
+def test_seeds_that_are_not_shared_are_not_called_one_seed() -> None:
+    ours = [result("map", seed, 0.1) for seed in (0, 1, 2)]
+    apart = verdict(compare([*ours, *(result("other", seed, 0.3) for seed in (3, 4, 5))]))
+    assert apart.endswith("they share no seed, so no test tells it from luck.")
+    once = verdict(compare([*ours, *(result("other", seed, 0.3) for seed in (2, 4, 5))]))
+    assert once.endswith("they share one seed, so no test tells it from luck.")
 
 
 def test_no_finite_score() -> None:

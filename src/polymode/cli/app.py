@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -105,10 +106,21 @@ def _usage(problem: Any) -> str:
     message, context = str(problem.format_message()), problem.ctx
     if type(problem).__name__ == "NoSuchOption" and context is not None:
         known = [name for p in context.command.params for name in p.opts] + ["--help"]
-        near = suggest(problem.option_name, known)
+        near = _nearest(problem.option_name, known)
         return f"No such option: {problem.option_name}.{near} See `{context.command_path} --help`"
     wrong = re.fullmatch(r"No such command '(.+)'\.", message)  # older ones leave it at that
     return message + suggest(wrong[1], context.command.commands) if wrong and context else message
+
+
+def _nearest(option: str, known: Sequence[str]) -> str:
+    """Return a suggestion by the words alone: dashes make any two options look alike.
+
+    >>> _nearest("--seed", ["--seeds", "--help"]), _nearest("--verbose", ["--preset", "--version"])
+    (" Did you mean '--seeds'?", '')
+    """
+    words = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(option.lstrip("-"), list(words), n=1, cutoff=0.6)
+    return f" Did you mean '{words[near[0]]}'?" if near else ""
 
 
 def _complain(message: str, code: int, json_: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.compare import setup_of
+from polymode.metrics.leaderboard import BEST
 from polymode.metrics.results import Results, title_of
 from polymode.metrics.table import align, decimals_for, number
 from polymode.runs.folder import RunFolder
@@ -36,14 +37,16 @@ def compare_folders(folders: Sequence[RunFolder]) -> Leaderboard:
         found += [(folder, each) for each in results]
     counts = Counter((_setup(each), each.seed) for _, each in found)
     twice = {setup for (setup, _), count in counts.items() if count > 1}
-    return compare(
-        [
-            each.replace(config={**each.config, "run": str(folder.path)})
-            if _setup(each) in twice
-            else each
-            for folder, each in found
-        ]
-    )
+    named = [
+        each.replace(config={**each.config, "run": str(folder.path)})
+        if _setup(each) in twice
+        else each
+        for folder, each in found
+    ]
+    try:
+        return compare(named)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from error
 
 
 def _setup(results: Results) -> str:
@@ -51,53 +54,58 @@ def _setup(results: Results) -> str:
 
 
 def differences(board: Leaderboard, *, full: bool = False) -> list[dict[str, Any]]:
-    """Return the paired differences on the test set of every entry to the one of lowest NLL."""
-    best = _reference(board)
-    if best is None:
-        return []
+    """Return the paired differences on the test set of every entry to the best of each column.
+
+    "clear" is the verdict of the leaderboard: a test tells the entry from the best, after Holm's
+    correction over the column.
+    """
     found = []
     for column in board.groups(full=full).get("test", []):
-        for label in board.labels:
-            gap = board.difference(label, best, column.metric) if label != best else None
-            if gap is not None and column.direction:
+        cells = {label: board[label, "test", column.metric] for label in board.labels}
+        best = next((label for label, cell in cells.items() if cell.best), None)
+        if best is None:
+            continue
+        for label, cell in cells.items():
+            gap = board.difference(label, best, column.metric)
+            if gap is not None and not cell.best:
                 facts = {"entry": label, "reference": best, "dataset": "test"}
-                found.append(
-                    {**facts, "metric": column.metric, **gap._asdict(), "clear": gap.clear}
-                )
+                clear = not (cell.tied or cell.untested)
+                found.append({**facts, "metric": column.metric, **gap._asdict(), "clear": clear})
     return found
 
 
-def _reference(board: Leaderboard) -> str | None:
-    """Return the entry of lowest test NLL; None where none has one, or none is left to compare."""
-    means = {label: board.cells.get((label, "test", "nll")) for label in board.labels}
-    known = {label: cell.mean for label, cell in means.items() if cell and cell.mean is not None}
-    if len(board.labels) < 2 or not known:
-        return None
-    return min(known, key=lambda label: known[label])
-
-
 def difference_table(board: Leaderboard, gaps: Sequence[dict[str, Any]]) -> str:
-    """Return the differences as text."""
-    labels = list(dict.fromkeys(gap["entry"] for gap in gaps))
-    metrics = list(dict.fromkeys(gap["metric"] for gap in gaps))
-    seeds = {gap["entry"]: str(gap["n"]) for gap in gaps}
-    head = f"minus {gaps[0]['reference']}"
-    columns = [[head, *(f"  {label}" for label in labels)]]
-    columns.append(["seeds", *(seeds[label] for label in labels)])
-    for metric in metrics:
+    """Return the differences as text, with the marks of the leaderboard."""
+    known = {(gap["entry"], gap["metric"]): gap for gap in gaps}
+    columns = [["minus the best", *(f"  {label}" for label in board.labels)]]
+    shared = [[gap["n"] for gap in gaps if gap["entry"] == label] for label in board.labels]
+    columns.append(["seeds", *(span_text(numbers) for numbers in shared)])
+    for metric in dict.fromkeys(gap["metric"] for gap in gaps):
         found = [gap for gap in gaps if gap["metric"] == metric]
         digits = decimals_for(
             [gap["mean"] for gap in found], [gap["standard_error"] for gap in found]
         )
-        texts = {
-            gap["entry"]: number(gap["mean"], gap["standard_error"], digits)
-            + ("*" if gap["clear"] else " ")
-            for gap in found
-        }
-        columns.append([f"{title_of(metric)} ", *(texts.get(label, "n/a ") for label in labels)])
+        texts = []
+        for label in board.labels:
+            gap, sign = known.get((label, metric)), board[label, "test", metric].sign
+            size = "n/a" if gap is None else number(gap["mean"], gap["standard_error"], digits)
+            texts.append(sign if sign == BEST else size + (sign or " "))
+        columns.append([f"{title_of(metric)} ", *texts])
     lines = list(zip(*columns, strict=True))
     title = (
-        "Difference to the lowest test NLL, paired over shared seeds, test set: mean ± s.e.,"
-        " * 95 % interval leaves out zero"
+        "Difference to the best of each column, paired over shared seeds, test set:\nmean ± s.e.;"
+        " marks as above: paired t-tests, Holm's correction over the column, 95 %"
     )
     return f"{title}\n\n{align(lines[0], lines[1:])}"
+
+
+def span_text(numbers: Sequence[int]) -> str:
+    """Return how many seeds are shared with the best ones.
+
+    >>> span_text([3, 3]), span_text([1, 3]), span_text([])
+    ('3', '1-3', '')
+    """
+    if not numbers:
+        return ""
+    least, most = min(numbers), max(numbers)
+    return str(least) if least == most else f"{least}-{most}"

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from polymode.metrics import Leaderboard
-from polymode.metrics.leaderboard import Column, group_title
+from polymode.metrics.leaderboard import BEST, TIED, UNTESTED, Column, digits_for, group_title
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.table import number
 
 
 class _Cell(NamedTuple):
     text: str
     best: bool
+    sign: str  # of what is not best: tied with it, or not tested
 
 
 class _Table(NamedTuple):
@@ -35,22 +36,22 @@ def _tables(board: Leaderboard, full: bool) -> Iterator[_Table]:
             cells = []
             for column, places in zip(columns, digits, strict=True):
                 cell = board[label, column.dataset, column.metric]
-                text = number(cell.mean, cell.standard_error, places, "n/a")
-                cells.append(_Cell(text, cell.best))
+                text = number(cell.mean, cell.error, places, "n/a")
+                cells.append(_Cell(text, cell.best, "" if cell.best else cell.sign))
             lines.append((label, cells))
         yield _Table(group_title(group, board), columns, lines)
 
 
 def _digits(board: Leaderboard, column: Column) -> int:
-    cells = [board[label, column.dataset, column.metric] for label in board.labels]
-    return decimals_for([cell.mean for cell in cells], [cell.standard_error for cell in cells])
+    return digits_for([board[label, column.dataset, column.metric] for label in board.labels])
 
 
 def _caption(board: Leaderboard) -> str:
     counts = sorted({len(entry.results) for entry in board.entries})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     many = "seed" if counts == [1] else "seeds"
-    return f"{board.task}, {seeds} {many}: mean ± standard error over seeds; best in bold"
+    marks = [f"{s} {meaning}" for s, meaning in board.legend().items() if s != BEST]
+    return "; ".join([f"{board.task}, {seeds} {many}: {board.spread}", "best in bold", *marks])
 
 
 def markdown(board: Leaderboard, full: bool = False) -> str:
@@ -61,7 +62,10 @@ def markdown(board: Leaderboard, full: bool = False) -> str:
         rows = [
             [
                 as_markdown(label),
-                *(f"**{cell.text}**" if cell.best else cell.text for cell in cells),
+                *(
+                    f"**{cell.text}**" if cell.best else f"{cell.text} {cell.sign}".rstrip()
+                    for cell in cells
+                ),
             ]
             for label, cells in table.lines
         ]
@@ -74,12 +78,16 @@ def latex(board: Leaderboard, full: bool = False) -> str:
     """Return a `tabular` with the rules of booktabs for each data set, the best in bold."""
     parts = [f"% {' '.join(_caption(board).split())}; needs \\usepackage{{booktabs}}\n"]
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
+    signs_in_tex = {TIED: r"\approx", UNTESTED: UNTESTED}
     for table in _tables(board, full):
         heads = [as_tex(c.title) + arrows[c.direction] for c in table.columns]
         rows = []
         for label, cells in table.lines:
             numbers = [cell.text.replace(" ± ", r" \pm ").replace(",", "{,}") for cell in cells]
-            texts = [n if n == "n/a" else f"${n}$" for n in numbers]
+            signs = [f" {signs_in_tex[cell.sign]}" if cell.sign else "" for cell in cells]
+            texts = [
+                n if n == "n/a" else f"${n}{sign}$" for n, sign in zip(numbers, signs, strict=True)
+            ]
             bold = [
                 rf"$\mathbf{{{n}}}$" if cell.best else text
                 for n, text, cell in zip(numbers, texts, cells, strict=True)

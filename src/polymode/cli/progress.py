@@ -36,7 +36,11 @@ class Lines(Watch):
             return
         running.told, running.tenth = now, tenth
         share = 100 * event.step // max(event.total, 1)
-        self.say(f"{cell.name}: {share} % of training, loss {event.loss:.4g}{self._to_go(running)}")
+        if event.kind == "finish":  # after training; its passes have no loss
+            self.say(f"{cell.name}: {share} % of the passes after training")
+            return
+        loss = "" if math.isnan(event.loss) else f", loss {event.loss:.4g}"
+        self.say(f"{cell.name}: {share} % of training{loss}{self._to_go(running)}")
 
     def end(self, cell: Cell, text: str) -> None:
         super().end(cell, text)

@@ -110,6 +110,7 @@ def run(
 
     _check_jobs(jobs)
     if study is not None:
+        _refuse_other_names(study)
         from polymode.cli.run_study import run_study
 
         chosen = {"--task": task, "--method": method, "--net": net, "--config": config}
@@ -155,6 +156,24 @@ def _check_jobs(jobs: int) -> None:
         raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
 
 
+def _refuse_other_names(study: str) -> None:
+    """Say where the name of a task or a method belongs, if it stands in a study's place."""
+    from polymode.methods import METHODS
+    from polymode.studies import STUDIES
+    from polymode.tasks import TASKS
+
+    if study in STUDIES:
+        return
+    if study in TASKS:
+        raise UsageProblem(
+            f"'{study}' is a task, not a study: polymode run --task {study} --method map"
+        )
+    if study in METHODS:
+        raise UsageProblem(
+            f"'{study}' is a method, not a study: polymode run --task digits --method {study}"
+        )
+
+
 def _refuse_beside_study(study: str, chosen: dict[str, Any]) -> None:
     """Refuse options, by their names, that choose what a study has chosen."""
     if wrong := [name for name, value in chosen.items() if value]:
@@ -197,15 +216,15 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
 
 def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
     from polymode.cli.progress import watcher
-    from polymode.runs.running import Interrupted, leaderboard, run_plan
+    from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
     tell_damage(folder, "counts as not done")
+    command = plan.command(str(folder.path), *in_jobs(jobs))
     try:
         outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
     except KeyboardInterrupt as stop:
-        again = [] if jobs == 1 else ["--jobs", str(jobs)]
         far = f"after {stop}" if isinstance(stop, Interrupted) else "before the first cell"
-        _interrupted(far, plan.command(str(folder.path), *again), json_)
+        _interrupted(far, command, json_)
     board = leaderboard(folder, predictions=True)
     if board is not None and not quiet and not json_:
         typer.echo(f"\n{board.table()}\n")
@@ -213,7 +232,7 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
     if outcome.failed:
         say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")
     if json_:
-        put(_summary(plan, folder, outcome, board, written))
+        put(_summary(command, folder, outcome, board, written))
     elif written:
         typer.echo(f"Report: {folder.report}")
     raise typer.Exit(0 if written and not outcome.failed else 1)
@@ -243,7 +262,7 @@ def _interrupted(far: str, resume: str, json_: bool) -> NoReturn:
 
 
 def _summary(
-    plan: Plan, folder: RunFolder, outcome: Outcome, board: Leaderboard | None, written: bool
+    command: str, folder: RunFolder, outcome: Outcome, board: Leaderboard | None, written: bool
 ) -> dict[str, Any]:
     path = folder.path
     return {
@@ -253,6 +272,6 @@ def _summary(
         "predictions": str(path / "predictions"),
         "failures": str(path / "failures.jsonl") if outcome.failed else None,
         "cells": {**outcome._asdict()},
-        "command": plan.command(str(path)),
+        "command": command,
         "leaderboard": None if board is None else board.to_dict(),
     }

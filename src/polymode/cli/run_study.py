@@ -19,6 +19,7 @@ from polymode.runs.plan import Plan
 from polymode.runs.running import (
     Interrupted,
     Outcome,
+    in_jobs,
     leaderboard,
     look_ahead,
     run_plan,
@@ -65,9 +66,8 @@ def run_study(
         try:
             outcomes[part] = _run_part(part, plan, folders[part], jobs, fresh, quiet)
         except KeyboardInterrupt as stop:
-            again = [] if jobs == 1 else ["--jobs", str(jobs)]
             far = f"after {stop} of part {part}" if isinstance(stop, Interrupted) else f"in {part}"
-            resume = wanted.command(str(path), *again)
+            resume = wanted.command(str(path), *in_jobs(jobs))
             say(f"Interrupted {far}. Resume: {resume}")
             if json_:
                 put({"error": f"interrupted {far}", "exit": 130, "resume": resume})

@@ -153,7 +153,10 @@ def _tell_parts(path: Path) -> None:
 def _board(folder: RunFolder, *, predictions: bool = False) -> Leaderboard:
     from polymode.runs.running import leaderboard
 
-    board = leaderboard(folder, predictions=predictions)
+    try:
+        board = leaderboard(folder, predictions=predictions)
+    except ValueError as error:  # results of other data, added by hand
+        raise UsageProblem(f"{folder.path}: {error}") from error
     if board is None:
         raise UsageProblem(f"{folder.path} has no finished cell yet; run it first")
     return board

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from polymode.core.rng import fold, global_stream
 
@@ -24,6 +25,7 @@ def members_from(
 ) -> tuple[Iterable[nn.Module], int]:
     """Return the members one by one, and their number."""
     if isinstance(networks, nn.Module):
+        _require_shapes(networks)
         if num_modes not in (None, 1):
             raise ValueError(
                 f"{num_modes} members cannot be made of one module: they would be identical. Give a"
@@ -40,6 +42,8 @@ def members_from(
             raise ValueError(
                 "the list holds the same module twice; members must be different objects"
             )
+        for module in modules:
+            _require_shapes(module)
         return modules, len(modules)
     if not callable(networks):
         raise ValueError(
@@ -60,6 +64,7 @@ def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Modul
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
+        _require_shapes(module)
         if first is None:
             first = module  # kept alive, so that identities stay comparable
             held = {id(module), *(id(p) for p in module.parameters())}
@@ -69,6 +74,17 @@ def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Modul
                 " share parameters); it must build a new one at each call: net=lambda: MyNet()"
             )
         yield module
+
+
+def _require_shapes(module: nn.Module) -> None:
+    """Refuse layers that find their size at the first batch."""
+    for name, tensor in named_tensors(module).items():
+        if is_lazy(tensor):
+            raise ValueError(
+                f"'{name}' of the network has no shape yet: it belongs to a lazy layer. Give its"
+                " sizes, or run one batch through the network first, inside the factory if there"
+                " is one: net(x[:1])"
+            )
 
 
 def with_registered_tensors(module: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ def check_labels(targets: Any, num_classes: int | None = None) -> Tensor:
         num_classes: labels must be below it; None allows any label >= 0.
     """
     labels = _as_tensor(targets)
+    _refuse_multi_label(labels)
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"Labels must be integers, got {labels.dtype} of shape {tuple(labels.shape)}."
@@ -38,6 +39,24 @@ def check_labels(targets: Any, num_classes: int | None = None) -> Tensor:
             f" ({int(wrong.sum())} of {len(labels)} labels are out of range)."
         )
     return labels
+
+
+def _refuse_multi_label(targets: Tensor) -> None:
+    """Refuse rows of zeros and ones of which some have no one or several."""
+    if targets.dim() != 2 or targets.shape[1] < 2 or targets.is_complex():
+        return
+    if not ((targets == 0) | (targets == 1)).all():
+        return
+    ones = targets.long().sum(1)
+    odd = (ones != 1).nonzero().flatten()
+    if len(odd):
+        row = int(odd[0])
+        raise ValueError(
+            f"Targets of shape {tuple(targets.shape)} are multi-label: row {row} has"
+            f" {int(ones[row])} labels ({len(odd)} of {len(targets)} rows do not have one). No"
+            " likelihood here takes several labels per example; fit each label by itself, as"
+            " likelihood='bernoulli' with targets y[:, k].long()"
+        )
 
 
 def check_values(targets: Any, target_size: int | None = None) -> Tensor:

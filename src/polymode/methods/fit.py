@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,25 @@ from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.tasks.augment import augmentation
+from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
+
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "weight_decay": "prior_precision",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
+    **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
+}
+"""Names that other libraries have for options, and ours."""
 
 
 def fit(
     method: str | Passes,
     *,
     net: Any,
-    task: Task,
+    task: Task | str,
     seed: int = 0,
     execution: str = "auto",
     chunk_size: int | None = None,
@@ -55,13 +66,14 @@ def fit(
     Args:
         method: a name (`polymode.list_methods()`), with its options as further arguments, or an
             options object such as `pm.methods.DeepEnsemble(num_modes=10, epochs=20)`.
-        net: a builder from `pm.nets`, a function without arguments that returns a new `nn.Module`,
-            a module that is already trained (one mode; copied, never changed), a list of modules
-            (one per mode), or a posterior (its networks, one per mode). With networks that are
-            given, training continues from their weights, and `epochs=0` takes them as they are;
-            methods that work on trained networks (swag from checkpoints, laplace) do not train
+        net: a builder from `pm.nets` or its name, a function without arguments that returns a new
+            `nn.Module`, a module that is already trained (one mode; copied, never changed), a list
+            of modules (one per mode), or a posterior (its networks, one per mode). With networks
+            that are given, training continues from their weights, and `epochs=0` takes them as they
+            are; methods that work on trained networks (swag from checkpoints, laplace) do not train
             them.
-        task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`.
+        task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`; a name
+            stands for `pm.task(name)`.
         seed: of everything random; the same seed gives the same posterior.
         execution: how members are evaluated, see `core/execution.py`.
         chunk_size: members whose computation is held in memory at a time; less memory, more time.
@@ -85,6 +97,7 @@ def fit(
     torch.Size([3, 2])
     """
     name, core, config = _resolve(method, options)
+    task = as_task(task, "fit")
     device = _device(device)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
@@ -251,13 +264,7 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
     """Return the method's name, core and checked options."""
     if isinstance(method, str):
         core = METHODS.get(method).value
-        known = [field.name for field in dataclasses.fields(core.config)]
-        for option in options:
-            if option not in known:
-                raise ValueError(
-                    f"Unknown option '{option}' for method '{method}'.{suggest(option, known)}"
-                    f" Options: {', '.join(known)}"
-                )
+        check_options(method, options)
         return method, core, with_augmentation(core.config(**options))
     if options:
         raise ValueError(
@@ -267,6 +274,19 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
         if METHODS.get(name).value.config is type(method):
             return name, METHODS.get(name).value, with_augmentation(method)
     raise ValueError(f"a {type(method).__name__} is not a method's options; see pm.list_methods()")
+
+
+def check_options(method: str, options: Iterable[str]) -> None:
+    """Refuse options that the method does not have, with the one that was probably meant."""
+    known = [field.name for field in dataclasses.fields(METHODS.get(method).value.config)]
+    for option in options:
+        if option not in known:
+            meant = ELSEWHERE.get(option)
+            near = f" Did you mean '{meant}'?" if meant in known else suggest(option, known)
+            raise ValueError(
+                f"Unknown option '{option}' for method '{method}'.{near}"
+                f" Options: {', '.join(known)}"
+            )
 
 
 def with_augmentation(config: Passes) -> Passes:
@@ -290,7 +310,10 @@ def _device(device: str | torch.device) -> torch.device:
         try:
             torch.empty(1, device=wanted)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ValueError(f"device '{wanted}' cannot be used here: {error}") from None
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise ValueError(
+                f"device '{wanted}' cannot be used here: {reason}; use device='cpu'"
+            ) from None
     return wanted
 
 

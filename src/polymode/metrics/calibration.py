@@ -73,7 +73,7 @@ def reliability_bins(
     def mean(values: Tensor) -> Tensor:
         return torch.where(full, torch.bincount(index, values, num_bins) / divisor, centre)
 
-    return Bins(count, mean(confidence), mean(correct), edges[:-1], edges[1:])
+    return Bins(count, mean(confidence.double()), mean(correct), edges[:-1], edges[1:])
 
 
 @register(
@@ -231,7 +231,7 @@ def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
     smoothing, ICLR 2024 (arXiv:2309.12236).
     """
     confidence, correct = _top(prediction, targets, "smooth_ece")
-    return Score(smooth_calibration_error(confidence, correct), len(correct))
+    return Score(smooth_calibration_error(confidence.double(), correct), len(correct))
 
 
 @register(
@@ -359,7 +359,7 @@ def _resample(
     normal distribution of the right mean and variance. This costs nothing per example.
     """
     n, cells = len(correct), 2 * index + correct.long()
-    gap = correct - confidence
+    gap = correct - confidence.double()
     parts = (torch.bincount(cells, w, 2 * num_bins) for w in (None, gap, gap.square()))
     count, total, squares = (part.cpu().numpy() for part in parts)
     filled = count.clip(min=1)
@@ -376,10 +376,11 @@ def _assign(confidence: Tensor, num_bins: int, equal: str) -> tuple[Tensor, Tens
     if equal not in ("width", "mass"):
         raise ValueError(f"`equal` must be 'width' or 'mass', got {equal!r}")
     ranks = _ranks(len(confidence), num_bins)
-    edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64, device=confidence.device)
+    edges = torch.arange(num_bins + 1, dtype=torch.float64, device=confidence.device) / num_bins
     if equal == "mass":
-        edges[1:-1] = confidence.sort().values[ranks]
-    return edges, torch.bucketize(confidence, edges[1:-1])
+        edges[1:-1] = confidence.sort().values[ranks].double()
+    inner = edges[1:-1].to(confidence.dtype)  # float32's 0.6 is above float64's, and on this edge
+    return edges, torch.bucketize(confidence.double(), inner.double())
 
 
 def _ranks(size: int, num_bins: int) -> Tensor:
@@ -390,17 +391,20 @@ def _ranks(size: int, num_bins: int) -> Tensor:
 
 
 def _top(prediction: Prediction, targets: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-    """Return the confidence in the top class, and 1 where it is the label, float64 (B,) each."""
+    """Return the confidence in the top class, in its own type, and 1 where it is the label, (B,).
+
+    The type matters to `_assign`: an edge is where numbers of that type have it.
+    """
     classes, labels = classes_and_labels(prediction, targets, metric)
-    confidence = classes.confidence.detach().double().clamp(max=1)  # float32 sums to 1 + 1e-7
+    confidence = classes.confidence.detach().clamp(max=1)  # float32 sums to 1 + 1e-7
     return confidence, (classes.classes == labels).double()
 
 
 def _check(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as float64 (B,), or say what is wrong."""
-    confidence, correct = (
-        torch.as_tensor(each).detach().double() for each in (confidence, correct)
-    )
+    """Return (B,) each, `correct` as float64, or say what is wrong."""
+    confidence, correct = torch.as_tensor(confidence).detach(), torch.as_tensor(correct).detach()
+    confidence = confidence if confidence.is_floating_point() else confidence.double()
+    correct = correct.double()
     if confidence.dim() != 1 or confidence.shape != correct.shape or not len(confidence):
         shapes = f"{tuple(confidence.shape)} and {tuple(correct.shape)}"
         raise ValueError(f"`confidence` and `correct` must have one shape (B >= 1,), got {shapes}")

@@ -8,7 +8,8 @@ that they share, see `paired`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from polymode.metrics.leaderboard import (
@@ -22,17 +23,21 @@ from polymode.metrics.leaderboard import (
     value_of,
 )
 from polymode.metrics.paired import mean_and_error, not_rejected
-from polymode.metrics.results import Results, title_of
+from polymode.metrics.results import EXAMINED, Results, title_of
 
 
 def compare(results: Sequence[Results]) -> Leaderboard:
-    """Return the leaderboard of results on one task, entries in the order in which they come."""
-    results = list(results)
+    """Return the leaderboard of results on one task, entries in the order in which they come.
+
+    Results on other data of the same name are refused, by the fingerprints that `evaluate` keeps.
+    """
+    results = _as_results(results)
     if not results:
         raise ValueError("there is nothing to compare: 0 results")
     tasks = list(dict.fromkeys(each.task for each in results))
     if len(tasks) > 1:
         raise ValueError(f"results of one task can be compared, got {', '.join(tasks)}")
+    _check_data(results)
     entries = _entries(results)
     columns = _columns(results)
     cells = {
@@ -47,23 +52,63 @@ def compare(results: Sequence[Results]) -> Leaderboard:
     return board
 
 
+def _as_results(given: Any) -> list[Results]:
+    """Return a list of results, or say what was given instead."""
+    if isinstance(given, Results):
+        return [given]
+    items = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    for each in items:
+        if not isinstance(each, Results):
+            raise ValueError(
+                f"compare takes results of pm.evaluate, compare([first, second]); got"
+                f" a {type(each).__name__}{_remedy(each)}"
+            )
+    return items
+
+
+def _remedy(given: Any) -> str:
+    if type(given).__name__ == "Posterior":
+        return "; use pm.evaluate(post, task) of it"
+    return "; `polymode compare DIR...` takes folders" if isinstance(given, (str, Path)) else ""
+
+
+def _check_data(results: list[Results]) -> None:
+    """Refuse results on data of one name and different fingerprints."""
+    first: dict[str, Results] = {}
+    for each in results:
+        for name, mark in each.data.items():
+            other = first.setdefault(name, each)
+            if other.data[name] != mark:
+                raise ValueError(
+                    f"'{name}' is different data for {other.method}, seed {other.seed}, and"
+                    f" {each.method}, seed {each.seed} (fingerprints {other.data[name]} and"
+                    f" {mark}), so their numbers cannot be compared; evaluate both on one task"
+                )
+
+
 def _mark(board: Leaderboard, column: Column) -> None:
-    """Mark the best of a column, and those that no paired test tells from it."""
+    """Mark the best of a column, those that no paired test tells from it, and the untested."""
     keys = {label: (label, column.dataset, column.metric) for label in board.labels}
     found = {label: board.cells[key] for label, key in keys.items()}
     means = {label: cell.mean for label, cell in found.items() if cell.mean is not None}
     if len(means) < 2:
         return
-    top = max(means.values()) if column.direction == "up" else min(means.values())
+    sign = -1.0 if column.direction == "up" else 1.0
+    top = sign * min(sign * mean for mean in means.values())
     best = [label for label, mean in means.items() if mean == top]
     p_values = {}
     for label in means:
         gap = board.difference(label, best[0], column.metric, column.dataset)
         if label not in best and gap is not None and gap.p_value is not None:
-            p_values[label] = gap.p_value
+            # on the seeds that both have, the best over all seeds may be behind: not clearly worse
+            p_values[label] = gap.p_value if sign * gap.mean > 0 else 1.0
     tied = not_rejected(p_values)
     for label, cell in found.items():
-        board.cells[keys[label]] = cell._replace(best=label in best, tied=label in tied)
+        board.cells[keys[label]] = cell._replace(
+            best=label in best,
+            tied=label in tied,
+            untested=label in means and label not in best and label not in p_values,
+        )
 
 
 def _entries(results: list[Results]) -> list[Entry]:
@@ -130,4 +175,8 @@ def _cell(entry: Entry, column: Column) -> Cell:
         )
         notes = [row.note for row in rows if row is not None and row.note]
         return Cell(None, None, len(known), note=notes[0] if notes else "n/a (not evaluated)")
-    return Cell(*mean_and_error(known), len(known))
+    over_examples = None
+    if len(known) == 1 and not column.dataset.startswith(EXAMINED):
+        row = entry.results[0].get(column.dataset, column.metric)  # None for a mean over data sets
+        over_examples = None if row is None else row.standard_error
+    return Cell(*mean_and_error(known), len(known), example_error=over_examples)

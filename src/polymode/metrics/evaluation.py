@@ -26,12 +26,14 @@ from polymode.metrics.score import (
 )
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
+from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
 from polymode.tasks.validation import validation_shifts
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200
 PLANE_POINTS = 100  # a side
+MARK = 16  # letters of a fingerprint
 UNIT = "units of y"  # as metrics say it, where the task says no more
 
 Predict = Callable[[Any], Prediction]
@@ -39,7 +41,7 @@ Predict = Callable[[Any], Prediction]
 
 def evaluate(
     post: Posterior,
-    task: Task,
+    task: Task | str,
     *,
     train_seconds: float | None = None,
     keep: bool | Sequence[str] = True,
@@ -56,6 +58,7 @@ def evaluate(
     Args:
         post: what `pm.fit` returned.
         task: with a test set; of the same kind and input shape as the one `post` was fitted on.
+            A name stands for `pm.task(name)`.
         train_seconds: wall time of the fit, if it was measured, for the cost columns.
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
@@ -71,6 +74,7 @@ def evaluate(
         regressions on one input the training set and an even grid, "train" and "curve"; for classes
         on two inputs the same as "train" and "plane", first input fastest.
     """
+    task = _check_kinds(post, task)
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
     if post.likelihood.classification != task.likelihood.classification:
@@ -87,13 +91,16 @@ def evaluate(
     scale = _target_scale(task)
     rows: list[Row] = []
     kept: dict[str, Kept] = {}
+    marks: dict[str, str] = {}
     seconds, examples = 0.0, 0
     test: Kept | None = None
+    _warm_up(predict, task.test)
     for name, data in _datasets(task):  # a shift is made here, and its time does not count
         started = time.perf_counter()
         made = _predict(predict, task, data)
         seconds += time.perf_counter() - started
         examples += len(made.prediction)
+        marks[name] = _fingerprint(data, made)
         test = made if test is None else test
         rows += _rows(name, made, test.prediction, task, scale)
         if _is_kept(name, keep):
@@ -122,8 +129,39 @@ def evaluate(
         ),
         near_ood=tuple(task.near_ood),
         target_scale=scale,
+        data=marks,
         kept=kept,
     )
+
+
+def _check_kinds(post: Any, task: Any) -> Task:
+    """Return the task, or say which argument is of another kind than it must be."""
+    if isinstance(task, Posterior):
+        raise ValueError("the arguments of evaluate are swapped: pm.evaluate(post, task)")
+    if not (hasattr(post, "predict") and hasattr(post, "likelihood")):
+        raise ValueError(
+            f"`post` of evaluate is a {type(post).__name__}; give what pm.fit or pm.load returned"
+        )
+    return as_task(task, "evaluate")
+
+
+def _warm_up(predict: Predict, test: Data) -> None:
+    """Predict one batch unmeasured: the first call traces, and may choose how to execute."""
+    with torch.random.fork_rng(devices=[]):
+        x, _ = next(iter(test.batches(BATCH)), (None, None))
+    if x is not None:
+        predict(x)
+
+
+def _fingerprint(data: Data | Tensor, made: Kept) -> str:
+    """Return what tells the data from others; of a loader, whose order may differ, its targets."""
+    if isinstance(data, Arrays):
+        return data.fingerprint()[:MARK]
+    if isinstance(data, Tensor):
+        return Arrays(data, torch.arange(len(data))).fingerprint()[:MARK]
+    assert made.targets is not None
+    targets = made.targets.flatten().sort().values
+    return Arrays(targets, torch.arange(len(targets))).fingerprint()[:MARK]
 
 
 def _is_kept(name: str, keep: bool | Sequence[str]) -> bool:
@@ -139,7 +177,7 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     if task.target_scaling is not None:
         scale = task.target_scaling.scale.double().expand(task.target_size)
     elif isinstance(task.train, Arrays) and len(task.train) > 1:
-        scale = task.train.y.double().std(0, correction=1)
+        scale = task.train.y.double().std(0, correction=0)  # as `Scaling.of` has it
     else:
         return None
     return tuple(scale.tolist()) if bool((scale > 0).all()) else None

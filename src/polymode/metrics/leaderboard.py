@@ -20,7 +20,7 @@ from polymode.metrics.table import align, decimals_for, number
 
 SHIFT_MEAN = "shift:mean"
 OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}
-TIED = "≈"
+BEST, TIED, UNTESTED = "*", "≈", "?"
 FRONT = "◆"  # no other entry beats it in NLL and both times at once
 
 
@@ -53,8 +53,13 @@ class Column(NamedTuple):
 class Cell(NamedTuple):
     """Mean over `n` seeds, None with a `note` where it does not apply.
 
-    `best` of its column; `tied` with the best: no paired t-test over shared seeds tells them apart
-    (Holm's correction over the column, 95 %).
+    Attributes:
+        standard_error: over seeds, None for one seed.
+        best: of its column.
+        tied: with the best: no paired t-test over shared seeds tells them apart (Holm's correction
+            over the column, 95 %).
+        untested: no such test exists: fewer than two seeds are shared with the best.
+        example_error: of one seed, the standard error over examples where it is known.
     """
 
     mean: float | None
@@ -63,6 +68,18 @@ class Cell(NamedTuple):
     best: bool = False
     note: str = ""
     tied: bool = False
+    untested: bool = False
+    example_error: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """What is written behind ±: over seeds, and of one seed over examples."""
+        return self.example_error if self.standard_error is None else self.standard_error
+
+    @property
+    def sign(self) -> str:
+        """The mark of the best, of what is not clearly worse, and of what no test compares."""
+        return BEST if self.best else TIED if self.tied else UNTESTED if self.untested else ""
 
 
 @dataclass(frozen=True)
@@ -156,11 +173,29 @@ class Leaderboard:
         """
         many = max(len(entry.results) for entry in self.entries)
         seeds = f"{many} seeds" if many > 1 else "1 seed"
-        marks = f", {TIED} not clearly worse" if many > 1 else ""
-        head = f"{self.task}, {seeds}: mean ± s.e. over seeds, * best{marks}"
+        marks = [f"{sign} {meaning}" for sign, meaning in self.legend().items()]
+        head = f"{self.task}, {seeds}: {self.spread}\n{', '.join(marks)}".rstrip()
         groups = self.groups(full=full).items()
         blocks = [self._block(name, part) for name, columns in groups for part in _fives(columns)]
         return "\n\n".join([head, *blocks, self._costs()])
+
+    @property
+    def spread(self) -> str:
+        """What stands behind ± in tables of this leaderboard."""
+        counts = {len(entry.results) for entry in self.entries}
+        if counts == {1}:
+            return "value ± s.e. over examples"
+        return "mean ± s.e. over seeds" + (", of one seed over examples" if 1 in counts else "")
+
+    def legend(self) -> dict[str, str]:
+        """Return the marks that occur with their meaning; the same in every table."""
+        meanings = {
+            BEST: "best",
+            TIED: "not clearly worse",
+            UNTESTED: "not tested (fewer than 2 shared seeds)",
+        }
+        found = {cell.sign for cell in self.cells.values()}
+        return {sign: meaning for sign, meaning in meanings.items() if sign in found}
 
     def _repr_html_(self) -> str:
         """Return the headline columns as tables, for notebooks."""
@@ -171,10 +206,11 @@ class Leaderboard:
                 (row, place)
                 for row, line in enumerate(lines)
                 for place, text in enumerate(line)
-                if place and text.endswith(("*", TIED))
+                if place and text.endswith((BEST, TIED))
             }
             tables.append(html_table(head, lines, bold=marked))
-        note = f"Mean ± s.e. over seeds; * best, {TIED} not clearly worse; arrows point to better."
+        marks = [f"{sign} {meaning}" for sign, meaning in self.legend().items()]
+        note = "; ".join([self.spread.capitalize(), *marks, "arrows point to better."])
         return html_block(f"Leaderboard: {self.task}", *tables, note=note)
 
     def _block(self, group: str, columns: list[Column]) -> str:
@@ -186,12 +222,8 @@ class Leaderboard:
         texts = []
         for column in columns:
             cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
-            digits = decimals_for(*zip(*(cell[:2] for cell in cells), strict=True))
-            shown = [
-                number(cell.mean, cell.standard_error, digits)
-                + ("*" if cell.best else TIED if cell.tied else " ")
-                for cell in cells
-            ]
+            digits = digits_for(cells)
+            shown = [number(cell.mean, cell.error, digits) + (cell.sign or " ") for cell in cells]
             heading = f"{column.title} {ARROWS[column.direction]}".rstrip() + " "
             texts.append([heading, *shown])
         names = [group_title(group, self), *(f"  {label}" for label in self.labels)]
@@ -245,6 +277,11 @@ class Leaderboard:
     def __repr__(self) -> str:
         entries = ", ".join(f"{entry.label} × {len(entry.results)}" for entry in self.entries)
         return f"Leaderboard({self.task}: {entries}; {len(self.columns)} columns)"
+
+
+def digits_for(cells: Iterable[Cell]) -> int:
+    """Return the decimals that the cells of one column need."""
+    return decimals_for(*zip(*((cell.mean, cell.error) for cell in cells), strict=True))
 
 
 def _fives(columns: list[Column]) -> Iterable[list[Column]]:

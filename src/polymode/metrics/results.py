@@ -94,6 +94,7 @@ class Results:
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         target_scale: D standard deviations that the "standardised" numbers are divided by.
         label: what tables call it; by default the method, with the options that tell it apart.
+        data: fingerprints of the data sets, by name; empty in results of before 0.2.
         arrays: by examination, what its figures are made of; not part of the JSON.
     """
 
@@ -107,6 +108,7 @@ class Results:
     near_ood: tuple[str, ...] = ()
     target_scale: tuple[float, ...] | None = None
     label: str = ""
+    data: Mapping[str, str] = field(default_factory=dict, repr=False)
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
         default_factory=dict, compare=False, repr=False
@@ -250,6 +252,7 @@ class Results:
             "near_ood": list(self.near_ood),
             "target_scale": self.target_scale and list(self.target_scale),
             "label": self.label,
+            "data": dict(self.data),
         }
 
     def to_json(self) -> str:
@@ -278,8 +281,9 @@ class Results:
                 near_ood=tuple(content.get("near_ood", ())),
                 target_scale=scale and tuple(scale),
                 label=content.get("label", ""),
+                data=dict(content.get("data", {})),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None
         _check_types(results)
         return results

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polymode.core.likelihoods import Likelihood
+from polymode.core.registry import suggest
 from polymode.core.stack import Stack
 
 
@@ -19,8 +21,10 @@ def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> An
     modules.
 
     A function with parameters `input_shape` and `num_outputs`, such as those of `polymode.nets`,
-    gets the task's.
+    gets the task's; these may also be named.
     """
+    if isinstance(net, str):
+        net = _named(net)
     if isinstance(net, (nn.Module, Sequence)):
         return net
     if isinstance(net, type) and issubclass(net, nn.Module) or callable(net):
@@ -46,6 +50,15 @@ def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> An
         "`net` must be a builder from pm.nets, a function that returns a new nn.Module, a module or"
         f" a list of modules, got a {type(net).__name__}"
     )
+
+
+def _named(name: str) -> Any:
+    """Return the builder of `polymode.nets` that has this name."""
+    nets = import_module("polymode.nets")  # by name: the package imports this module
+    if name not in nets.__all__:
+        near, known = suggest(name, nets.__all__), ", ".join(nets.__all__)
+        raise ValueError(f"Unknown net '{name}'.{near} Known: {known}.")
+    return getattr(nets, name)
 
 
 def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:

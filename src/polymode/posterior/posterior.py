@@ -187,7 +187,16 @@ class Posterior:
         predictor = self._predictor(weights, samples, seed)
         for batch in self._batches(x, batch_size):
             with torch.no_grad():
-                yield predictor(batch)
+                try:
+                    made = predictor(batch)
+                except RuntimeError as error:
+                    if batch.is_floating_point():
+                        raise
+                    raise ValueError(
+                        f"inputs are {batch.dtype}, which these networks do not take"
+                        f" ({str(error).splitlines()[0]}); give x.float(), scaled as in training"
+                    ) from None
+            yield made
 
     def _predictor(
         self, weights: Weights, samples: int, seed: int

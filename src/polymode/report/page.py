@@ -53,11 +53,14 @@ def report(
         failures: how many cells of the run failed, or what is known of each.
         comparisons: numbers of a paper beside ours, see `Comparison`.
     """
-    if isinstance(board, Results):
-        board = [board]
+    if not isinstance(path, (str, Path)):
+        swapped = "are swapped" if isinstance(board, (str, Path)) else "are wrong"
+        raise ValueError(f"the arguments of report {swapped}: pm.report(board, 'report.html')")
     if not isinstance(board, Leaderboard):
-        board = compare(board)
+        board = compare(board)  # type: ignore[arg-type]
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file to write: {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     html = render(
         board,
@@ -147,7 +150,7 @@ def _stats(
     failed = how_many(failures)
     stats = [
         ("methods", str(len(board.entries))),
-        ("seeds", _ranges(board.seeds)),
+        ("seeds" if len(board.seeds) > 1 else "seed", _ranges(board.seeds)),
         ("cells", f"{len(every)} done" + (f", {failed} failed" if failed else "")),
     ]
     if comparisons:
@@ -209,19 +212,21 @@ def _csv(board: Leaderboard) -> str:
     """Return all numbers of the tables, a line each."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
-    write(["entry", "data set", "metric", "mean", "standard error", "seeds", "unit", "better", "n"])
+    errors = ["standard error over seeds", "over examples"]
+    write(["entry", "data set", "metric", "mean", *errors, "seeds", "unit", "better", "n"])
     for columns in board.groups(full=True).values():
         for column in columns:
             for label in board.labels:
                 cell = board[label, column.dataset, column.metric]
-                known = ["" if v is None else f"{v:.8g}" for v in cell[:2]]
+                numbers = (cell.mean, cell.standard_error, cell.example_error)
+                known = ["" if v is None else f"{v:.8g}" for v in numbers]
                 kind = [cell.n, column.unit, column.direction, column.n]
                 write([label, column.dataset, column.metric, *known, *kind])
     return file.getvalue()
 
 
 def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts = [("seeds", ", ".join(map(str, board.seeds)))]
+    facts = [("seeds" if len(board.seeds) > 1 else "seed", ", ".join(map(str, board.seeds)))]
     versions = environment.get("versions", {})
     if isinstance(versions, Mapping) and versions:
         facts.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))

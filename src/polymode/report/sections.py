@@ -26,8 +26,9 @@ QUESTIONS = {
     "leaderboard": (
         "Leaderboard",
         "Leaderboard",
-        "Mean ± standard error over seeds; arrows point to the better direction. The name of a"
-        " method leads to its configuration, the name of a metric to its definition.",
+        "Mean ± standard error over seeds, of one seed over examples; arrows point to the better"
+        " direction. The name of a method leads to its configuration, the name of a metric to its"
+        " definition.",
         "All scores of quality, by data set",
     ),
     "calibration": (

@@ -11,19 +11,23 @@ from typing import NamedTuple
 
 from polymode.examinations import EXAMINATIONS
 from polymode.metrics.leaderboard import (
+    BEST,
     OOD_MEANS,
     SHIFT_MEAN,
+    TIED,
+    UNTESTED,
     Cell,
     Column,
     Entry,
     Leaderboard,
     costs,
+    digits_for,
     group_title,
 )
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.table import number
 from polymode.plots import palette
 
 WIDEST = 8  # columns; a table of more has its metrics as rows
@@ -37,6 +41,8 @@ SHAPES = {
     "X": "cross",
 }
 """How a marker of the figures is called where a table has it beside a method's name."""
+MARKS = {BEST: "best", TIED: "tied", UNTESTED: "untested", "": ""}
+"""How the page's style calls the marks of a leaderboard."""
 NARROW = 3  # columns of a table that is no wider than it must be
 JOINED = 12  # columns of tables that stand side by side
 SHIFTED = ("accuracy", "rmse", "nll", "ece")  # what the leaderboard shows of shifts
@@ -308,14 +314,14 @@ def table(
 
 def _written(cells: dict[str, Cell], notes: list[str]) -> dict[str, Shown]:
     """Write the cells of one column with as many decimals as they need; adds to the notes."""
-    digits = decimals_for(*zip(*(cell[:2] for cell in cells.values()), strict=True))
+    digits = digits_for(cells.values())
     shown = {}
     for label, cell in cells.items():
         note = cell.note.removeprefix("n/a").strip(" ()")
         if note and note not in notes:
             notes.append(note)
-        text, _, error = number(cell.mean, cell.standard_error, digits).partition(" ± ")
-        mark = "best" if cell.best else "tied" if cell.tied else ""
+        text, _, error = number(cell.mean, cell.error, digits).partition(" ± ")
+        mark = MARKS[cell.sign]
         place = notes.index(note) + 1 if note else 0
         shown[label] = Shown(text, error, cell.mean, mark, place)
     return shown

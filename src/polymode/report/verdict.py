@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polymode.metrics.leaderboard import Leaderboard
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.leaderboard import Leaderboard, digits_for
+from polymode.metrics.table import number
 from polymode.report.alerts import listed
 from polymode.report.tables import ranked
 
@@ -15,17 +15,16 @@ def verdict(board: Leaderboard) -> str:
         return f"No method has a finite test NLL on {board.task}."
     best = known[0]
     cells = [board[label, "test", "nll"] for label in known]
-    digits = decimals_for(*zip(*(cell[:2] for cell in cells), strict=True))
-    values = [number(cell.mean, cell.standard_error, digits) for cell in cells]
+    digits = digits_for(cells)
+    values = [number(cell.mean, cell.error, digits) for cell in cells]
     if len(known) == 1:
         return f"{best} reaches a test NLL of {values[0]} nats per example on {board.task}."
     second = known[1]
     facts = f"{values[0]} against {values[1]} nats per example of {second}"
     gap = board.difference(second, best)
     if gap is None or gap.standard_error is None:
-        return (
-            f"{best} has the lowest test NLL on {board.task}: {facts}; one seed, no spread known."
-        )
+        lead = f"{best} has the lowest test NLL on {board.task}: {facts}"
+        return f"{lead}; {_why_untested(board, best, second)}, so no test tells it from luck."
     assert gap.low is not None and gap.high is not None
     ends = [f"{end:.{digits}f}".replace("-", "−") for end in (gap.low, gap.high)]
     span = f"95 % interval {ends[0]} to {ends[1]}, {gap.n} seeds"
@@ -40,6 +39,15 @@ def verdict(board: Leaderboard) -> str:
         f"No clear winner on {board.task} by test NLL: {best} has {facts}, but the"
         f" paired difference is {size}{tests}.{also}"
     )
+
+
+def _why_untested(board: Leaderboard, best: str, second: str) -> str:
+    """Say why no paired test exists: too few seeds, or too few that both have."""
+    seeds = {entry.label: set(entry.seeds) for entry in board.entries}
+    if len(seeds[best] | seeds[second]) == 1:
+        return "one seed, ± over examples"
+    shared = len(seeds[best] & seeds[second])
+    return "they share one seed" if shared else "they share no seed"
 
 
 def _mean(board: Leaderboard, label: str) -> float | None:

@@ -22,6 +22,7 @@ from polymode.core.store import json_safe
 from polymode.examinations import Findings, read_asked
 from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
+from polymode.methods.fit import check_options as check_method_options
 from polymode.methods.fit import with_augmentation
 from polymode.metrics.table import align
 from polymode.runs.defaults import defaults_for
@@ -160,10 +161,10 @@ class Plan:
         words += ["--device", self.recipe.device] if self.recipe.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
-    def to_dict(self, out: str) -> dict[str, Any]:
-        """Return the merged configuration, JSON-safe."""
+    def to_dict(self, out: str, *extra: str) -> dict[str, Any]:
+        """Return the merged configuration, JSON-safe; `extra` as in `command`."""
         return {
-            "command": self.command(out),
+            "command": self.command(out, *extra),
             "version": __version__,
             "data": self.data,
             "net": {"name": self.recipe.net_name, "options": self.recipe.net_options},
@@ -359,16 +360,9 @@ def _noise_for(method: str, net: str) -> dict[str, Any]:
 def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options, _ in plan.arms.values():
-        config = METHODS.get(method).value.config
-        known = [field.name for field in fields(config)]
-        for key in options:
-            if key not in known:
-                raise UsageProblem(
-                    f"Unknown option '{key}' for method '{method}'.{suggest(key, known)}"
-                    f" Options: {', '.join(known)}"
-                )
+        check_method_options(method, options)
         try:
-            with_augmentation(config(**options))
+            with_augmentation(METHODS.get(method).value.config(**options))
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
     for arm in plan.arms.values():

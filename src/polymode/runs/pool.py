@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -130,6 +131,7 @@ def _start(recipe: Recipe, threads: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, recipe, threads), daemon=True)
+    resource_tracker.ensure_running()  # its start, with the first process, would unblock interrupts
     with _environment(threads), _interrupts_blocked():
         process.start()
     there.close()
@@ -168,13 +170,18 @@ def _work(pipe: Connection, recipe: Recipe, threads: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if os.name == "posix":
         os.setpgid(0, 0)  # Ctrl-C of the terminal goes to the parent alone
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _leave)  # outside training, where there is nothing to keep
     try:
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _serve(pipe, recipe, threads)
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         os._exit(130)
+
+
+def _leave(number: int, frame: Any) -> None:
+    """End at once: an exception may surface in the midst of an import, and print a traceback."""
+    os._exit(130)
 
 
 def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:

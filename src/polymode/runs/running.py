@@ -94,7 +94,7 @@ def run_plan(
         watch.say(plan.text())
         ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=not quiet)
         watch.pace, watch.jobs = ahead.pace, ahead.jobs
-        _prepare(plan, folder, ahead, fresh)
+        _prepare(plan, folder, ahead, fresh, jobs)
         cells, todo = ahead.cells, ahead.todo
         watch.say(ahead.text)
         book = _Book(plan, folder, watch, ahead)
@@ -111,12 +111,18 @@ def run_plan(
         return Outcome(len(cells), len(cells) - len(todo), book.failed)
 
 
-def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool) -> None:
+def in_jobs(jobs: int) -> list[str]:
+    """Return the words of the command line for so many processes."""
+    return [] if jobs == 1 else ["--jobs", str(jobs)]
+
+
+def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: int) -> None:
     """Write down what the run is, and what it runs on."""
-    command, keys = plan.command(str(folder.path)), [cell.key for cell in ahead.cells]
+    again = in_jobs(jobs)
+    command, keys = plan.command(str(folder.path), *again), [cell.key for cell in ahead.cells]
     shared = {"net": plan.recipe.net_label}
     folder.configure(
-        plan.to_dict(str(folder.path)),
+        plan.to_dict(str(folder.path), *again),
         [{**shared, **_names(cell), "options": cell.options} for cell in ahead.cells],
         redo=keys if fresh else (),
     )

@@ -32,3 +32,15 @@ def task(name: str, seed: int = 0, **options: Any) -> Task:
                 f" Its options: {', '.join(known) or 'none'}."
             )
     return build(seed=seed, **options)
+
+
+def as_task(given: Any, caller: str) -> Task:
+    """Return a task, also by its name, or say what was given to the `caller` instead."""
+    if isinstance(given, Task):
+        return given
+    if isinstance(given, str):
+        return task(given)
+    raise ValueError(
+        f"`task` of {caller} is a {type(given).__name__}; give a name such as 'digits', or"
+        " pm.Task(train=(x, y), likelihood=...)"
+    )

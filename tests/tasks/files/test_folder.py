@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,18 +152,22 @@ def test_a_reader_that_gives_too_little_writes_nothing(
 def test_a_set_without_address_says_where_to_take_it_from(register, make_digits, data):
     register("local", make_digits(originals=(), read=None, also={"local_part.npz": ("y_test",)}))
     with pytest.raises(
-        DownloadProblem, match="a folder that has local.npz or local_part.npz: polymode data get lo"
+        DownloadProblem, match="has local.npz or local_part.npz, such as ~/Downloads: `polymode da"
     ):
         get("local")
 
 
 def test_missing_data_names_the_one_command(small, register, make_digits, data):
     register("local", make_digits(originals=(), read=None))
-    with pytest.raises(MissingData, match=r"polymode data get small kmnist$"):
+    with pytest.raises(MissingData, match=r"get with `polymode data get small kmnist`$"):
         require("small", "kmnist", "small")
-    with pytest.raises(MissingData, match=r"polymode data get small local --from FOLDER \(local "):
+    with pytest.raises(MissingData) as caught:
         require("small", "local")
-    with pytest.raises(ValueError, match=f"Data not in {data}: mnist. Get with"):
+    pasted = re.findall("`(.+?)`", str(caught.value))
+    assert pasted == [
+        "polymode data get small", "polymode data get local --from ~/Downloads",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=f"Data not in {data}: mnist; get with"):
         load("mnist")
     with pytest.raises(ValueError, match="Unknown data set 'mnst'. Did you mean 'mnist'"):
         require("mnst")

@@ -53,8 +53,8 @@ def load(name: str, names: Sequence[str] | None = None) -> dict[str, np.ndarray]
     wanted = held if names is None else tuple(names)
     if not set(wanted) <= set(held):
         raise MissingData(
-            f"{path} has of {name} only {', '.join(held)}; get all of it with: polymode data get"
-            f" {name}"
+            f"{path} has of {name} only {', '.join(held)}; get all of it with `polymode data get"
+            f" {name}`"
         )
     return read_packed(DATASETS.get(name).value, path, wanted)
 
@@ -85,9 +85,11 @@ def require(*names: str) -> None:
     if not missing:
         return
     local = [name for name in missing if not DATASETS.get(name).value.originals]
-    option = " --from FOLDER" if local else ""
-    note = f" ({', '.join(local)} cannot be downloaded: FOLDER must hold it)" if local else ""
-    raise MissingData(
-        f"Data not in {data_folder()}: {', '.join(missing)}. Get with: polymode data get"
-        f" {' '.join(missing)}{option}{note}"
-    )
+    others = [name for name in missing if name not in local]
+    told = [f"get with `polymode data get {' '.join(others)}`"] if others else []
+    if local:
+        told.append(
+            f"{', '.join(local)} cannot be downloaded: from a folder that has it, such as"
+            f" ~/Downloads, get with `polymode data get {' '.join(local)} --from ~/Downloads`"
+        )
+    raise MissingData(f"Data not in {data_folder()}: {', '.join(missing)}; {'; '.join(told)}")

@@ -132,8 +132,8 @@ def _originals(
     if not dataset.originals:
         raise DownloadProblem(
             f"{name} cannot be downloaded; name a folder that has {name}.npz"
-            f"{''.join(f' or {file}' for file in dataset.also)}: polymode data get {name} --from"
-            " FOLDER"
+            f"{''.join(f' or {file}' for file in dataset.also)}, such as ~/Downloads:"
+            f" `polymode data get {name} --from ~/Downloads`"
         )
     total, before = dataset.download_size, 0
     _ask_disk(folder, total + dataset.packed_size)
