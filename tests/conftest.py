@@ -54,8 +54,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         budget += IMPORTS
     if taken > BUSY * budget:
         pytest.fail(
-            f"took {taken:.1f} s of CPU time, more than {BUSY:g} × {budget:g} s: make it smaller, or"
-            " mark what cannot be smaller with cpu_seconds(...)",
+            f"took {taken:.1f} s of CPU time, more than {BUSY:g} × {budget:g} s: make it smaller,"
+            " or mark what cannot be smaller with cpu_seconds(...)",
             pytrace=False,
         )
     return result
