@@ -69,7 +69,7 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
     """
     try:
         with torch.no_grad():
-            out = stack[[0]].module(0)(x[:2])
+            out = stack.views.build(0, share=False).eval()(x[:2])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the network cannot evaluate inputs of shape {tuple(x.shape[1:])} and type {x.dtype}:"
