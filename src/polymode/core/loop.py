@@ -77,7 +77,7 @@ def run(
     included.
     """
     per_epoch = data.num_batches(passes.batch_size)
-    reporter = Reporter(what, per_epoch * passes.epochs, observers)
+    reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
     if checkpoint is not None and checkpoint.path.exists():
         state = _load(checkpoint, state, recorder)
@@ -138,7 +138,7 @@ def _epochs(
                 _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
-    reporter.tell("end", state.step, passes.epochs, loss)
+    reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
     return state
 
 
