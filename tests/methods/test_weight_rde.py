@@ -218,7 +218,7 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
 
 @pytest.mark.cpu_seconds(6)
 def test_the_default_reaches_the_variance_of_a_gaussian_posterior() -> None:
-    """0.69 to 0.74 of it with 32 members; with kde, which blurs, 0.03 in the narrowest direction."""
+    """0.69 to 0.74 of it with 32 members; kde, which blurs, has 0.03 in its narrowest direction."""
     task = pm.task("linear_regression")
     options = {"net": lambda: nn.Linear(3, 1), "task": task, "num_modes": 32, "epochs": 500}
     options |= {"batch_size": 50, "lr": 0.1, "schedule": "linear", "execution": "batched"}

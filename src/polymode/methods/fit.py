@@ -196,8 +196,8 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
     """Warn of networks that are never trained, and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
         warnings.warn(
-            "epochs=0 with a function that makes new networks: they stay as they were drawn, and"
-            " predict nothing. Take epochs >= 1, or give trained networks, net=my_module",
+            "epochs=0 with a function that makes new networks: they stay as they were drawn,"
+            " and have learnt nothing. Take epochs >= 1, or give trained networks, net=my_module",
             stacklevel=4,
         )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
