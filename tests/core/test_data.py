@@ -7,7 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from polymode.core.data import Arrays, Examples, Loader, Pixels, as_data, spans
 from polymode.core.scaling import Scaling
@@ -200,3 +207,52 @@ def test_targets_are_scaled_where_they_come_out(source) -> None:
     got = torch.cat([y for _, y in scaled.batches(3)])
     torch.testing.assert_close(got, (X - 2) / 4)
     torch.testing.assert_close(torch.cat([y for _, y in data.batches(3)]), X)
+
+
+def sampled(**options) -> Loader:
+    return Loader(DataLoader(TensorDataset(torch.zeros(100, 1), torch.zeros(100)), **options))
+
+
+class Stream(IterableDataset):
+    """A stream that says it is longer than it is."""
+
+    def __iter__(self):
+        return iter([(torch.zeros(1), torch.zeros(1))] * 7)
+
+    def __len__(self) -> int:
+        return 9
+
+
+@pytest.mark.parametrize(
+    ("loader", "number"),
+    [
+        (sampled(sampler=SubsetRandomSampler(range(20)), batch_size=8), 20),
+        (sampled(sampler=WeightedRandomSampler([1.0] * 100, 250), batch_size=8), 250),
+        (sampled(batch_size=30, drop_last=True), 90),
+        (sampled(batch_sampler=[[0, 1, 2], [3, 4]]), 5),
+        (sampled(batch_size=8), 100),
+    ],
+)
+def test_length_is_what_one_pass_yields(loader, number) -> None:
+    """Not that of the data set, of which a sampler draws a part, or some rows again."""
+    before = torch.get_rng_state()
+    assert len(loader) == number
+    assert torch.equal(before, torch.get_rng_state())
+    assert len(loader) == sum(len(x) for x, _ in loader.batches(1))
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_length_of_a_stream_is_counted() -> None:
+    assert len(Loader(DataLoader(Stream(), batch_size=2))) == 7
+
+
+def test_a_sampler_with_a_stream_of_its_own_is_a_function_of_the_seed() -> None:
+    stream = torch.Generator().manual_seed(5)
+    values = TensorDataset(torch.arange(100.0)[:, None], torch.zeros(100))
+    sampler = SubsetRandomSampler(range(20), generator=stream)
+    loader = Loader(DataLoader(values, sampler=sampler, batch_size=8))
+    before = stream.get_state()
+    assert len(loader) == 20
+    first, again, other = (torch.cat([x for x, _ in loader.epoch(8, seed)]) for seed in (1, 1, 2))
+    assert torch.equal(stream.get_state(), before)
+    assert torch.equal(first, again) and not torch.equal(first, other)

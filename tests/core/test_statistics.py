@@ -85,3 +85,29 @@ def test_drawn_weights_get_their_own_statistics_and_leave_others() -> None:
         drawn.buffers["1.running_mean"], 2.0 * stack.buffers["1.running_mean"]
     )
     torch.testing.assert_close(drawn.buffers["1.running_var"], 4.0 * stack.buffers["1.running_var"])
+
+
+@pytest.mark.parametrize("execution", ["batched", "chunked", "auto"])
+def test_cumulative_averages_of_members_that_run_together(execution) -> None:
+    """`momentum=None`: after three batches, statistics and gradients are those of a loop, also of
+    members that had seen different numbers of batches before."""
+
+    def net() -> nn.Module:
+        norm = nn.BatchNorm1d(5, momentum=None)
+        return nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.Linear(5, 1)).double()
+
+    made = [net() for _ in range(3)]
+    made[1][1].num_batches_tracked += 4
+    generator = torch.Generator().manual_seed(0)
+    batches = torch.randn(3, 8, 3, generator=generator, dtype=torch.float64)
+    stacks = [Stack(made, execution=how).train() for how in ("loop", execution)]
+    for number, x in enumerate(batches):
+        for stack in stacks:
+            stack.gradients(lambda out, y, _: (out - y).square().mean((-2, -1)), x, x[:, :1],
+                            step=number)  # fmt: skip
+    loop, other = stacks
+    for name, tensor in loop.buffers.items():
+        torch.testing.assert_close(other.buffers[name], tensor)
+    assert loop.buffers["1.num_batches_tracked"].tolist() == [3, 7, 3]
+    for mine, theirs in zip(other.leaves(), loop.leaves(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)

@@ -150,3 +150,85 @@ def test_optimisers_that_couple_members_are_refused() -> None:
         Optimization(Training(optimizer=torch.optim.LBFGS), stack().leaves(), 1, 1)
     with pytest.raises(ValueError, match="returned a list"):
         Optimization(Training(optimizer=list), stack().leaves(), 1, 1)
+
+
+def test_a_named_adamw_has_no_weight_decay() -> None:
+    """The prior is the method's: parameters without a gradient stay where they are."""
+    made = stack()
+    before = [leaf.detach().clone() for leaf in made.leaves()]
+    run = Optimization(Training(optimizer="adamw", lr=0.5), made.leaves(), 5, 10)
+    for number in range(3):
+        for leaf in made.leaves():
+            leaf.grad = torch.zeros_like(leaf)
+        run.update(number)
+    for leaf, start in zip(made.leaves(), before, strict=True):
+        assert torch.equal(leaf, start)
+
+
+def noisy_stack() -> Stack:
+    made = stack()
+    made.add_parameters({"log_noise": torch.zeros(3)})
+    return made
+
+
+def descend(run: Optimization, made: Stack, numbers: range) -> None:
+    for number in numbers:
+        for leaf in made.leaves():
+            leaf.grad = leaf.detach() * (number + 1) - 0.3
+        run.update(number)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "rate"),
+    [("adam", 1e-3, 0.02), ("adamw", 1e-3, 0.02), ("rmsprop", 1e-3, 0.02), ("adam", 0.05, 0.05)],
+)
+def test_noise_has_a_rate_of_its_own_where_steps_are_as_long_as_the_rate(name, lr, rate) -> None:
+    """It is that of an optimiser of its own, and the schedule multiplies both rates."""
+    made, apart = noisy_stack(), noisy_stack()
+    together = Optimization(
+        Training(optimizer=name, lr=lr, schedule="cosine"), made.leaves(), 5, 10, num_noise=1
+    )
+    *network, noise = apart.leaves()
+    runs = [
+        Optimization(Training(optimizer=name, lr=one, schedule="cosine"), leaves, 5, 10)
+        for one, leaves in ((lr, network), (rate, [noise]))
+    ]
+    descend(together, made, range(6))
+    for number in range(6):
+        for leaf in apart.leaves():
+            leaf.grad = leaf.detach() * (number + 1) - 0.3
+        for run in runs:
+            run.update(number)
+    for mine, theirs in zip(made.leaves(), apart.leaves(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=0)
+    assert made.extra["log_noise"].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adagrad"])
+def test_noise_has_the_rate_of_the_weights_elsewhere(name) -> None:
+    training = Training(optimizer=name, lr=1e-3, momentum=0.0 if name == "adagrad" else 0.5)
+    run = Optimization(training, noisy_stack().leaves(), 5, 10, num_noise=1)
+    assert [group["lr"] for group in run.optimizer.param_groups] == [1e-3]
+
+
+def test_two_groups_resume_where_they_were() -> None:
+    """The short way of two groups, put away and taken up again, ends in the same bits."""
+    training = Training(lr=1e-3, schedule="linear")
+    straight, broken = noisy_stack(), noisy_stack()
+    runs = [Optimization(training, s.leaves(), 5, 10, num_noise=1) for s in (straight, broken)]
+    descend(runs[0], straight, range(8))
+    descend(runs[1], broken, range(3))
+    second = Optimization(training, broken.leaves(), 5, 10, num_noise=1)
+    second.load(runs[1].tensors(), runs[1].numbers())
+    descend(second, broken, range(3, 8))
+    for mine, theirs in zip(straight.leaves(), broken.leaves(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_small_data_are_passed_over_until_there_are_a_thousand_steps() -> None:
+    usual = Training()
+    assert [usual.num_epochs(steps) for steps in (1, 2, 3, 20, 21, 500)] == [
+        1000, 500, 334, 50, 50, 50,
+    ]  # fmt: skip
+    assert usual.total_steps(2) == 1000
+    assert Training(epochs=3).total_steps(2) == 6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import polymode as pm
 from polymode.core import choice
@@ -74,7 +74,8 @@ def test_learned_noise_reaches_the_truth() -> None:
         prior_precision=0.0,
         progress="silent",
     )
-    noise = post.stack.extra["log_noise"].exp()
+    assert post.target_scaling is not None
+    noise = post.stack.extra["log_noise"].exp() * post.target_scaling.scale
     assert noise.shape == (2,)
     assert (noise - 0.3).abs().max() < 0.03
     prediction = post.predict(x[:5])
@@ -124,8 +125,11 @@ def test_networks_in_every_form() -> None:
 
 
 def test_a_network_may_have_more_classes_than_the_labels_show() -> None:
-    post = pm.fit("map", net=lambda: nn.Linear(3, 5), task=task(), **QUICK)
+    """With a warning, unless the task says how many there are."""
+    with pytest.warns(UserWarning, match=r"gives 5 outputs for 2 classes.*target_size=5"):
+        post = pm.fit("map", net=lambda: nn.Linear(3, 5), task=task(), **QUICK)
     assert post.predict(X).mean.shape == (60, 5)
+    pm.fit("map", net=lambda: nn.Linear(3, 5), task=task(target_size=5), **QUICK)
 
 
 def test_options_object_and_names_agree() -> None:
@@ -240,3 +244,41 @@ def test_lines_are_one_for_each_tenth(capsys) -> None:
     assert 1 <= len(lines) <= 10
     assert "100 %" in lines[-1]
     assert "to go" in lines[-1]
+
+
+# ------------------------------------------------------------------------------- said as a warning
+
+
+def test_a_softmax_at_the_end_is_told() -> None:
+    with pytest.warns(UserWarning, match="like those of a softmax; the likelihood takes logits"):
+        made = lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1))  # noqa: E731
+        pm.fit("map", net=made, task=task(), **QUICK)
+    logs = lambda: nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(-1))  # noqa: E731
+    pm.fit("map", net=logs, task=task(), **QUICK)  # they are logits, too
+
+
+def test_new_networks_without_training_are_told() -> None:
+    with pytest.warns(UserWarning, match="epochs=0 with a function that makes new networks"):
+        pm.fit("map", net=net, task=task(), epochs=0, progress="silent")
+    pm.fit("map", net=net(), task=task(), epochs=0, progress="silent")
+
+
+def test_a_batch_size_beside_a_loader_is_told() -> None:
+    own = task(train=DataLoader(TensorDataset(X, Y), batch_size=10))
+    with pytest.warns(UserWarning, match="batch_size=20 has no effect: the DataLoader keeps"):
+        pm.fit("map", net=net, task=own, epochs=1, batch_size=20, progress="silent")
+    for size in ({}, {"batch_size": 10}):
+        pm.fit("map", net=net, task=own, epochs=1, progress="silent", **size)
+
+
+def test_the_prior_weighs_by_what_a_sampler_draws() -> None:
+    """20 of 60 rows, λ = 40: the maximum is that of a task with these rows alone."""
+    rows = list(range(20))
+    loader = DataLoader(TensorDataset(X, Y), sampler=SubsetRandomSampler(rows), batch_size=20)
+    options = {"net": lambda: nn.Linear(3, 2), "dtype": torch.float64, "epochs": 300, "lr": 0.05}
+    options |= {"prior_precision": 40.0, "schedule": "cosine", "progress": "silent"}
+    found = pm.fit("map", task=task(train=loader), **options)
+    expected = pm.fit("map", task=task(train=(X[:20], Y[:20])), **options)
+    torch.testing.assert_close(
+        found.stack.params["weight"], expected.stack.params["weight"], rtol=1e-3, atol=1e-5
+    )

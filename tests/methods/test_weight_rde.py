@@ -55,6 +55,7 @@ def test_step_against_a_dense_twin(estimator, annealing) -> None:
         annealing=annealing,
         optimizer=lambda p: torch.optim.SGD(p, lr=1.0),
         prior_precision=0.7,
+        epochs=50,
     )
     problem = Problem(Categorical(), 500, 2, 3)
     stack = stack_of(4)
@@ -109,7 +110,9 @@ def test_learned_noise_is_not_repelled(estimator) -> None:
     assert torch.equal(ours.extra["log_noise"], plain.extra["log_noise"])
     assert not torch.equal(ours.params["0.weight"], plain.params["0.weight"])
     waiting = pm.fit("weight_rde", annealing="linear", **one_step, **quiet).stack  # at γ = 0
-    assert torch.equal(waiting.extra["log_noise"], torch.zeros(3, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="epochs=0"):
+        start = pm.fit("map", **{**one_step, "epochs": 0}, **quiet).stack
+    assert torch.equal(waiting.extra["log_noise"], start.extra["log_noise"])
 
 
 # ------------------------------------------------------------------------------------ edges
@@ -152,7 +155,7 @@ def test_members_end_further_apart_than_without_repulsion() -> None:
 
 def test_annealing_starts_with_repulsion_alone() -> None:
     """At γ = 0 the first step is A θ / N, whatever the data."""
-    config = WeightRDE(annealing="hyper", optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    config = WeightRDE(annealing="hyper", optimizer=lambda p: torch.optim.SGD(p, lr=1.0), epochs=50)
     problem = Problem(Categorical(), 100, 2, 3)
     first, second = (moved(config, problem, stack_of(3), y) for y in (LABELS, 1 - LABELS))
     assert annealing_factor("hyper", 0, 150) == 0
@@ -211,3 +214,19 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
     assert ours < (0.5 * size if estimator == "kde" else draws)
     if estimator == "kde":
         assert error("deep_ensemble") > 0.99 * size
+
+
+@pytest.mark.cpu_seconds(6)
+def test_the_default_reaches_the_variance_of_a_gaussian_posterior() -> None:
+    """0.69 to 0.74 of it with 32 members; kde, which blurs, has 0.03 in its narrowest direction."""
+    task = pm.task("linear_regression")
+    options = {"net": lambda: nn.Linear(3, 1), "task": task, "num_modes": 32, "epochs": 500}
+    options |= {"batch_size": 50, "lr": 0.1, "schedule": "linear", "execution": "batched"}
+    exact = task.exact.covariance.diagonal()
+
+    def least_ratio(**more) -> float:
+        post = pm.fit("weight_rde", dtype=torch.float64, progress="silent", **options, **more)
+        return (flat(post.stack.params.values()).var(0) / exact).min().item()
+
+    assert 0.65 < least_ratio() < 1.0
+    assert least_ratio(estimator="kde") < 0.1

@@ -162,7 +162,11 @@ class Counting(Pairs):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"target_size": 2}, {"likelihood": Bernoulli()}, {"likelihood": Gaussian(noise=1.0)}],
+    [
+        {"target_size": 2},
+        {"likelihood": Bernoulli()},
+        {"likelihood": Gaussian(noise=1.0), "target_scaling": None},
+    ],
 )
 def test_only_the_first_batch_is_read_where_that_is_enough(changes):
     data = Counting(images(), labels(classes=2))
@@ -412,3 +416,11 @@ def test_target_scaling_has_one_number_a_target():
             likelihood=Gaussian(noise=1.0),
             target_scaling=Scaling(torch.zeros(3), torch.ones(3)),
         )
+
+
+def test_labels_that_skip_zero_are_told():
+    y = 1 + labels()
+    for source in ((images(), y), DataLoader(Pairs(images(), y), batch_size=4)):
+        with pytest.warns(UserWarning, match=r"labels begin at 1: none is 0, and C is taken as 4"):
+            assert classes(train=source, test=None).target_size == 4
+        classes(train=source, target_size=4)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from polymode.core.rng import generator, global_stream
 from polymode.core.scaling import Scaling
@@ -178,8 +178,8 @@ class Loader:
     """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs.
 
     The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of
-    the seed: the loader's generator, or torch's global one where it has none, is set at the start
-    of every shuffled pass and put back after.
+    the seed: the generators of the loader and its sampler, and torch's global one, are set at the
+    start of every shuffled pass and put back after. Its length is what one pass yields.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -197,13 +197,26 @@ class Loader:
 
     def __len__(self) -> int:
         if self._num_examples is None:
-            try:
-                self._num_examples = len(self.loader.dataset)  # type: ignore[attr-defined]
-            except (AttributeError, TypeError):  # it does not say: count
-                self._num_examples = sum(len(pair(batch)[0]) for batch in self.loader)
+            with global_stream(0, *self._generators()):
+                self._num_examples = self._count()
             if self._num_examples == 0:
                 raise ValueError("the data set is empty: 0 examples")
         return self._num_examples
+
+    def _count(self) -> int:
+        """Return how many examples one pass yields: a sampler may draw a part of the data set."""
+        if isinstance(self.loader, DataLoader) and not _streams(self.loader):
+            if self.loader.batch_sampler is not None:  # it tells which rows, and reads none
+                return sum(len(rows) for rows in self.loader.batch_sampler)
+        return sum(len(pair(batch)[0]) for batch in self.loader)
+
+    def _generators(self) -> list[torch.Generator]:
+        """Return the streams that shuffle: the loader's, and those of its samplers."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        owners = [self.loader, batches]
+        owners += [getattr(owner, "sampler", None) for owner in (self.loader, batches)]
+        found = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
+        return [g for g in found.values() if isinstance(g, torch.Generator)]
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Loader:
         """Return a loader whose batches come on `device`, floating-point tensors as `dtype`."""
@@ -235,8 +248,7 @@ class Loader:
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
-        own = getattr(self.loader, "generator", None)
-        with global_stream(seed, *([own] if isinstance(own, torch.Generator) else [])):
+        with global_stream(seed, *self._generators()):
             for number, batch in enumerate(self.loader):
                 if number >= start:
                     yield self._ready(batch)
@@ -265,6 +277,9 @@ class Examples(Loader):
     def __init__(self, dataset: Dataset) -> None:
         super().__init__(DataLoader(dataset))
         self.dataset = dataset
+
+    def _count(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
@@ -334,6 +349,11 @@ def as_data(source: Any) -> Data:
         f"cannot read data from a {type(source).__name__}; give (inputs, targets) arrays, a Dataset"
         " or a DataLoader"
     )
+
+
+def _streams(loader: DataLoader) -> bool:
+    """Whether the data set is one that is iterated, not indexed by a sampler."""
+    return isinstance(loader.dataset, IterableDataset)
 
 
 def _digest(*tensors: Tensor) -> str:

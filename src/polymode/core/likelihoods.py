@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -37,87 +36,15 @@ from torch import Tensor
 
 from polymode.core.components import Categories, Components, Moments
 from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
+from polymode.core.likelihood_base import Likelihood as Likelihood
+from polymode.core.likelihood_base import Params, field_names
 from polymode.core.likelihood_options import LEARNED, count, positive, scale_spec
 from polymode.core.registry import suggest
-from polymode.core.targets import align, check_labels, check_values
+from polymode.core.targets import align
 
 _NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would be lost in silence
+_LEAST_SQUARE = 1e-12  # networks that are given may fit all targets: noise of 0 has no logarithm
 _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectorised on CPU
-
-Params = Mapping[str, Tensor]
-
-
-class Likelihood(ABC):
-    """What every likelihood can do; the formulas are in the module's table."""
-
-    name: ClassVar[str]
-    classification: ClassVar[bool]
-
-    @abstractmethod
-    def num_outputs(self, target_size: int) -> int:
-        """Return K, the outputs needed for `target_size` classes C or target dimensions D."""
-
-    @abstractmethod
-    def target_size(self, targets: Tensor) -> int:
-        """Return C (largest label + 1, at least 2) or D as seen in the data."""
-
-    def check(self, targets: Tensor, target_size: int | None = None) -> Tensor:
-        """Return canonical targets, int64 (N,) labels or float (N, D) values.
-
-        Raises:
-            ValueError: for no targets at all, a wrong type or shape (float labels, one-hot rows),
-                NaN or infinity, labels out of range: with the first wrong row and how many.
-        """
-        checked = (check_labels if self.classification else check_values)(targets, target_size)
-        if len(checked) == 0:
-            raise ValueError(f"Targets are empty, shape {tuple(checked.shape)}; need >= 1 example.")
-        return checked
-
-    def init(
-        self, num_modes: int, target_size: int, dtype: torch.dtype = torch.float32
-    ) -> dict[str, Tensor]:
-        """Return what the likelihood itself learns, with a leading axis M; {} if nothing."""
-        count("num_modes", self, num_modes, at_least=1)
-        self.num_outputs(target_size)
-        return {}
-
-    @abstractmethod
-    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
-        """Return the log-likelihood of each example, (..., B), summed over target dimensions."""
-
-    def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
-        """Return the batch mean of -log_prob, (...), in nats per example; NaN if B = 0."""
-        return -self.log_prob(outputs, targets, params).mean(-1)
-
-    def nll_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `nll` (...) and its gradient by the outputs (..., B, K), both without a graph; for
-        likelihoods that learn nothing themselves."""
-        outputs = outputs.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = self.nll(outputs, targets, {})
-        (gradient,) = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
-        return losses.detach(), gradient
-
-    @abstractmethod
-    def components(self, outputs: Tensor, params: Params) -> Categories | Components:
-        """Return the distribution predicted for each example."""
-
-    def closed(self, moments: Moments, params: Params) -> Components | None:
-        """Return the distribution predicted from Gaussian outputs, (M, B, D), in closed form.
-
-        None where there is no closed form; `components` of `moments.draw` then tends to it. That is
-        so for classes, and for the convolution of a Student-t with a Gaussian. It is also so for
-        noise that is an output itself: at the mean of that output it would be too small on average
-        (Jensen), and nothing would tell that the noise is not known either.
-        """
-        return None
-
-    def to_config(self) -> dict[str, Any]:
-        """Return a JSON-safe description for `likelihood_from_config`."""
-        fields = {field: getattr(self, field) for field in _field_names(type(self))}
-        return {"name": self.name} | {
-            key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
-        }
 
 
 class _Classification(Likelihood):
@@ -236,15 +163,33 @@ class _SharedScale(_Regression):
         self.num_outputs(values.shape[-1])
         return values
 
+    @property
+    def learns(self) -> bool:
+        return self._spec in LEARNED
+
     def init(
-        self, num_modes: int, target_size: int, dtype: torch.dtype = torch.float32
+        self,
+        num_modes: int,
+        target_size: int,
+        dtype: torch.dtype = torch.float32,
+        spread: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return log-scales of 0, (M,) or (M, D): a scale of 1, fit for standardised targets."""
+        """Return log-scales, (M,) or (M, D), of noise as large as `spread`."""
         super().init(num_modes, target_size, dtype)
-        if self._spec not in LEARNED:
+        if not self.learns:
             return {}
-        shape = (num_modes,) if self._spec == "learned" else (num_modes, target_size)
-        return {f"log_{self._field}": torch.zeros(shape, dtype=dtype)}
+        square = torch.ones(num_modes, target_size) if spread is None else spread.square()
+        square = square.mean(1) if self._spec == "learned" else square
+        return {f"log_{self._field}": 0.5 * square.clamp_min(_LEAST_SQUARE).log().to(dtype)}
+
+    def scaled(self, scale: Tensor, target_size: int) -> Likelihood:
+        """Return the likelihood of targets that are divided by `scale`; known noise is, too."""
+        if self.learns:
+            return self
+        known = torch.tensor(self._spec, dtype=torch.float64) / scale.double().cpu()
+        values = tuple(known.expand(target_size).tolist())
+        one = len(set(values)) == 1
+        return dataclasses.replace(self, **{self._field: values[0] if one else values})  # type: ignore[type-var]
 
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
         costs, constant = self._costs(outputs, targets, params)
@@ -304,7 +249,7 @@ class Gaussian(_SharedScale):
     """Gaussian noise of one size at all inputs; the outputs are the means.
 
     Args:
-        noise: standard deviation in units of the target: a number > 0 or a tuple of D numbers if
+        noise: standard deviation in units of the targets: a number > 0 or a tuple of D numbers if
             known; "learned" for one `log_noise` a member, "learned_per_output" for D of them. No
             default: the noise sets how far data outweigh the prior, so all posteriors hang on it.
     """
@@ -363,7 +308,8 @@ class HeteroscedasticGaussian(_Regression):
     variance, so what fits badly early on may be declared noise and never be fitted.
 
     Args:
-        min_scale: smallest standard deviation > 0, in units of the target; it bounds the density.
+        min_scale: smallest standard deviation > 0; it bounds the density. In units of the targets
+            as they are trained on, scaled ones where `Task` scales them.
     """
 
     min_scale: float = 1e-3
@@ -417,15 +363,11 @@ def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
     if name not in LIKELIHOODS:
         near = suggest(str(name), LIKELIHOODS)
         raise ValueError(f"Unknown likelihood {name!r}.{near} Known: {', '.join(LIKELIHOODS)}.")
-    known = _field_names(LIKELIHOODS[name])
+    known = field_names(LIKELIHOODS[name])
     for field in fields.keys() - set(known):
         near = suggest(field, known)
         raise ValueError(f"Likelihood '{name}' has no field '{field}'.{near} Known: {known}.")
     return LIKELIHOODS[name](**fields)
-
-
-def _field_names(cls: type[Likelihood]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
 
 def _single_output(outputs: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def _run(
     recorder: Recorder | None,
 ) -> S:
     per_epoch = data.num_batches(passes.batch_size)
-    reporter = Reporter(what, per_epoch * passes.epochs, observers)
+    reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
     if checkpoint is not None and checkpoint.path.exists():
         state = _load(checkpoint, state, recorder)
@@ -151,7 +151,7 @@ def _epochs(
                 _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
-    reporter.tell("end", state.step, passes.epochs, loss)
+    reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
     return state
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 from polymode.core.rng import fold, global_stream
@@ -179,6 +181,27 @@ def normalisation_layers(module: nn.Module) -> list[nn.Module]:
         for layer in module.modules()
         if isinstance(layer, _NormBase) or "running_mean" in layer._buffers
     ]
+
+
+def average_by_tensors(module: nn.Module) -> nn.Module:
+    """Let BatchNorm with `momentum=None` take its cumulative average without Python numbers.
+
+    torch reads the number of batches as a Python number, which several members at once do not have.
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.momentum is None and layer.track_running_stats:
+            layer.forward = MethodType(_cumulative_batch_norm, layer)  # type: ignore[method-assign]
+    return module
+
+
+def _cumulative_batch_norm(layer: Any, x: Tensor) -> Tensor:
+    """BatchNorm in training, running statistics the averages over all batches so far."""
+    mean, var = layer.running_mean.clone(), layer.running_var.clone()
+    out = F.batch_norm(x, mean, var, layer.weight, layer.bias, True, 1.0, layer.eps)
+    layer.num_batches_tracked.add_(1)
+    for running, latest in ((layer.running_mean, mean), (layer.running_var, var)):
+        running.add_((latest - running) / layer.num_batches_tracked)
+    return out
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:

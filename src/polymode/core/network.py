@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from polymode.core.modules import aliases_of, set_mode
+from polymode.core.modules import aliases_of, average_by_tensors, set_mode
 from polymode.core.trace import trace
 
 Made = TypeVar("Made")
@@ -43,7 +43,8 @@ class Network:
     def template_in(self, mode: str) -> nn.Module:
         """Return the module in a mode; it is not to be changed."""
         if mode not in self._templates:
-            self._templates[mode] = set_mode(copy.deepcopy(self.template), mode)
+            template = set_mode(copy.deepcopy(self.template), mode)
+            self._templates[mode] = average_by_tensors(template) if mode == "train" else template
         return self._templates[mode]
 
     def program(self, what: str, mode: str, make: Callable[[nn.Module], Made]) -> Made:

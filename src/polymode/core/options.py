@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polymode.core.registry import suggest
 
+_EPOCHS, _STEPS = 50, 1000  # 200 values of a noisy sine are not learnt in 400 steps of Adam
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -26,7 +27,8 @@ class Passes:
     """Options of passes over the training data.
 
     Args:
-        epochs: passes over the training data, ≥ 0.
+        epochs: passes over the training data, ≥ 0; None is 50, or as many as make 1,000 steps
+            where that is more: small data sets have few steps per pass.
         batch_size: examples per step, ≥ 1; a `DataLoader` of yours keeps its own.
         data_order: "shared": all members see the same batches; "own": each member shuffles by its
             own stream.
@@ -34,19 +36,30 @@ class Passes:
             function (inputs (B, ...), generator) -> inputs; None for none.
     """
 
-    epochs: int = 50
+    epochs: int | None = None
     batch_size: int = 128
     data_order: str = "shared"
     augment: Augment | str | None = None
 
     def __post_init__(self) -> None:
-        self._require_integer("epochs", 0)
+        if self.epochs is not None:
+            self._require_integer("epochs", 0)
         self._require_integer("batch_size", 1)
         self._require_name("data_order", ("shared", "own"))
         named = isinstance(self.augment, (str, dict))
         if self.augment is not None and not named and not callable(self.augment):
             rule = "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None"
             self._require(False, "augment", rule)
+
+    def num_epochs(self, steps_per_epoch: int) -> int:
+        """Return how many passes there are over data that come in so many batches."""
+        if self.epochs is not None:
+            return self.epochs
+        return max(_EPOCHS, math.ceil(_STEPS / max(steps_per_epoch, 1)))
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return how many steps all passes have."""
+        return steps_per_epoch * self.num_epochs(steps_per_epoch)
 
     @property
     def advice(self) -> str:

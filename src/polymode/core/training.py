@@ -24,13 +24,15 @@ MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
 
 OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+    "adamw": partial(torch.optim.AdamW, weight_decay=0.0),  # the prior is the method's
     "sgd": torch.optim.SGD,
     "nesterov": partial(torch.optim.SGD, nesterov=True),
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
 }
 _FUSED = ("adam", "adamw", "sgd", "nesterov", "adagrad")
+_STEPS_AS_LONG_AS_THE_RATE = ("adam", "adamw", "rmsprop")
+NOISE_LR = 0.02  # a factor of e in 50 steps; learned noise has several to go
 _MOMENTUM = ("sgd", "nesterov", "rmsprop")
 _COUPLING = (
     "LBFGS",
@@ -53,8 +55,10 @@ class Training(Passes):
     Args:
         optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
             of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
-            lr=0.1, dampening=0.1, momentum=0.9)`.
-        lr: learning rate of a named optimiser, > 0.
+            lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight decay: the prior is
+            the method's `prior_precision`.
+        lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
+            adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
         momentum: of sgd, nesterov and rmsprop, in [0, 1); of nesterov > 0.
         schedule: a name, factor of `lr`, followed step by step: constant; cosine and linear, down
             to 0 at the end; ramp, 1 for the first half, then linear to 0.01 at nine tenths. Or a
@@ -101,12 +105,23 @@ class Training(Passes):
 
 
 class Optimization:
-    """An optimiser on stacked tensors, its schedule, and the clipping of members' gradients."""
+    """An optimiser on stacked tensors, its schedule, and the clipping of members' gradients.
+
+    Args:
+        leaves: what is trained, (M, ...) each.
+        steps_per_epoch, total_steps: for the schedule.
+        num_noise: how many of the last leaves are the likelihood's own.
+    """
 
     def __init__(
-        self, training: Training, leaves: list[Tensor], steps_per_epoch: int, total_steps: int
+        self,
+        training: Training,
+        leaves: list[Tensor],
+        steps_per_epoch: int,
+        total_steps: int,
+        num_noise: int = 0,
     ) -> None:
-        self.optimizer = _make_optimizer(training, leaves)
+        self.optimizer = _make_optimizer(training, leaves, num_noise)
         self._apply: Callable[[], Any] = self._first_step
         self.leaves = leaves
         self.total_steps = max(total_steps, 1)
@@ -175,14 +190,20 @@ class Optimization:
             self.scheduler.load_state_dict(numbers["scheduler"])
 
 
-def _make_optimizer(training: Training, leaves: list[Tensor]) -> torch.optim.Optimizer:
+def _make_optimizer(
+    training: Training, leaves: list[Tensor], num_noise: int
+) -> torch.optim.Optimizer:
     if isinstance(training.optimizer, str):
+        groups: list[dict[str, Any]] = [{"params": leaves}]
+        if num_noise and training.optimizer in _STEPS_AS_LONG_AS_THE_RATE:
+            network, noise = leaves[:-num_noise], leaves[-num_noise:]
+            groups = [{"params": network}, {"params": noise, "lr": max(NOISE_LR, training.lr)}]
         options: dict[str, Any] = {"lr": training.lr}
         if training.optimizer in _FUSED:
             options["fused"] = all(leaf.is_floating_point() for leaf in leaves)
         if training.momentum:
             options["momentum"] = training.momentum
-        return OPTIMIZERS[training.optimizer](leaves, **options)
+        return OPTIMIZERS[training.optimizer](groups, **options)
     optimizer = training.optimizer(leaves)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
@@ -205,15 +226,29 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | N
     kind = {torch.optim.Adam: torch._fused_adam_, torch.optim.AdamW: torch._fused_adamw_}
     update = kind.get(type(optimizer))
     groups = optimizer.param_groups
-    if update is None or len(groups) != 1 or not groups[0]["fused"]:
+    if update is None or not all(group["fused"] for group in groups):
         return None
-    group = groups[0]
-    if group["amsgrad"] or group["differentiable"] or group["capturable"]:
+    if any(group["amsgrad"] or group["differentiable"] or group["capturable"] for group in groups):
         return None
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
+    steps = [_fused_group_step(update, group, optimizer.state) for group in groups]
+    if len(steps) == 1:
+        return steps[0]
+
+    def step() -> None:
+        for each in steps:
+            each()
+
+    return step
+
+
+def _fused_group_step(
+    update: Callable[..., Any], group: dict[str, Any], states: dict[Tensor, Any]
+) -> Callable[[], None]:
+    """Return the fused update of one group of parameters."""
     leaves = group["params"]
-    state = [optimizer.state[leaf] for leaf in leaves]
+    state = [states[leaf] for leaf in leaves]
     means = [entry["exp_avg"] for entry in state]
     squares = [entry["exp_avg_sq"] for entry in state]
     counts = [entry["step"] for entry in state]

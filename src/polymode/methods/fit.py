@@ -12,18 +12,19 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from polymode.core.data import Data
+from polymode.core.data import Data, Examples, Loader
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.core.history import Recorder, validation_for
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.options import Passes
 from polymode.core.registry import suggest
+from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
 from polymode.core.store import json_safe
 from polymode.core.training import Training
@@ -110,13 +111,41 @@ def fit(
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         how = {"execution": execution, "chunk_size": chunk_size, "dtype": dtype, "device": device}
         stack, given = _stack(net, task, options, seed, how)
+        _warn_of_little_effect(options, given, task)
         kept = None if folder is None else (folder, checkpoint_seconds)
         ready = given and core.post_hoc
-        return _train(name, core, options, stack, ready, task, seed, observers, kept)
+        units = _units(net, task, given)
+        return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
 
     if search is None:
         return train(config, observers, folder)
     return _best(search, config, train, observers, folder)
+
+
+class Units(NamedTuple):
+    """How targets are scaled for training, and their likelihood in those units."""
+
+    likelihood: Likelihood
+    scaling: Scaling | None
+
+
+def _units(net: Any, task: Task, given: bool) -> Units:
+    """Return the units to train in: those of the networks where these are given."""
+    scaling = task.target_scaling
+    if not task.scales_itself:
+        return Units(task.likelihood, scaling)
+    if given:
+        scaling = net.target_scaling if isinstance(net, Posterior) else None
+    if scaling is None:
+        return Units(task.likelihood, None)
+    return Units(task.likelihood.scaled(scaling.scale, task.target_size), scaling)
+
+
+def _in_units(data: Data, units: Units, stack: Stack) -> Data:
+    """Return the data as the networks take them; scaled first, which large offsets need."""
+    if units.scaling is not None:
+        data = data.scale_targets(units.scaling)
+    return data.to(stack.dtype, stack.device)
 
 
 def _train(
@@ -126,28 +155,27 @@ def _train(
     stack: Stack,
     ready: bool,
     task: Task,
+    units: Units,
     seed: int,
     observers: tuple[Observer, ...],
     kept: tuple[Path, float] | None,
 ) -> Posterior:
     """Train the stack with these options, unless it is `ready`, and return it as a posterior."""
     assert task.train is not None
-    data: Data = task.train.to(stack.dtype, stack.device)
-    if task.target_scaling is not None:
-        data = data.scale_targets(task.target_scaling)
+    data = _in_units(task.train, units, stack)
     first = next(iter(data.batches(config.batch_size)))[0]
-    target_size = check_network(stack, first, task.likelihood, task.target_size)
+    target_size = check_network(stack, first, units.likelihood, task.target_size)
     steps = data.num_batches(config.batch_size)
-    problem = Problem(task.likelihood, len(data), target_size, steps, data, seed)
+    problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
-    recorder = _recorder(config, problem, stack, task)
+    recorder = _recorder(config, problem, stack, task, units)
     what = f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}"
     if ready:
         _warn_of_idle_options(name, config)
     else:
         checkpoint = None
         if kept is not None:
-            identity = _identity(name, config, seed, data, stack, task.likelihood)
+            identity = _identity(name, config, seed, data, stack, units)
             checkpoint = Checkpoint(kept[0], identity, kept[1])
         state = run(
             partial(core.step, config, problem),
@@ -162,18 +190,37 @@ def _train(
         )
     told: Any = Told(data, f"{what}: passes over the data", observers)
     weights = core.finish(config, problem._replace(data=told), state)
-    done = {**dataclasses.asdict(config), "num_modes": stack.num_modes}
+    found = {"num_modes": stack.num_modes, "epochs": config.num_epochs(steps)}
+    done = {**dataclasses.asdict(config), **found}
     return Posterior(
         weights,
-        task.likelihood,
+        units.likelihood,
         method=name,
         config=json_safe(done),
         seed=seed,
         input_shape=task.input_shape,
         target_size=target_size,
-        target_scaling=task.target_scaling,
+        target_scaling=units.scaling,
         history=recorder.history(),
     )
+
+
+def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
+    """Warn of networks that are never trained, and of a batch size that a loader does not take."""
+    if config.epochs == 0 and not given:
+        warnings.warn(
+            "epochs=0 with a function that makes new networks: they stay as they were drawn,"
+            " and have learnt nothing. Take epochs >= 1, or give trained networks, net=my_module",
+            stacklevel=4,
+        )
+    if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
+        return
+    own = getattr(task.train.loader, "batch_size", None)
+    if config.batch_size not in (own, type(config).batch_size):
+        warnings.warn(
+            f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
+            stacklevel=4,
+        )
 
 
 def _warn_of_idle_options(name: str, config: Any) -> None:
@@ -188,16 +235,16 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
         )
 
 
-def _recorder(config: Any, problem: Problem, stack: Stack, task: Task) -> Recorder:
+def _recorder(config: Any, problem: Problem, stack: Stack, task: Task, units: Units) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
-    total, log_scale = problem.steps_per_epoch * config.epochs, 0.0
-    data = None if task.val is None else task.val.to(stack.dtype, stack.device)
-    if data is not None and task.target_scaling is not None:
-        data = data.scale_targets(task.target_scaling)
-        scale = task.target_scaling.scale.double().expand(problem.target_size)
+    per_epoch, log_scale = problem.steps_per_epoch, 0.0
+    total = config.total_steps(per_epoch)
+    data = None if task.val is None else _in_units(task.val, units, stack)
+    if units.scaling is not None:
+        scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())
-    trained = problem.num_examples * config.epochs
-    validation = validation_for(data, task.likelihood, total, trained, log_scale)
+    trained = problem.num_examples * config.num_epochs(per_epoch)
+    validation = validation_for(data, units.likelihood, total, trained, log_scale)
     return Recorder(total, stack.num_modes, validation)
 
 
@@ -338,7 +385,7 @@ def _stack(net: Any, task: Task, config: Any, seed: int, how: dict[str, Any]) ->
 
 
 def _identity(
-    name: str, config: Any, seed: int, data: Data, stack: Stack, likelihood: Likelihood
+    name: str, config: Any, seed: int, data: Data, stack: Stack, units: Units
 ) -> dict[str, Any]:
     """Return what two runs must have in common for one to continue the other."""
     return {
@@ -346,7 +393,8 @@ def _identity(
         "options": json_safe(dataclasses.asdict(config)),
         "seed": seed,
         "data": data.fingerprint(),
-        "likelihood": likelihood.to_config(),
+        "likelihood": units.likelihood.to_config(),
+        "target_scaling": units.scaling and units.scaling.to_dict(),
         "network": {key: list(t.shape) for key, t in stack.tensors().items()},
         "dtype": str(stack.dtype),
     }

@@ -16,14 +16,16 @@ Shapes: `M` modes, `B` batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.data import Pair
 from polymode.core.loop import Batch
-from polymode.core.options import is_number
+from polymode.core.options import Passes, is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization, Training
 from polymode.methods.method import METHODS, Method, Problem
@@ -73,14 +75,39 @@ class Info(NamedTuple):
 
 def init(config: MAP, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
-    if not stack.extra:
-        stack.add_parameters(
-            problem.likelihood.init(stack.num_modes, problem.target_size, dtype=stack.dtype)
-        )
-    total = problem.steps_per_epoch * config.epochs
-    return State(
-        stack, Optimization(config, stack.leaves(), problem.steps_per_epoch, total), step=0
-    )
+    add_noise(config, problem, stack)
+    per_epoch = problem.steps_per_epoch
+    total, leaves = config.total_steps(per_epoch), stack.leaves()
+    return State(stack, Optimization(config, leaves, per_epoch, total, len(stack.extra)), step=0)
+
+
+def add_noise(config: Passes, problem: Problem, stack: Stack) -> None:
+    """Add the likelihood's own parameters to the stack, unless they are there.
+
+    Learned noise begins as large as the errors of the networks as they are: with new ones about the
+    targets' standard deviation, with trained ones its maximum-likelihood estimate.
+    """
+    if stack.extra:
+        return
+    spread = None
+    if problem.likelihood.learns and problem.data is not None:
+        spread = errors(stack, problem.data.batches(config.batch_size))
+    size = problem.target_size
+    stack.add_parameters(problem.likelihood.init(stack.num_modes, size, stack.dtype, spread))
+
+
+@torch.no_grad()
+def errors(stack: Stack, batches: Iterable[Pair]) -> Tensor:
+    """Return the root mean square error of each member and output in evaluation mode, (M, D)."""
+    mode, pinned = stack.mode, stack.pinned
+    stack.set_mode("eval")
+    squares, seen = torch.zeros(()), 0
+    for x, y in batches:
+        outputs = torch.stack([stack.module(k)(x) for k in range(stack.num_modes)])
+        squares = squares + (outputs - y).double().square().sum(1).cpu()
+        seen += len(x)
+    stack.set_mode(mode, pinned)
+    return (squares / seen).sqrt()
 
 
 def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:

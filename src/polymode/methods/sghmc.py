@@ -43,7 +43,7 @@ from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.options import Sampling, is_number
 from polymode.core.stack import Stack
-from polymode.methods.map import add_prior_gradient, require_modes_and_prior
+from polymode.methods.map import add_noise, add_prior_gradient, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import Samples, changing_tensors
 
@@ -93,13 +93,10 @@ class Info(NamedTuple):
 
 def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
-    if not stack.extra:
-        stack.add_parameters(
-            problem.likelihood.init(stack.num_modes, problem.target_size, dtype=stack.dtype)
-        )
+    add_noise(config, problem, stack)
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
     momentum = scale * stack.normal_rows("sghmc", "start")
-    kept = config.kept_steps(problem.steps_per_epoch * config.epochs)
+    kept = _steps(config, problem)
     changing = changing_tensors(stack)
     need = len(kept) * sum(t.numel() * t.element_size() for t in changing.values())
     if need > 0.5 * free_bytes(stack.device):
@@ -126,10 +123,15 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
         scale = math.sqrt((1 - keeps**2) * config.temperature * variance)
         momentum.mul_(keeps).add_(stack.normal_rows("sghmc", number), alpha=scale)
         torch._foreach_add_(leaves, momenta, alpha=0.5)
-        keep_sample(config.kept_steps(problem.steps_per_epoch * config.epochs), number + 1, state)
+        keep_sample(_steps(config, problem), number + 1, state)
         energy = torch.linalg.vector_norm(momentum, dim=1).square_()
     temperature = energy / (momentum.shape[1] * variance)
     return State(stack, momentum, kept, number + 1), Info(losses, temperature)
+
+
+def _steps(config: SGHMC, problem: Problem) -> range:
+    """Return the numbers of steps after which a sample is kept."""
+    return config.kept_steps(config.total_steps(problem.steps_per_epoch))
 
 
 def keep_sample(steps: range, done: int, state: State) -> None:
@@ -142,7 +144,7 @@ def keep_sample(steps: range, done: int, state: State) -> None:
 
 def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept; the networks themselves where no step was taken."""
-    steps = config.kept_steps(problem.steps_per_epoch * config.epochs)
+    steps = _steps(config, problem)
     number = sum(each <= state.step for each in steps)
     return Samples(state.stack, {name: t[:number] for name, t in state.kept.items() if number})
 

@@ -104,7 +104,7 @@ def init(config: SWAG, problem: Problem, stack: Stack) -> State:
 
 def _steps(config: SWAG, problem: Problem) -> range:
     """Return the numbers of steps after which a snapshot is taken."""
-    total = problem.steps_per_epoch * config.epochs
+    total = config.total_steps(problem.steps_per_epoch)
     return kept_steps(total, config.burn_in, config.thinning, config.num_snapshots)
 
 

@@ -174,7 +174,10 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     """Return the D scales of a regression's targets; None where nobody knows them."""
     if task.likelihood.classification:
         return None
-    if task.target_scaling is not None:
+    found_here = task.scales_itself and isinstance(
+        task.train, Arrays
+    )  # constant ones have no scale
+    if task.target_scaling is not None and not found_here:
         scale = task.target_scaling.scale.double().expand(task.target_size)
     elif isinstance(task.train, Arrays) and len(task.train) > 1:
         scale = task.train.y.double().std(0, correction=0)  # as `Scaling.of` has it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -61,6 +62,18 @@ def _named(name: str) -> Any:
     return getattr(nets, name)
 
 
+def _warn_of_softmax(out: Tensor) -> None:
+    """Warn of outputs that are probabilities already, where logits are asked for."""
+    sums = out.double().sum(1)
+    if out.shape[1] > 1 and bool((out >= 0).all()) and bool((sums - 1).abs().max() < 1e-4):
+        warnings.warn(
+            "the network's outputs are at least 0 and add up to 1, like those of a softmax; the"
+            " likelihood takes logits and applies the softmax itself. Leave the network's out, or"
+            " probabilities stay near equal",
+            stacklevel=6,
+        )
+
+
 def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
     """Run two examples through the first member; return the target size that the network has.
 
@@ -87,6 +100,14 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
         )
     if likelihood.name == "categorical" and out.shape[1] > needed:
+        warnings.warn(
+            f"the network gives {out.shape[1]} outputs for {target_size} classes: those beyond have"
+            " no training examples. Give the network as many outputs as classes, or"
+            f" pm.Task(target_size={out.shape[1]}) if all of them may come",
+            stacklevel=5,
+        )
+    if likelihood.name == "categorical" and out.shape[1] >= needed:
+        _warn_of_softmax(out)
         return out.shape[1]
     if out.shape[1] != needed:
         raise ValueError(

@@ -7,6 +7,7 @@ here, once. `N` examples, `B` batch, `C` classes, `D` target dimensions, `K` net
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -52,9 +53,9 @@ class Task:
     """Your own data as a task.
 
     Arrays are validated whole. Of a `Dataset` or `DataLoader` only the first batch is looked at
-    here, every further batch as it comes. One exception: for class
-    labels from a loader without `target_size`, one pass over the training loader counts the
-    classes.
+    here, every further batch as it comes. Two exceptions: one pass over the training loader counts
+    the classes of labels without `target_size`, and finds mean and standard deviation of regression
+    targets with `target_scaling="auto"`.
 
     Args:
         train: (x, y) arrays or tensors with x of shape (N, *input_shape), a `Dataset`, a
@@ -75,9 +76,12 @@ class Task:
             probabilities (N, C), where it is known.
         exact: exact answers of the task's own model, where there are any.
         input_scaling: how the inputs given here were scaled, for whoever needs them as they were.
-        target_scaling: for regressions. Targets are given in their own units; `fit` trains on
-            target_scaling(y), which the likelihood's noise refers to, and predictions come back in
-            the units given.
+        target_scaling: for regressions. Targets are given in their own units; `fit` trains new
+            networks on target_scaling(y), and predictions come back in the units given. "auto"
+            standardises with the training targets; the likelihood's noise is in the units of the
+            targets and converted. With a `Scaling` of yours, the noise refers to scaled targets.
+            None trains on the targets as they are: so the prior is over networks in their units.
+            Networks that are given predict in the units of the targets, so "auto" is None for them.
         target_unit: of the targets, such as "MPa", for tables and figures.
         class_names: C names, in the order of the labels.
         augment: the usual augmentation of training batches, used by
@@ -89,6 +93,7 @@ class Task:
         ood: mapping from names to inputs (`Tensor`) or `Arrays`.
         shifts: name -> mapping from severities to `Arrays`.
         input_shape: shape of one example. num_outputs: K that the network must give.
+        target_scaling: the `Scaling`, or None. scales_itself: whether it was found here.
 
     >>> Task(train=([[0.0], [1.0], [2.0]], [0, 1, 1]), likelihood="categorical").num_outputs
     2
@@ -110,7 +115,7 @@ class Task:
         truth: Callable[[Tensor], Tensor] | None = None,
         exact: Any = None,
         input_scaling: Scaling | None = None,
-        target_scaling: Scaling | None = None,
+        target_scaling: Scaling | str | None = "auto",
         target_unit: str = "",
         class_names: Sequence[str] | None = None,
         augment: Augment | None = None,
@@ -138,6 +143,7 @@ class Task:
         self.near_ood = _names_among(near_ood, self.ood)
         self.shifts = {key: self._shift(key, levels) for key, levels in (shifts or {}).items()}
         self.input_scaling, self.augment = input_scaling, augment
+        self.scales_itself = target_scaling == "auto" and not self.likelihood.classification
         self.target_scaling = self._target_scaling(target_scaling)
         self.target_unit = target_unit
         self.class_names = self._class_names(class_names)
@@ -162,13 +168,23 @@ class Task:
     def _count(self, data: Data, first: Tensor) -> int:
         """Return classes or target dimensions; classes of a loader by one pass over it."""
         known = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
-        if known or isinstance(data, Arrays):
+        if known:
             return self.likelihood.target_size(first)
-        with torch.random.fork_rng(devices=[]):
-            labels = (
-                check_targets(self.likelihood, None, y, "train") for _, y in data.batches(PROBE)
+        parts = [first]
+        if isinstance(data, Loader):
+            with torch.random.fork_rng(devices=[]):
+                parts = [
+                    check_targets(self.likelihood, None, y, "train") for _, y in data.batches(PROBE)
+                ]
+        size = max(self.likelihood.target_size(some) for some in parts)
+        least = min(int(some.min()) for some in parts)
+        if least > 0:
+            warnings.warn(
+                f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
+                f" label + 1. Subtract {least}, or give `target_size` if the others may come",
+                stacklevel=3,
             )
-            return max(self.likelihood.target_size(some) for some in labels)
+        return size
 
     def _checked(self, source: Any, what: str) -> Data:
         """Return a set with the task's input shape and kind of targets."""
@@ -194,7 +210,13 @@ class Task:
         checked = check(key, source)
         return lambda: checked
 
-    def _target_scaling(self, scaling: Scaling | None) -> Scaling | None:
+    def _target_scaling(self, scaling: Scaling | str | None) -> Scaling | None:
+        if isinstance(scaling, str):
+            if scaling != "auto":
+                raise ValueError(
+                    f'`target_scaling` of Task must be "auto", a Scaling or None, got {scaling!r}'
+                )
+            return _standardisation(self.train) if self.scales_itself else None
         if scaling is not None and self.likelihood.classification:
             raise ValueError("`target_scaling` is for regressions; class labels have no scale")
         if scaling is not None and tuple(scaling.shift.shape) not in ((), (self.target_size,)):
@@ -241,6 +263,13 @@ class Task:
             return self._canonical(_arrays(source, what), what)
 
         return Lazy({s: self._when_asked(check, s, levels[s]) for s in sorted(levels)})
+
+
+def _standardisation(data: Data) -> Scaling:
+    """Return mean and standard deviation of the targets (N, D) of one pass."""
+    if isinstance(data, Arrays):
+        return Scaling.of(data.y)
+    return Scaling.of(torch.cat([y for _, y in data.epoch(PROBE, seed=0)]))
 
 
 def _names_among(names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def _figures(preset: str) -> dict[str, Part]:
 def _toy_arms(training: dict[str, Any]) -> dict[str, Arm]:
     return {
         "DE": Arm("deep_ensemble", training),
-        "weight-RDE": Arm("weight_rde", training),
+        "weight-RDE": Arm("weight_rde", {**training, "estimator": "kde"}),
         "function-RDE": Arm("function_rde", training),
         "FoRDE": Arm("forde", training),
     }
@@ -100,7 +100,7 @@ def _arms(
     shared = {**training, "prior_precision": WEIGHT_DECAY * examples}
     arms = {
         "DE": Arm("deep_ensemble", shared),
-        "weight-RDE": Arm("weight_rde", shared),
+        "weight-RDE": Arm("weight_rde", {**shared, "estimator": "kde"}),
         "function-RDE": Arm("function_rde", shared),
     }
     pca = {"lengthscales": "pca", "num_components": components}

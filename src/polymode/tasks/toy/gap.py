@@ -70,6 +70,7 @@ def gap_regression(
         ood={"gap": draw("gap", 200, 0.0, GAP), "outside": draw("outside", 200, EDGE, BEYOND)},
         near_ood=("gap",),
         likelihood=Gaussian(noise=noise_std if noise == "known" else "learned"),
+        target_scaling=None,
         description=f"sin(3x) + x/2 with noise of standard deviation {noise_std:g}, {noise}",
         truth=gap_truth,
     )

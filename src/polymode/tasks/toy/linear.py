@@ -141,6 +141,7 @@ def linear_regression(
         val=draw("val", num_val),
         test=draw("test", num_test),
         likelihood=Gaussian(noise=noise),
+        target_scaling=None,
         description=f"linear in {num_features} features; noise {noise:g},"
         f" prior precision {prior_precision:g}",
         truth=truth,

@@ -272,6 +272,7 @@ def two_modes(
         test=draw("test", num_test, 0.0, EDGE),
         ood={"outside": draw("outside", 200, EDGE, 5.0)},
         likelihood=Gaussian(noise=noise),
+        target_scaling=None,
         truth=truth,
         exact=exact,
         description=f"one tanh unit; noise {noise:g}, prior precision {prior_precision:g}",
