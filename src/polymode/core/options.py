@@ -122,7 +122,8 @@ class Sampling(Passes):
 
     @property
     def advice(self) -> str:
-        return f"Try lr={self.lr / 10:g} instead of {self.lr:g}, and look at the inputs' scale"
+        rate = min(self.lr / 10, type(self).lr)
+        return f"Try lr={rate:g} instead of {self.lr:g}, and look at the inputs' scale"
 
     def kept_steps(self, total_steps: int) -> range:
         """Return the numbers of steps after which a sample is kept."""

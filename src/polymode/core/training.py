@@ -95,7 +95,7 @@ class Training(Passes):
 
     @property
     def advice(self) -> str:
-        rate = f"lr={self.lr / 10:g} instead of {self.lr:g}"
+        rate = f"lr={min(self.lr / 10, type(self).lr):g} instead of {self.lr:g}"
         named = isinstance(self.optimizer, str)
         clip = "" if self.clip_norm else " or clip_norm=1.0"
         return (
