@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 import polymode
 from polymode.methods import METHODS
@@ -66,6 +67,7 @@ def decoded(uri: str) -> str:
 
 @pytest.fixture(scope="module")
 def html(digits_board):
+    torch.set_num_threads(1)  # the page names them, and tests have one
     return render(digits_board, command="polymode run --task digits")
 
 
