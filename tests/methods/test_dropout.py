@@ -242,7 +242,8 @@ def test_options_are_checked() -> None:
 
 def test_learned_noise_of_the_likelihood_is_that_of_the_mode() -> None:
     """Each of the M L densities has the noise of its mode."""
-    task = pm.Task(train=(X, X[:, :1].sin()), likelihood=Gaussian(noise="learned"))
+    law = Gaussian(noise="learned")
+    task = pm.Task(train=(X, X[:, :1].sin()), likelihood=law, target_scaling=None)
     post = fit(
         lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 1)),
         task=task,

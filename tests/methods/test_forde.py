@@ -22,7 +22,7 @@ from polymode.core.likelihoods import (
 from polymode.core.loop import Batch, Divergence
 from polymode.core.stack import Stack
 from polymode.methods.forde import FoRDE, init, step
-from polymode.methods.map import MAP
+from polymode.methods.map import MAP, add_noise
 from polymode.methods.map import init as map_init
 from polymode.methods.map import step as map_step
 from polymode.methods.method import Problem
@@ -98,7 +98,7 @@ def gradients_after_a_step(config, problem, stack, x, y) -> dict[str, torch.Tens
 
 def by_autograd(config, problem, stack, x, y, scalar) -> dict[str, torch.Tensor]:
     """Plain double backward of the whole objective, through `stack(x)`; Σ⁻¹ written out."""
-    stack.add_parameters(problem.likelihood.init(len(stack), problem.target_size))
+    add_noise(config, problem, stack)  # where both begin
     inputs = x.expand(len(stack), *x.shape).clone().requires_grad_()
     outputs = stack(inputs, own=True, step=0)
     rows = math.ceil(config.fraction * len(x))
@@ -224,6 +224,7 @@ def test_lengthscales_and_weights(alpha, weight) -> None:
 def test_likelihoods(likelihood, target_size, outputs, scalar, execution, smooth) -> None:
     y = labels(X, 2) if likelihood.classification else X[:, :target_size].sin()
     config, problem = FoRDE(weight=1.0, scalar=scalar), problem_of(likelihood, target_size)
+    problem = problem._replace(data=Arrays(X, y))
     net = partial(mlp, 4, 7, outputs, smooth=smooth)
     stack, other = stack_of(net, execution), stack_of(net)
 

@@ -58,7 +58,8 @@ def vectors(weights: dict[str, Tensor], start: str = "network/") -> Tensor:
 def chains(temperature: float, copies: int, modes: int) -> pm.Posterior:
     """Return chains of 100 steps on the whole data, with half of the largest stable step. In the 15
     steps from one of its 4 samples to the next a chain forgets the past up to 10⁻³."""
-    task = pm.Task(train=(X.repeat(copies, 1), Y.repeat(copies, 1)), likelihood=LIKELIHOOD)
+    rows = (X.repeat(copies, 1), Y.repeat(copies, 1))
+    task = pm.Task(train=rows, likelihood=LIKELIHOOD, target_scaling=None)
     return pm.fit(
         "sghmc",
         net=linear,
@@ -238,7 +239,7 @@ def test_kinetic_temperature_is_one_on_average() -> None:
 
 def short(**options) -> pm.Posterior:
     usual = {"epochs": 20, "batch_size": N, "lr": 0.01, "progress": "silent"}
-    task = pm.Task(train=(X, Y), likelihood=LIKELIHOOD)
+    task = pm.Task(train=(X, Y), likelihood=LIKELIHOOD, target_scaling=None)
     return pm.fit("sghmc", **({"net": linear, "task": task, "num_modes": 2} | usual | options))
 
 
@@ -295,7 +296,7 @@ def test_samples_that_would_not_fit_are_refused_before_training(monkeypatch) -> 
 
 def test_learned_noise_is_part_of_the_samples() -> None:
     """Each density of a prediction has the noise of its own sample."""
-    task = pm.Task(train=(X, Y), likelihood=Gaussian(noise="learned"))
+    task = pm.Task(train=(X, Y), likelihood=Gaussian(noise="learned"), target_scaling=None)
     post = short(task=task, samples_per_mode=3)
     noise = post.weights.tensors()["kept/extra/log_noise"].exp()  # (L, M)
     assert len(noise.unique()) == 6

@@ -21,7 +21,7 @@ STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(40, 2, generator=STREAM, dtype=torch.float64)
 Y = X[:, :1].sin() + 0.1 * torch.randn(40, 1, generator=STREAM, dtype=torch.float64)
 LIKELIHOOD = GaussianNoise(noise=0.3)
-TASK = pm.Task(train=(X, Y), likelihood=LIKELIHOOD)
+TASK = pm.Task(train=(X, Y), likelihood=LIKELIHOOD, target_scaling=None)
 
 
 def net() -> nn.Module:
@@ -219,7 +219,7 @@ def test_a_parameter_that_is_one_number_is_drawn_too() -> None:
 
 
 def test_learned_noise_is_averaged_over_the_snapshots() -> None:
-    task = pm.Task(train=(X, Y), likelihood=GaussianNoise(noise="learned"))
+    task = pm.Task(train=(X, Y), likelihood=GaussianNoise(noise="learned"), target_scaling=None)
     post = fit(task=task, epochs=10, num_snapshots=2, thinning=19, burn_in=0, lr=0.02)
     one = fit(task=task, epochs=10, num_snapshots=1, lr=0.02)
     log_noise, last = (p.stack.extra["log_noise"].item() for p in (post, one))
