@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
             pm.fit("map", **options)
         else:
             with pytest.raises(
-                FileProblem, match=r"another run: likelihood\.noise was 0\.1\d*, is 0\.2"
+                FileProblem, match=r"likelihood\.noise was 0\.1\d*, is 0\.2"
             ):
                 pm.fit("map", **options)
 
