@@ -112,9 +112,7 @@ def test_a_checkpoint_of_another_likelihood_is_refused(tmp_path) -> None:
         if noise == 0.1:
             pm.fit("map", **options)
         else:
-            with pytest.raises(
-                FileProblem, match=r"likelihood\.noise was 0\.1\d*, is 0\.2"
-            ):
+            with pytest.raises(FileProblem, match=r"likelihood\.noise was 0\.1\d*, is 0\.2"):
                 pm.fit("map", **options)
 
 
