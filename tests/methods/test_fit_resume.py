@@ -10,10 +10,13 @@ import textwrap
 import time
 
 import pytest
+import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.events import Event
+from polymode.core import choice
+from polymode.core.choice import Plan
+from polymode.core.events import Event, Reporter
 from polymode.core.likelihoods import Gaussian
 from polymode.core.store import FileProblem
 
@@ -86,6 +89,34 @@ def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
     assert same(resumed, whole)
     again = pm.fit("deep_ensemble", checkpoint=tmp_path, **options)
     assert same(again, whole)
+
+
+def test_a_resumed_fit_runs_as_it_began_and_says_where_it_cannot(tmp_path, monkeypatch) -> None:
+    """The execution is the checkpoint's, whatever would be measured now; threads are the user's."""
+    options = {"net": net, "task": task(), "checkpoint": tmp_path, "num_modes": 2} | QUICK
+    measured = iter([Plan("loop"), Plan("batched")])
+    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_FEW", 0)  # measured, not by rule
+    monkeypatch.setattr(choice, "_measure", lambda *args: next(measured))
+    whole = pm.fit("deep_ensemble", **options)
+    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "empty"))
+    again = pm.fit("deep_ensemble", **options)
+    assert again.stack.plans["gradients"] == whole.stack.plans["gradients"] == Plan("loop")
+    torch.set_num_threads(2)
+    assert same(pm.fit("deep_ensemble", **options), whole)  # nothing is left to do
+    monkeypatch.setattr(Reporter, "due", lambda self: True)
+    short = options | {"checkpoint": tmp_path / "short"}
+    with pytest.raises(KeyboardInterrupt):
+        pm.fit("deep_ensemble", on_event=_interrupt, **short)
+    torch.set_num_threads(1)
+    with pytest.warns(UserWarning, match=r"with 2 of torch's.* 1 now.*set_num_threads\(2\)"):
+        pm.fit("deep_ensemble", **short)
+
+
+def _interrupt(event: Event) -> None:
+    if event.kind == "progress":
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Checkpoints of a training run: one file that holds everything the next step needs.
 
 Random streams are functions of seed and step (`core/rng.py`), so the state of a run is its tensors
-and its step number; a run that resumes ends bit by bit where an uninterrupted one ends.
+and its step number. The execution that was chosen for its stack is kept, too, so a run that resumes
+with as many threads ends bit by bit where an uninterrupted one ends.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -45,11 +46,12 @@ class Divergence(ArithmeticError):
 
 
 class Checkpoint(NamedTuple):
-    """Where a run is kept, how often, and what tells it from other runs."""
+    """Where a run is kept, how often, what tells it from other runs, and what it runs on."""
 
     folder: Path
     identity: dict[str, Any]
     seconds: float = 30.0
+    threads: int | None = None  # of torch when the run began
 
     @property
     def path(self) -> Path:
@@ -76,6 +78,8 @@ def run(
     with one written at that very step. `recorder` hears of every step, those before a resume
     included.
     """
+    if checkpoint is not None:
+        checkpoint = checkpoint._replace(threads=torch.get_num_threads())
     with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
         return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
 
@@ -95,7 +99,7 @@ def _run(
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
     if checkpoint is not None and checkpoint.path.exists():
-        state = _load(checkpoint, state, recorder)
+        state = _load(checkpoint, state, recorder, reporter.total)
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -210,13 +214,22 @@ class _Kept:
 
 
 def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
-    save_checkpoint(checkpoint.path, _Kept(state, recorder.numbers()), checkpoint.identity)
+    history = {**recorder.numbers(), "threads": checkpoint.threads}
+    save_checkpoint(checkpoint.path, _Kept(state, history), checkpoint.identity)
 
 
-def _load(checkpoint: Checkpoint, state: S, recorder: Recorder) -> S:
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S:
     kept: Any = _Kept(state, None)
     kept = load_checkpoint(checkpoint.path, kept, checkpoint.identity)
+    before = (kept.history or {}).pop("threads", checkpoint.threads)
     recorder.load(kept.history)
+    if before != checkpoint.threads and kept.state.step < total:
+        warnings.warn(
+            f"{checkpoint.path} was written by a training with {before} of torch's threads, and"
+            f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
+            f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
+            stacklevel=5,
+        )
     return kept.state
 
 
