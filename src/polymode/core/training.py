@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from polymode.core.memory import require_free
 from polymode.core.options import Passes, is_number
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -34,6 +35,7 @@ _FUSED = ("adam", "adamw", "sgd", "nesterov", "adagrad")
 _STEPS_AS_LONG_AS_THE_RATE = ("adam", "adamw", "rmsprop")
 NOISE_LR = 0.02  # a factor of e in 50 steps; learned noise has several to go
 _MOMENTUM = ("sgd", "nesterov", "rmsprop")
+_MOMENTS = {"adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}  # tensors kept for each parameter
 _COUPLING = (
     "LBFGS",
     "Adafactor",
@@ -121,6 +123,7 @@ class Optimization:
         total_steps: int,
         num_noise: int = 0,
     ) -> None:
+        _require_room(training, leaves)
         self.optimizer = _make_optimizer(training, leaves, num_noise)
         self._apply: Callable[[], Any] = self._first_step
         self.leaves = leaves
@@ -188,6 +191,19 @@ class Optimization:
         self._apply = self._first_step
         if self.scheduler is not None:
             self.scheduler.load_state_dict(numbers["scheduler"])
+
+
+def _require_room(training: Training, leaves: list[Tensor]) -> None:
+    """Refuse to train what fits into the memory without its gradients and moments alone."""
+    if not leaves or not training.epochs:
+        return
+    name = training.optimizer if isinstance(training.optimizer, str) else "your optimiser"
+    held = _MOMENTS.get(name, 0) + (name in _MOMENTUM and training.momentum > 0)
+    one = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    modes, sgd = leaves[0].shape[0], "" if held == 0 else ", or optimizer='sgd', which keeps least"
+    remedy = f"Take {'fewer modes' if modes > 1 else 'a smaller network'}{sgd}"
+    what = f"gradients{' and moments' if held else ''} of {modes:,} network{'s' * (modes > 1)}"
+    require_free((1 + held) * one, f"training by {name}: {what}", remedy, leaves[0].device)
 
 
 def _make_optimizer(

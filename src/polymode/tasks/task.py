@@ -170,14 +170,16 @@ class Task:
         known = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
         if known:
             return self.likelihood.target_size(first)
-        parts = [first]
+        labels = first
         if isinstance(data, Loader):
             with torch.random.fork_rng(devices=[]):
-                parts = [
-                    check_targets(self.likelihood, None, y, "train") for _, y in data.batches(PROBE)
-                ]
-        size = max(self.likelihood.target_size(some) for some in parts)
-        least = min(int(some.min()) for some in parts)
+                labels = torch.cat(
+                    [
+                        check_targets(self.likelihood, None, y, "train")
+                        for _, y in data.batches(PROBE)
+                    ]
+                )
+        size, least = self.likelihood.target_size(labels), int(labels.min())
         if least > 0:
             warnings.warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
