@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -309,10 +310,23 @@ def _is_plan(plan: Any) -> bool:
 def _agree(path: Path, job: str, plan: Plan) -> Plan:
     """Return the choice on file, else put this one there: processes that measured at once agree."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "a") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+    with _locked(path.parent):
         found = _read(path)
         if job not in found:
             replace_file(path, json.dumps(found | {job: plan}, indent=0).encode())
     return found.get(job, plan)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder as others that choose do, where the file system has such locks."""
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)  # until it is closed
+        yield
+    finally:
+        os.close(held)

@@ -42,9 +42,7 @@ SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
 _FOLDERS = ("checkpoints", "predictions")
 _EXECUTIONS = "executions.json"
-_FILES = (
-    "results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS, "executions.lock",
-)  # fmt: skip
+_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS)
 MOST_THREADS = 1024
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
