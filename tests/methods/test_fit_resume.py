@@ -164,3 +164,15 @@ def test_a_second_fit_in_the_folder_of_one_that_runs_is_refused(tmp_path) -> Non
     for one, other in zip(first.members, again.members, strict=True):
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             assert a.equal(b)
+
+
+def test_odd_checkpoint_folders_are_refused(tmp_path) -> None:
+    """A file in the folder's place, and pipes in the place of its files, which would wait."""
+    (tmp_path / "file").write_text("")
+    for name in ("training.lock", "training.safetensors"):
+        (tmp_path / name[9:]).mkdir()
+        os.mkfifo(tmp_path / name[9:] / name)
+    for folder, word in (("file", "a file is in its"), ("lock", "plain"), ("safetensors", "pipe")):
+        options = {"net": net, "task": task(), "checkpoint": tmp_path / folder} | QUICK
+        with pytest.raises(FileProblem, match=word):
+            pm.fit("map", **options)

@@ -146,8 +146,16 @@ def claimed(folder: Path) -> Iterator[None]:
     The lock is the system's, and ends with the process. Without it, two trainings that began
     before the first checkpoint would write over each other's.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "training.lock", "ab") as file:
+    lock = folder / "training.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FileProblem(
+            f"{folder} cannot be a checkpoint folder: a file is in its place; give another"
+        ) from None
+    if lock.exists() and not lock.is_file():  # to open a pipe would wait for its reader
+        raise FileProblem(f"{lock} is not a plain file; remove it, or give another folder")
+    with open(lock, "ab") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -137,7 +137,11 @@ def _epochs(
     while state.step < reporter.total:
         epoch, position = divmod(state.step, per_epoch)
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
-            state, info = step(state, batch)
+            try:
+                state, info = step(state, batch)
+            except ValueError as error:
+                _explain_batch_of_one(error, batch)
+                raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
             losses = info.loss.tolist()
@@ -157,6 +161,16 @@ def _epochs(
                 saved = time.perf_counter()
     reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
     return state
+
+
+def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
+    """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
+    rows = batch.y.shape[1 if batch.own else 0]
+    if rows == 1 and "more than 1 value per channel" in str(error):
+        raise ValueError(
+            "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
+            " batch_size >= 2 (in a DataLoader also drop_last=True), or a network with GroupNorm"
+        ) from error
 
 
 def _batches(

@@ -165,6 +165,8 @@ def _train(
     data = _in_units(task.train, units, stack)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, units.likelihood, task.target_size)
+    if not ready and config.epochs != 0:
+        _require_trainable(stack)
     steps = data.num_batches(config.batch_size)
     problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
@@ -202,6 +204,18 @@ def _train(
         target_size=target_size,
         target_scaling=units.scaling,
         history=recorder.history(),
+    )
+
+
+def _require_trainable(stack: Stack) -> None:
+    """Refuse to train networks of which nothing changes."""
+    if stack.params:
+        return
+    frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
+    why = f"all {frozen:,} are frozen" if frozen else "it has none"
+    raise ValueError(
+        f"the network has no parameter to train: {why}. Call requires_grad_(True) on what shall"
+        " learn; networks that are trained already are taken as they are with epochs=0"
     )
 
 
