@@ -137,9 +137,9 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Remove what a killed run left: files half written, checkpoints of cells that are done."""
-        for place in (self.path, self.path / "predictions"):
-            for left in place.glob(".*.tmp"):
-                left.unlink(missing_ok=True)
+        places = ("", "predictions/", "checkpoints/**/")
+        for left in [left for place in places for left in self.path.glob(f"{place}.*.tmp")]:
+            left.unlink(missing_ok=True)
         for key in self.done():
             self.forget(key)
 
