@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 from polymode.core.memory import refuse_huge
-from polymode.core.rng import fold, global_stream
+from polymode.core.rng import fold_each, global_stream
 
 Tensors = dict[str, Tensor]
 MakeNet = Callable[[], nn.Module]
@@ -63,8 +63,8 @@ def members_from(
 def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
     held: set[int] = set()
     first: nn.Module | None = None
-    for k in range(count):
-        with global_stream(fold(seed, "init", k)), not_too_large() if k == 0 else nullcontext():
+    for k, stream in enumerate(fold_each(seed, "init", count)):
+        with global_stream(stream), not_too_large() if k == 0 else nullcontext():
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
