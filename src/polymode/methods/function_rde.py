@@ -208,7 +208,7 @@ def function_force(
     squared = squared_distances(rows, rows)
     mixing = None
     if config.estimator == "svgd":
-        kernel, matrix = kernel_and_slope(squared)
+        kernel, matrix = kernel_and_slope("svgd", squared)
         mixing, matrix = kernel / len(rows), matrix / len(rows)
     else:
         matrix = coefficients(config.estimator, squared)
@@ -232,8 +232,8 @@ def _prior_gradient(
             tensor[k] = scale * noise.to(tensor.device)
     samples = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
     squared = squared_distances(samples, samples)
-    median = median_lengthscale(squared.double()) * math.log(len(samples) + 1)
-    return ssge(samples, _PRIOR_WIDTH * median, at=values.detach().flatten(1)).view(values.shape)
+    width = _PRIOR_WIDTH * median_lengthscale(squared.double())
+    return ssge(samples, width, at=values.detach().flatten(1)).view(values.shape)
 
 
 def _points(config: FunctionRDE, state: State, batch: Batch) -> Tensor | None:
