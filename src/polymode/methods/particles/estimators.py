@@ -29,24 +29,26 @@ demonstration). For sge and svgd that is too narrow. At rest both have, with tar
 
     Σ_ij K_ij x_i·x_j + η Σ_i |x_i|² = (1/h) Σ_ij K_ij |x_i − x_j|²        (svgd: η = 0)
 
-Pairs i ≠ j drawn from N(0, s² I) balance at s² = 1, which is Stein's identity. The M terms i = j pull
-inwards and push nothing apart. With them, and pairs that are independent,
+Pairs i ≠ j drawn from N(0, s² I) balance at s² = 1, which is Stein's identity. The M terms i = j
+pull inwards and push nothing apart. With them, and pairs that are independent,
 
     1 − s² = (1 + η) (h/2) (1 + 4 s²/h)^(1 + P/2) / (M − 1).
 
 The right-hand side is least at h = 2 P s², the mean squared distance of two particles, which m is
-nearly; at P ≫ M it then is e P s² / M, and with a width ln M times smaller P s² / ln M, however many
-particles there are. Particles at rest lie more evenly than independent draws, so they are less narrow
-than this says. Measured variances at rest under N(0, I), sge with h = m, in brackets m / ln(M + 1):
+nearly; at P ≫ M it then is e P s² / M, and with a width ln M times smaller P s² / ln M, however
+many particles there are. Particles at rest lie more evenly than independent draws, so they are less
+narrow than this says. Measured variances at rest under N(0, I), sge with h = m, in brackets with
+m / ln(M + 1); svgd has the same to 0.01 with h = m:
 
     P        M = 10          M = 32          M = 128
-    2     0.90 (0.65)     0.98 (0.84)     1.00 (0.94)
-    4     0.82 (0.46)     0.94 (0.65)     0.98 (0.81)
-    10    0.57 (0.24)     0.87 (0.32)     0.91 (0.47)
+    2     0.95 (0.66)     0.99 (0.86)     1.00 (0.94)
+    4     0.83 (0.46)     0.93 (0.65)     0.99 (0.82)
+    10    0.58 (0.24)     0.88 (0.33)     0.92 (0.48)
+    100   0.06 (0.02)     0.19 (0.04)     0.65 (0.05)
 
-Ridge. With so wide a kernel, the released η = 0.01 hides what is narrower than it, such as the neck of
-Neal's funnel (MMD to exact draws of 100 particles 0.14 with sge, where 100 exact draws have 0.096);
-η = 0.001 gives 0.074. `ssge` divides by it twice and keeps the narrow kernel.
+Ridge. With so wide a kernel, the released η = 0.01 hides what is narrower than it, such as the neck
+of Neal's funnel (MMD of 100 particles to exact draws 0.14 with sge, where 100 exact draws have
+0.096); η = 0.001 gives 0.074. `ssge` divides by it twice and keeps the narrow kernel.
 
 References: F. D'Angelo, V. Fortuin, Repulsive deep ensembles are Bayesian, NeurIPS 2021. Y. Li,
 R. Turner, Gradient estimators for implicit models, ICLR 2018. J. Shi, S. Sun, J. Zhu, A spectral
