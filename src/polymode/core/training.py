@@ -55,8 +55,8 @@ class Training(Passes):
     Args:
         optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
             of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
-            lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight decay, since the prior
-            is the method's `prior_precision`: it is adam.
+            lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight decay: the prior is
+            the method's `prior_precision`. It is then adam.
         lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
             adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
         momentum: of sgd, nesterov and rmsprop, in [0, 1); of nesterov > 0.
@@ -84,8 +84,8 @@ class Training(Passes):
         self._require_name("schedule_unit", ("epoch", "step"))
         if self.schedule_unit != "epoch" and not callable(self.schedule):
             raise ValueError(
-                f"`schedule_unit` of {type(self).__name__} belongs to a schedule that is a function,"
-                f" not to '{self.schedule}', which is followed step by step"
+                f"`schedule_unit` of {type(self).__name__} belongs to a schedule that is a"
+                f" function, not to '{self.schedule}', which is followed step by step"
             )
         if not callable(self.optimizer):
             self._require_name("optimizer", tuple(OPTIMIZERS))
