@@ -25,8 +25,8 @@ four directions with 32 members (`estimators.py` derives what they lack, and why
 than the code's). `svgd` reaches as much, but mixes the members' gradients, which in networks belong
 to different units. `kde` is the paper's weight-space baseline in later tables. It targets the
 posterior blurred by its own kernel, so members end too narrow by h/2 in every direction, and on
-Neal's funnel, whose neck is narrower than that, it fails: particles sink into the neck and end hardly
-nearer to exact draws than they started, where `sge`, `ssge` and `svgd` reach the distance of
+Neal's funnel, whose neck is narrower than that, it fails: particles sink into the neck and end
+hardly nearer to exact draws than they started, where `sge`, `ssge` and `svgd` reach the distance of
 independent draws (`tests/methods/particles/test_estimators.py`).
 Limits: two networks that are permutations of each other are far apart in weight space and equal as
 functions, so repulsion does not make functions differ; at P ≫ M the kernel of all pairs is about
