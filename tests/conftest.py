@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def group_of(item: pytest.Item) -> str:
     """Return what stays together: a file; in the conformance suite a method."""
     case = getattr(item, "callspec", None)
-    if "conformance" in item.path.parts and case is not None:
+    if "conformance" in item.path.parts and case is not None and "method" in case.params:
         return str(case.params["method"])
     return item.path.stem
 
