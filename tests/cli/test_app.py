@@ -91,6 +91,21 @@ def test_list(kind, name, fact, command):
     assert command.json() == []
 
 
+def test_list_options_of_one_method_and_of_all(command):
+    assert command("list", "options", "forde") == 0
+    assert command.out.startswith("option ") and "\nalpha " in command.out
+    assert command("list", "options", "--json") == 0
+    found = {(entry["method"], entry["name"]): entry for entry in command.json()}
+    assert found["swag", "rank"]["default"] == "20" and found["lit", "weight"]["allowed"] == "≥ 0"
+
+
+@pytest.mark.parametrize("kind", ["methods", "options", "tasks", "studies", "metrics", "nets"])
+def test_lists_fit_a_terminal_of_80_columns(kind, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command("list", kind) == 0
+    assert max(map(len, command.out.splitlines())) <= 80
+
+
 @pytest.mark.cpu_seconds(12)
 def test_check_passes_and_says_so(command):
     assert command("check", "--json") == 0

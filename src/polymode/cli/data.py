@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from polymode.cli.talk import Json, left_table, put, say
+from polymode.cli.talk import Json, put, say
+from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ Examples:
   polymode data get mnist kmnist
   polymode data get cifar10 --from ~/Downloads
 
-Data sets lie in $POLYMODE_DATA, by default in ~/.cache/polymode/data. Nothing is downloaded but by
+Data sets lie in $POLYMODE_DATA, by default in polymode/data in the cache
+folder ($XDG_CACHE_HOME, ~/.cache). Nothing is downloaded but by
 `polymode data get`.
 """
 
@@ -60,7 +62,7 @@ def list_(
     if json_:
         put({"folder": str(data_folder()), "datasets": facts})
         return
-    typer.echo(f"Data folder: {data_folder()}\n\n{left_table(header, rows)}")
+    typer.echo(f"Data folder: {data_folder()}\n\n{left_table(header, rows, terminal_width())}")
 
 
 @app.command("get")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all 
 
 
 def say(text: str) -> None:
-    """Tell the user something that is no data."""
+    """Tell the user something that is not data."""
     typer.echo(text, err=True)
 
 
@@ -30,11 +29,3 @@ def tell_damage(folder: RunFolder, what: str) -> None:
 def put(content: Any) -> None:
     """Print data as JSON."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
-
-
-def left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns are all texts, hence all to the left."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)

@@ -69,14 +69,15 @@ class FeatureRDE(MAP):
     """Options of `feature_rde`: those of `map`, and
 
     Args:
-        num_modes: members M; the papers' 10.
-        weight: w of repulsion and feature prior beside the mean loss: "batch" (1/B), "data" (1/N)
-            or a number ≥ 0.
-        estimator: of the density of the features: "kde", "sge" or "ssge".
-        num_components: K, dimensions that features are projected to; None keeps all M.
-        prior_scale: s of the features' prior, ≥ 0; 0 for none.
-        head: "own": each member has its last layer to itself; "shared": one for all, that of
-            member 0 at the start.
+        num_modes: members M, ≥ 1; the papers use 10.
+        weight: w of repulsion and feature prior compared with the mean loss: "batch" (1/B), "data"
+            (1/N) or a number ≥ 0.
+        estimator: how the density of the features is estimated: "kde", "sge" or "ssge".
+        num_components: K, dimensions that features are projected to, ≥ 1; None keeps all M.
+        prior_scale: scale s of the features' prior, ≥ 0; 0 is no prior.
+        head: whose last layer: "own": each member has one of its own; "shared": one for all, at
+            the start that of member 0.
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 10

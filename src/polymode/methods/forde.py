@@ -91,20 +91,24 @@ class FoRDE(MAP):
     """Options of `forde`: those of `map`, and
 
     Args:
-        num_modes: members M; the paper's 10.
+        num_modes: members M, ≥ 1; the paper uses 10.
         weight: w of the repulsion compared with the mean loss: "batch" (1/B), "data" (1/N) or a
             number ≥ 0.
         scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
             regression the sum of the means), or "log_prob" of the target.
-        bandwidth: median distance "reference" or "all", see above.
-        lengthscales: "identity", "pca" of the training inputs, or "tuned": pca with the alpha that
-            is best on the shifted validation set, which the task must have.
-        alpha: from identity (0) to pca (1), for lengthscales="pca", where None is 1.
-        alphas: among which "tuned" chooses, each in [0, 1]; the paper's.
-        num_components: eigenvectors kept for "pca" and "tuned"; None keeps all.
-        directions: of J among all "inputs", or among the kept "components", see above.
-        every: repulsion in every k-th step only, with k times the weight, ≥ 1.
-        fraction: of the batch on which members repel, in (0, 1].
+        bandwidth: which median distance sets the kernel's width: "reference" or "all", see above.
+        lengthscales: how inputs are weighted in the kernel: "identity", "pca" of the training
+            inputs, or "tuned": pca with the alpha that is best on the shifted validation set, which
+            the task must have.
+        alpha: blend of identity (0) and pca (1), in [0, 1]; for lengthscales="pca". None is 1.
+        alphas: candidates for alpha, in [0, 1]; for lengthscales='tuned'. The default is the
+            paper's.
+        num_components: eigenvectors kept for 'pca' and 'tuned', ≥ 1; None keeps all.
+        directions: where the directions J are drawn: among all "inputs", or among the kept
+            "components", see above.
+        every: steps from one repulsion to the next, ≥ 1; it then has `every` times the weight.
+        fraction: part of each batch on which members repel, in (0, 1].
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 10

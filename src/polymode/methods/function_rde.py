@@ -77,14 +77,17 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and
 
     Args:
-        estimator: of the members' density: "kde", "sge", "ssge", or "svgd" for f-SVGD.
-        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
-        outputs: what classes are compared by, "probs" or "logits"; values always by their means.
-        points: where members repel: "batch", "perturbed" (the batch with noise) or inputs of yours
+        estimator: how the members' density is estimated: "kde", "sge", "ssge", or "svgd" for
+            f-SVGD.
+        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
+        outputs: which outputs of classifiers are compared: "probs" or "logits"; regression always
+            compares means.
+        points: where members repel: "batch", "perturbed" (the batch with noise) or your own inputs
             (Q, ...), a tensor or nested lists, scaled as the training inputs are. Points other than
             the batch cost a second forward and backward pass.
         points_noise: standard deviation of the noise of "perturbed", in units of the inputs, > 0.
-        prior: "weight" (that of `map`) or "function" (estimated from fresh prior networks).
+        prior: over what the prior is: "weight" (as in `map`) or "function" (estimated from newly
+            drawn networks).
     """
 
     usual_modes = 5

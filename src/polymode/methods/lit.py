@@ -64,9 +64,10 @@ class LIT(MAP):
     """Options of `lit`: those of `map`, with five members, and
 
     Args:
-        weight: w of the penalty beside the mean loss, a number ≥ 0.
+        weight: w of the penalty compared with the mean loss, a number ≥ 0.
         scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
             regression the sum of the means), or "log_prob" of the target.
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 5

@@ -37,7 +37,7 @@ class MAP(Training):
 
     Args:
         num_modes: how many networks, each from its own initialisation, ≥ 1. None is the number of
-            modules that are given, and `usual_modes` where a factory is.
+            modules that are given, or `usual_modes` if a factory is given.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0; 1 is the usual prior of
             Bayesian neural networks.
     """

@@ -57,8 +57,9 @@ class WeightRDE(MAP):
     """Options of `weight_rde`: those of `map`, with five members, and
 
     Args:
-        estimator: of the members' density: "sge", "ssge", "kde", or "svgd" for Stein's direction.
-        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
+        estimator: how the members' density is estimated: "sge", "ssge", "kde", or "svgd"
+            for Stein's direction.
+        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
     """
 
     usual_modes = 5

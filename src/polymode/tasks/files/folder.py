@@ -18,7 +18,7 @@ class MissingData(ValueError):
 
 
 def data_folder() -> Path:
-    """Return `$POLYMODE_DATA`, or `data` in the cache (`$POLYMODE_CACHE`, `~/.cache/polymode`)."""
+    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/store.py`)."""
     named = os.environ.get("POLYMODE_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 
