@@ -95,7 +95,7 @@ def _speed_up(case: dict[str, Any], start: str) -> str:
 
 
 def forde_tables(report: dict[str, Any]) -> str:
-    """Return what FoRDE costs: time and memory compared with a deep ensemble, growth with members."""
+    """Return the cost of FoRDE: time and memory relative to a deep ensemble, and its growth."""
     cases = {case["name"]: case for case in report["cases"] if case["name"].startswith("forde_")}
     if not cases:
         return "not measured yet"

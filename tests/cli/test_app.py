@@ -43,9 +43,9 @@ from polymode.cli.check import TRAINING
         (["run", "--task", "digits", "--method", "map", "--device", "mps"], "no MPS device"),
         (["list", "method"], "Did you mean 'methods'?"),
         (["cite", "deep_ensembel"], "Did you mean 'deep_ensemble'?"),
-        (["report", "nowhere"], "nowhere is no folder of a run"),
-        (["table", "nowhere"], "nowhere is no folder of a run"),
-        (["compare", "nowhere"], "nowhere is no folder of a run"),
+        (["report", "nowhere"], "nowhere is not the folder of a run"),
+        (["table", "nowhere"], "nowhere is not the folder of a run"),
+        (["compare", "nowhere"], "nowhere is not the folder of a run"),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(words, message, command):

@@ -106,7 +106,7 @@ def test_divergence_is_told_at_its_step() -> None:
 
 def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
     """The loss of the only step is finite, its update is not: nothing is returned or kept."""
-    with pytest.raises(Divergence, match="is not finite after it"):
+    with pytest.raises(Divergence, match="is not finite after this step"):
         pm.fit(
             "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
             task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),

@@ -16,7 +16,7 @@ from polymode.runs.settings import UsageProblem
 if TYPE_CHECKING:
     from polymode.tasks.files import Dataset, Step
 
-HELP = """Data sets: what there is, and getting one.
+HELP = """List data sets, and get them.
 
 \b
 Examples:
@@ -25,7 +25,7 @@ Examples:
   polymode data get cifar10 --from ~/Downloads
 
 Data sets lie in $POLYMODE_DATA, by default in polymode/data in the cache
-folder ($XDG_CACHE_HOME, ~/.cache). Nothing is downloaded but by
+folder ($XDG_CACHE_HOME, ~/.cache). Nothing is downloaded except by
 `polymode data get`.
 """
 
@@ -87,7 +87,7 @@ def get_(
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     if source is not None and not source.expanduser().is_dir():
-        raise UsageProblem(f"--from takes a folder; {source} is none")
+        raise UsageProblem(f"--from takes a folder; {source} is not one")
     folder = None if source is None else source.expanduser().resolve()
     failed: list[str] = []
     for number, (name, dataset) in enumerate(sets.items()):

@@ -43,7 +43,7 @@ Settings = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
+    typer.Option(metavar="FILE", help="all of this in TOML; the command line takes precedence"),
 ]
 Preset = Annotated[
     str | None,
@@ -51,7 +51,7 @@ Preset = Annotated[
 ]
 PartNames = Annotated[
     list[str] | None,
-    typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
+    typer.Option(metavar="PART", help="only this part of the study; repeat it for several"),
 ]
 NetName = Annotated[
     str | None,
@@ -72,7 +72,7 @@ Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in i
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only the path of the report")]
 
 
 def run(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
 LEFT_OUT = "is left out; `polymode run` makes it again"
-Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
+Full = Annotated[bool, typer.Option("--full", help="every metric, not only the headlines")]
 
 
 def list_(
@@ -154,7 +154,7 @@ def open_folder(path: Path) -> RunFolder:
         parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
         raise UsageProblem(f"{path} holds a study; give the folder of one of its parts: {parts}")
     if not (path / "results.jsonl").is_file():
-        raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
+        raise UsageProblem(f"{path} is not the folder of a run: it has no results.jsonl")
     folder = RunFolder(path)
     tell_damage(folder, LEFT_OUT)
     return folder
@@ -258,7 +258,8 @@ def table(
     opened = open_folder(folder)
     if paper:
         raise UsageProblem(
-            f"{folder} holds no study, so there is no paper beside it; see `polymode list studies`"
+            f"{folder} holds no study, so there is no paper to compare with; see"
+            " `polymode list studies`"
         )
     typer.echo(FORMATS[name](_board(opened), full), nl=False)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 
-Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all talk on stderr")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all messages on stderr")]
 
 
 def say(text: str) -> None:

@@ -64,7 +64,7 @@ class Passes:
     @property
     def advice(self) -> str:
         """What to try where the loss leaves the finite numbers."""
-        return "Try a smaller learning rate, and look at the scale of the inputs"
+        return "Try a smaller learning rate, and check the scale of the inputs"
 
     def _require(self, holds: bool, field: str, rule: str) -> None:
         """Raise in the one form in which options are refused."""
@@ -123,7 +123,7 @@ class Sampling(Passes):
     @property
     def advice(self) -> str:
         rate = min(self.lr / 10, type(self).lr)
-        return f"Try lr={rate:g} instead of {self.lr:g}, and look at the inputs' scale"
+        return f"Try lr={rate:g} instead of {self.lr:g}, and check the scale of the inputs"
 
     def kept_steps(self, total_steps: int) -> range:
         """Return the numbers of steps after which a sample is kept."""

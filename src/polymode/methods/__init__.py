@@ -2,7 +2,7 @@
 
 Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 (`pm.methods.DeepEnsemble(num_modes=10)`) and a functional core, `init` and `step`, for training
-loops of one's own.
+custom training loops.
 """
 
 from polymode.methods import (

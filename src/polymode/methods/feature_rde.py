@@ -242,7 +242,7 @@ METHODS.register(
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w (log ρ(V φᵢ) + Σ ln(1 + s φᵢ²)) ],  φᵢ the features of the batch",
     cost="M × training, M × prediction",
-    limits="Needs networks that end in a linear layer; repulsion acts on the training batch alone;"
+    limits="Needs networks that end in a linear layer; repulsion acts only on the training batch;"
     " with heads of their own, members' features are compared in different coordinates.",
     paper="Yashima et al. 2022",
     bibtex="""@inproceedings{yashima2022feature,

@@ -75,17 +75,17 @@ def fit(
             them.
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`; a name
             stands for `pm.task(name)`.
-        seed: of everything random; the same seed gives the same posterior.
+        seed: seed of everything random; the same seed gives the same posterior.
         execution: how members are evaluated, see `core/execution.py`.
         chunk_size: members whose computation is held in memory at a time; less memory, more time.
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
-        progress: "auto" (a bar on a terminal, else a line for every tenth), "bar", "lines" or
+        progress: "auto" (a bar on a terminal, otherwise a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
-        checkpoint: folder in which the run is kept; the same call continues from there. Where
-            options are chosen by a search, every candidate has a folder of its own in it.
+        checkpoint: folder in which the run is kept; the same call continues from there. If
+            options are chosen by a search, every candidate has its own folder in it.
         checkpoint_seconds: time between checkpoints.
 
     Returns:
@@ -209,8 +209,8 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
     """Warn of networks that are never trained, and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
         warnings.warn(
-            "epochs=0 with a function that makes new networks: they stay as they were drawn,"
-            " and have learnt nothing. Take epochs >= 1, or give trained networks, net=my_module",
+            "epochs=0 with a function that makes new networks: they keep their initial weights"
+            " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
             stacklevel=4,
         )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
@@ -230,7 +230,7 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
     idle = [f for f in fields if getattr(config, f, None) != getattr(usual, f, None)]
     if idle:
         warnings.warn(
-            f"{name} takes networks that are given as they are: {', '.join(idle)} have no effect",
+            f"{name} uses the given networks as they are: {', '.join(idle)} have no effect",
             stacklevel=4,
         )
 
@@ -315,7 +315,8 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
         return method, core, with_augmentation(core.config(**options))
     if options:
         raise ValueError(
-            f"options {sorted(options)} were given beside an options object; put them into it"
+            f"options {sorted(options)} were given together with an options object; put them into"
+            " it"
         )
     for name in METHODS.names():
         if METHODS.get(name).value.config is type(method):

@@ -34,9 +34,9 @@ directions, of different lengths, and "components" directions of shadows. In cha
 layers and ReLUs the latter never needs J itself, which saves a good part of the cost where inputs
 are many.
 
-Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
-as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an
-input gradient contains the other examples of the batch; in ReLU networks the repulsion moves
+Limits: a second derivative per step, two to three times the cost of a deep ensemble, and with
+"tuned" one training for each of `alphas`; members that start identical stay identical; with
+BatchNorm an input gradient depends on the other examples of the batch; in ReLU networks it moves
 weights, not biases.
 Reference: T. Trinh, M. Heinonen, L. Acerbi, S. Kaski, Input-gradient space particle inference for
     neural network ensembles, ICLR 2024.
@@ -278,8 +278,8 @@ METHODS.register(
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w ln Σⱼ mean_b exp(−|sᵢ_b − sⱼ_b|²/h) ],  s = ∇ₓf_y / |∇ₓf_y|",
     cost="2 to 3 × M × training, M × prediction",
-    limits="A second derivative a step; all members share their batches; which directions count is"
-    " set by the lengthscales, and with the identity the members of image networks differ little"
+    limits="A second derivative per step; all members share their batches; the lengthscales decide"
+    " which directions count, and with the identity the members of image networks differ little"
     " from a deep ensemble's.",
     paper="Trinh et al. 2024",
     bibtex="""@inproceedings{trinh2024inputgradient,

@@ -24,7 +24,7 @@ Q·C dimensions.
 the batch, φ(f_i) = (1/M) Σ_j [ K_ij γ_t ∇_{f_j} log p + ∂K_ij/∂f_j ]. With `outputs="probs"` the
 kernel sees probabilities, while the gradients that it mixes stay those of logits: those of
 probabilities are 1/p and not bounded. A prior over weights has no gradient by outputs to mix: each
-member keeps its own, times Σ_j K_ij / M, which keeps its weight beside the likelihood.
+member keeps its own, times Σ_j K_ij / M, which keeps its weight relative to the likelihood.
 
 Where paper and code disagree: in the released loops only f-SVGD uses points other than the batch,
 and the density estimators would fail with them; here all do. Batches of different members
@@ -292,7 +292,7 @@ METHODS.register(
     kind="many modes",
     equation="φ(fᵢ) = γ ∇ log p(fᵢ | D) − ∇ log ρ(fᵢ),  pulled back to the weights",
     cost="M × training (2 M with points other than the batch), M × prediction",
-    limits="Repulsion acts at the chosen points alone; on the training batch it works against the"
+    limits="Repulsion acts only at the chosen points; on the training batch it works against the"
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,

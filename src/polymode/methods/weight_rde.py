@@ -9,7 +9,7 @@ posterior. ∇ log ρ is estimated from the members themselves by `estimator`
 times γ_t.
 
 Scale: log p(θ | D) is N × the mean over the batch of log p(y | f(x; θ)), minus (λ/2) ‖θ‖², and the
-repulsion weighs 1 beside it: so the posterior is the one that is sampled, without temperature. The
+repulsion has weight 1 compared with it, so the posterior is the target, without temperature. The
 whole is divided by N here, so that learning rates are those of `map`: a step follows
 γ_t (∇ nll + λ θ / N) + ∇ log ρ / N. With "svgd" the update is
 

@@ -27,9 +27,9 @@ from polymode.metrics.results import EXAMINED, Results, title_of
 
 
 def compare(results: Sequence[Results]) -> Leaderboard:
-    """Return the leaderboard of results on one task, entries in the order in which they come.
+    """Return the leaderboard of results on one task; entries keep the order of the results.
 
-    Results on other data of the same name are refused, by the fingerprints that `evaluate` keeps.
+    Results on different data are refused, by the fingerprints that `evaluate` keeps.
     """
     results = _as_results(results)
     if not results:

@@ -103,7 +103,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         folder: where it was saved.
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
             module. Its weights are not used.
-        device: where the networks shall live.
+        device: where the networks are to be.
 
     A file that is truncated, changed, from a newer release or of another architecture is refused
     with a message that says which. Modes that were saved in several files stay there; each file is

@@ -108,10 +108,10 @@ def test_many_missing_values_are_counted_and_some_shown(tmp_path):
 def test_bombs_binaries_and_missing_files_are_named(tmp_path):
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(b"1 2\n" * 100_000))
-    with pytest.raises(FileProblem, match="stands for more than 100,000 bytes"):
+    with pytest.raises(FileProblem, match="unpacks to more than 100,000 bytes"):
         read_table(path, most_bytes=100_000)
     path.write_bytes(b"1,2\n\xff\xfe\x00")
-    with pytest.raises(FileProblem, match="is no UTF-8 text"):
+    with pytest.raises(FileProblem, match="is not UTF-8 text"):
         read_table(path)
     with pytest.raises(FileProblem, match="does not exist"):
         read_table(tmp_path / "nothing")

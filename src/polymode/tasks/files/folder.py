@@ -53,7 +53,7 @@ def load(name: str, names: Sequence[str] | None = None) -> dict[str, np.ndarray]
     wanted = held if names is None else tuple(names)
     if not set(wanted) <= set(held):
         raise MissingData(
-            f"{path} has of {name} only {', '.join(held)}; get all of it with `polymode data get"
+            f"{path} holds only {', '.join(held)} of {name}; get all of it with `polymode data get"
             f" {name}`"
         )
     return read_packed(DATASETS.get(name).value, path, wanted)

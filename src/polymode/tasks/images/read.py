@@ -35,7 +35,7 @@ def require_sets(task: str, own: Sequence[str], ood: Sequence[str]) -> None:
             raise
         raise MissingData(
             f"{missing}. Of these, task '{task}' itself needs {', '.join(own)};"
-            f" {', '.join(ood)} only for OOD sets: ood=() goes without"
+            f" {', '.join(ood)} only for OOD sets: ood=() does without them"
         ) from None
 
 

@@ -100,7 +100,7 @@ class _Text:
                     if line.strip() and not line.lstrip().startswith("#"):
                         yield number, line.rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise FileProblem(f"{self.path} is no UTF-8 text: {error.reason}") from None
+                raise FileProblem(f"{self.path} is not UTF-8 text: {error.reason}") from None
 
     def values(
         self, separator: str, skip: int, width: int, chosen: list[int] | None
