@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -89,6 +90,33 @@ def test_list(kind, name, fact, command):
     assert command.out == "" and f"none of the {kind} matches 'zzz*'" in command.err
     assert command("list", kind, "zzz*", "--json") == 0
     assert command.json() == []
+
+
+def test_warnings_take_one_line_and_are_said_once(command, tmp_path):
+    idle = ["--set", "epochs=0", "--seeds", "0-1", "-q", "--out", str(tmp_path / "run")]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        patch.setattr("polymode.report.run.write_report", lambda *given: None)
+        assert command("run", "--task", "two_moons", "--method", "map", *idle) == 0
+    (said,) = [line for line in command.err.splitlines() if "epochs=0" in line]
+    assert (
+        said.startswith("polymode: warning: epochs=0 with a function") and "fit(" not in command.err
+    )
+
+
+def test_ctrl_c_while_a_library_is_imported_takes_one_line(tmp_path):
+    """The library turns the interrupt into an error of its own, as extension modules do."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(30)\n"
+        "except BaseException:\n    raise ImportError('half of torch') from None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    words = [sys.executable, "-m", "polymode", "list", "methods"]
+    run = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (130, "polymode: interrupted\n")
 
 
 def test_list_options_of_one_method_and_of_all(command):

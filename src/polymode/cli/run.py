@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from polymode.cli import keep_what_is_done
 from polymode.cli.talk import Json, put, say, tell_damage
 from polymode.runs.settings import UsageProblem
 
@@ -218,6 +219,7 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
     from polymode.cli.progress import watcher
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
+    keep_what_is_done()
     tell_damage(folder, "counts as not done")
     command = plan.command(str(folder.path), *in_jobs(jobs))
     try:

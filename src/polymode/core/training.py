@@ -99,8 +99,8 @@ class Training(Passes):
         named = isinstance(self.optimizer, str)
         clip = "" if self.clip_norm else " or clip_norm=1.0"
         return (
-            f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs'"
-            " scale"
+            f"Try {rate if named else 'a smaller learning rate'}{clip}, and check the scale of"
+            " the inputs"
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from polymode.core.data import Data, Examples, Loader
+from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.core.history import Recorder, validation_for
 from polymode.core.likelihoods import Likelihood
@@ -37,10 +38,11 @@ from polymode.tasks.task import Task
 
 ELSEWHERE = {
     "learning_rate": "lr",
-    "weight_decay": "prior_precision",
+    **dict.fromkeys(("weight_decay", "wd", "l2"), "prior_precision"),
     "num_epochs": "epochs",
     "n_epochs": "epochs",
     **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
+    **dict.fromkeys(("n_estimators", "num_estimators", "num_models"), "num_modes"),
     **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
 }
 """Names that other libraries have for options, and ours."""
@@ -99,7 +101,7 @@ def fit(
     """
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
-    device = _device(device)
+    device = usable_device(device)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
     if task.train is None:
@@ -188,6 +190,7 @@ def _train(
             checkpoint=checkpoint,
             recorder=recorder,
         )
+        _warn_of_divergence(config, recorder)
     told: Any = Told(data, f"{what}: passes over the data", observers)
     weights = core.finish(config, problem._replace(data=told), state)
     found = {"num_modes": stack.num_modes, "epochs": config.num_epochs(steps)}
@@ -220,6 +223,22 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
         warnings.warn(
             f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
             stacklevel=4,
+        )
+
+
+def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
+    """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
+    first, last = recorder.first, recorder.last
+    if not isinstance(config, Training) or first is None or last is None:
+        return
+    grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
+    if grown:
+        worst = max(grown, key=lambda k: last[k])
+        warnings.warn(
+            f"training has diverged: the loss of member {worst} was {first[worst]:.4g} at the first"
+            f" step and is {last[worst]:.4g} at the end ({len(grown)} of {len(last)} members)."
+            f" {config.advice}",
+            stacklevel=5,
         )
 
 
@@ -342,27 +361,6 @@ def with_augmentation(config: Passes) -> Passes:
     if not isinstance(config.augment, (str, Mapping)):
         return config
     return dataclasses.replace(config, augment=augmentation(config.augment))
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"`device` must be 'cpu', 'cuda' or the like, got {device!r}") from None
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device '{wanted}' was asked for, but torch sees no GPU here; use device='cpu', or"
-            " install a CUDA build of torch"
-        )
-    if wanted.type not in ("cpu", "cuda"):
-        try:
-            torch.empty(1, device=wanted)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ValueError(
-                f"device '{wanted}' cannot be used here: {reason}; use device='cpu'"
-            ) from None
-    return wanted
 
 
 def _stack(net: Any, task: Task, config: Any, seed: int, how: dict[str, Any]) -> tuple[Stack, bool]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.devices import usable_device
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
@@ -114,7 +115,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
     likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
-    shards = Shards(folder, manifest, network, likelihood, torch.device(device))
+    shards = Shards(folder, manifest, network, likelihood, usable_device(device))
     return Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards,
         likelihood,

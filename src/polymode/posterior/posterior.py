@@ -117,6 +117,8 @@ class Posterior:
             raise TypeError(f"a posterior is indexed by a slice of its modes, got {modes!r}")
         part = copy.copy(self)
         part.weights = self.weights[modes]
+        part.config = {**self.config, "num_modes": part.num_modes}
+        part.history = self.history.of_modes(modes)
         return part
 
     def predict(
@@ -293,7 +295,7 @@ class Posterior:
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
     def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
-        """Write the posterior to `folder`; an earlier one stays intact until the new one is complete.
+        """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
             folder: a folder of its own.
