@@ -163,7 +163,7 @@ def test_wrong_tables_are_named(tmp_path, text, message):
 
 
 def test_wrong_folders_and_options_are_named(tmp_path):
-    with pytest.raises(FileProblem, match="is no folder"):
+    with pytest.raises(FileProblem, match="is not a folder"):
         read_image_folder(tmp_path / "nowhere")
     with pytest.raises(FileProblem, match="has no PNG or JPEG image in a subfolder"):
         read_image_folder(tmp_path)

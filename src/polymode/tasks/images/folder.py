@@ -59,7 +59,7 @@ def image_folder(
         seed: draws the random shifts; the split does not depend on it.
         size: side, or (height, width), to resize to; by default all images must have one size.
         channels: 1 for grey, 3 for colour; by default what the first image has.
-        labels: csv file with a line `file,class` for each image, where classes are no subfolders.
+        labels: csv file with a line `file,class` for each image, if classes are not subfolders.
         on_broken: "error" names the first image that cannot be decoded; "skip" leaves such out.
         test_fraction: share in (0, 1) of the images that is the test set, where there are no
             subfolders `train` and `test`.

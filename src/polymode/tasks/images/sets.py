@@ -159,7 +159,7 @@ SETS = {
     )
 }  # fmt: skip
 OOD_ONLY = {"svhn_recropped": "svhn", "notmnist_small": "notmnist"}
-"""Sets that are no task, and the one they are of the same kind as."""
+"""Sets that are not tasks, each with the task of the same kind."""
 
 
 def named(

@@ -203,8 +203,8 @@ def _fault(
             elif not _is_number(fields[position]):
                 kept = [name for name in names if name != names[position]]
                 return (
-                    f"{path}, {where}: '{fields[position]}' is no number; encode the column or read"
-                    f" the others with columns={_few(kept)}"
+                    f"{path}, {where}: '{fields[position]}' is not a number; encode the column or"
+                    f" read the others with columns={_few(kept)}"
                 )
     if missing:
         return (
