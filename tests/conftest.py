@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would be wrapped to it
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def group_of(item: pytest.Item) -> str:
     """Return what stays together: a file; in the conformance suite a method."""
     case = getattr(item, "callspec", None)
-    if "conformance" in item.path.parts and case is not None:
+    if "conformance" in item.path.parts and case is not None and "method" in case.params:
         return str(case.params["method"])
     return item.path.stem
 

@@ -132,6 +132,7 @@ def _epochs(
     finite, loss = math.nan, math.nan
     while state.step < reporter.total:
         epoch, position = divmod(state.step, per_epoch)
+        before = state.step
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
             state, info = step(state, batch)
             if state.step == first + 1:  # the execution is chosen in the first step
@@ -151,6 +152,11 @@ def _epochs(
                 _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
+        if state.step == before:
+            raise ValueError(
+                f"a pass over the data ended after {position} batches, but should have {per_epoch};"
+                " give a loader whose every pass yields as many batches as its length says"
+            )
     reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
     return state
 

@@ -56,7 +56,7 @@ class Training(Passes):
         optimizer: the optimiser: "adam", "adamw", "sgd", "nesterov", "rmsprop", "adagrad", or a
             function from the list of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p:
             torch.optim.SGD(p, lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight
-            decay: the prior is the method's `prior_precision`.
+            decay, since the prior is the method's `prior_precision`; it is then the same as adam.
         lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
             adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
         momentum: momentum of sgd, nesterov and rmsprop, in [0, 1); nesterov needs > 0.
@@ -82,14 +82,20 @@ class Training(Passes):
             clips = is_number(self.clip_norm) and self.clip_norm > 0
             self._require(clips, "clip_norm", "> 0 or None")
         self._require_name("schedule_unit", ("epoch", "step"))
+        if self.schedule_unit != "epoch" and not callable(self.schedule):
+            raise ValueError(
+                f"`schedule_unit` of {type(self).__name__} belongs to a schedule that is a"
+                f" function, not to '{self.schedule}', which is followed step by step"
+            )
         if not callable(self.optimizer):
             self._require_name("optimizer", tuple(OPTIMIZERS))
         if not callable(self.schedule):
             self._require_name("schedule", tuple(SCHEDULES))
         if self.momentum and self.optimizer not in _MOMENTUM:
-            raise ValueError(
-                f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {self.optimizer}"
-            )
+            if self.momentum != type(self).momentum:
+                kind = "a function" if callable(self.optimizer) else self.optimizer
+                raise ValueError(f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {kind}")
+            object.__setattr__(self, "momentum", 0.0)  # a default, of another optimiser
         if self.optimizer == "nesterov":
             self._require(self.momentum > 0, "momentum", "> 0 for nesterov")
 

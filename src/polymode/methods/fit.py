@@ -209,13 +209,20 @@ def _train(
 
 
 def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
-    """Warn of networks that are never trained, and of a batch size that a loader does not take."""
+    """Warn of networks that are never trained, of a rate that a function of yours does not know,
+    and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
         warnings.warn(
             "epochs=0 with a function that makes new networks: they keep their initial weights"
             " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
             stacklevel=4,
         )
+    if isinstance(config, Training) and callable(config.optimizer):
+        if config.lr != type(config).lr:
+            warnings.warn(
+                f"lr={config.lr:g} has no effect: the optimizer is a function with its own rate",
+                stacklevel=4,
+            )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
         return
     own = getattr(task.train.loader, "batch_size", None)
