@@ -52,7 +52,7 @@ def evaluate(
     """Return every metric that applies, on the test set, every shift and every OOD set.
 
     Scores with labels are computed on the test set, the shifts, and OOD sets of regressions that
-    have targets. OOD metrics set each OOD set against the test set, OOD positive. A metric that
+    have targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
     does not apply is None, with a note that says why.
 
     Args:
@@ -62,15 +62,15 @@ def evaluate(
         train_seconds: wall time of the fit, if it was measured, for the cost columns.
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
-            and let go before the next one is predicted, but for the test set.
+            and released before the next one is predicted; the test set stays until the end.
         validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", to
             choose options by; see `tasks/validation.py`. These predictions are never kept.
         samples_per_mode: samples of each mode that predictions are made of; by default as many as
             the posterior takes itself.
-        seed: of these samples, where they are drawn.
+        seed: seed of these samples, if they are drawn.
 
     Returns:
-        `Results`; its `kept` holds the predictions. It also has what is drawn and not scored: for
+        `Results`; its `kept` holds the predictions, also those that are drawn but not scored: for
         regressions on one input the training set and an even grid, "train" and "curve"; for classes
         on two inputs the same as "train" and "plane", first input fastest.
     """
@@ -171,7 +171,7 @@ def _is_kept(name: str, keep: bool | Sequence[str]) -> bool:
 
 
 def _target_scale(task: Task) -> tuple[float, ...] | None:
-    """Return the D scales of a regression's targets; None where nobody knows them."""
+    """Return the D scales of a regression's targets; None if they are not known."""
     if task.likelihood.classification:
         return None
     found_here = task.scales_itself and isinstance(

@@ -60,7 +60,7 @@ class Cost(NamedTuple):
         num_modes: networks that were trained. parameters: of all of them together.
         num_samples: networks that a prediction is made of, `samples_per_mode` of each mode.
         predict_seconds: wall time of predicting `predict_examples` inputs, all scored sets.
-        train_seconds: wall time of the fit, None where nobody measured it.
+        train_seconds: wall time of the fit, None if it was not measured.
         memory_bytes: of the posterior's parameters and buffers, None in results of before 0.2.
     """
 
@@ -213,7 +213,7 @@ class Results:
         return align(lines[0], lines[1:]) if lines else ""
 
     def _lines(self, rows: list[Row]) -> list[tuple[str, ...]]:
-        """Return headings and a line a data set; nothing for no rows."""
+        """Return headings and a line per data set; nothing for no rows."""
         if not rows:
             return []
         datasets = list(dict.fromkeys(row.dataset for row in rows))

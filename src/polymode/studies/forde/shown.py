@@ -54,7 +54,7 @@ COLUMNS = {
 
 TOYS = ("regression", "classification")
 PAPERS = {"cifar10_subset": "cifar10", **{part: part for part in TABLES}}
-"""Which table of the paper stands beside a part."""
+"""Which table of the paper belongs to a part."""
 
 
 def tables(runs: Runs) -> dict[str, Table]:
