@@ -56,8 +56,12 @@ def _permuted(tensor: Tensor, place: Place, order: Tensor) -> Tensor:
         return tensor
     modes, axis = len(tensor), place.axis
     old = order[:, label.reshape(-1)].reshape(modes, *label.shape)
-    index = torch.from_numpy(place.table)[torch.from_numpy(place.local)[old], torch.from_numpy(place.number)]
-    stay = torch.arange(tensor.shape[axis + 1]).reshape([-1 if a == axis else 1 for a in range(label.dim())])
+    index = torch.from_numpy(place.table)[
+        torch.from_numpy(place.local)[old], torch.from_numpy(place.number)
+    ]
+    stay = torch.arange(tensor.shape[axis + 1]).reshape(
+        [-1 if a == axis else 1 for a in range(label.dim())]
+    )
     index = torch.where(old == 0, stay, index)
     if label.numel() == label.shape[axis]:  # the same for all rows: whole slices move
         rows = index.reshape(modes, -1)

@@ -7,8 +7,8 @@ random element of the whole group acts on random weights in float64, and outputs
 
 Sources: R. Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces", 1990
 (permutations); B. Neyshabur, R. Salakhutdinov, N. Srebro, "Path-SGD", 2015 (scalings of ReLU
-networks); O. Laurent, E. Aldea, G. Franchi, "A symmetry-aware exploration of Bayesian neural network
-posteriors", ICLR 2024, which writes them down by hand for each architecture.
+networks); O. Laurent, E. Aldea, G. Franchi, "A symmetry-aware exploration of Bayesian neural
+network posteriors", ICLR 2024, which writes them down by hand for each architecture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 
 from polymode.core.layers import function_of
 from polymode.core.modules import aliases_of
@@ -32,7 +31,7 @@ from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.layers import rule_for
 from polymode.symmetry.operations import Call, follow, name_of
 from polymode.symmetry.units import Value
-from polymode.symmetry.walk import Walk, meta
+from polymode.symmetry.walk import Walk, each_in, meta
 
 _BATCH = 2
 _SIDES = (8, 16, 28, 32, 64, 18, 24, 20, 12, 4, 40, 48, 96, 128, 224, 256, 1, 2, 3, 5, 6, 7)
@@ -88,13 +87,17 @@ def find(
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, FilterResponseNorm2d) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, FilterResponseNorm2d) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 def _graph(module: nn.Module) -> fx.Graph:
     name = type(module).__name__
     if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
-        raise ValueError(f"{name} has forward hooks, whose effect a graph does not show; remove them")
+        raise ValueError(
+            f"{name} has forward hooks, whose effect a graph does not show; remove them"
+        )
     try:
         return _Tracer().trace(module)
     except Exception as error:
@@ -140,19 +143,17 @@ def _example(module: nn.Module, graph: fx.Graph, shape: Sequence[int] | None) ->
 
 def _guesses(module: nn.Module) -> Iterator[tuple[int, ...]]:
     """Shapes that the first layers suggest, then images of usual sizes."""
-    sides = 0
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             yield (layer.in_features,)
             break
-        sides = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}.get(type(layer), 0)  # type: ignore[call-overload]
-        if sides:
-            yield from ((layer.in_channels, *[side] * sides) for side in _SIDES)  # type: ignore[misc]
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            sides = len(layer.kernel_size)
+            yield from ((layer.in_channels, *[side] * sides) for side in _SIDES)
             break
     for channels, side in product((1, 3, 2, 4), _SIDES):
         yield channels, side, side
-    for length, features in product((8, 16), [p.shape[-1] for p in module.parameters() if p.dim() > 1]):
-        yield length, features
+    yield from product((8, 16), [p.shape[-1] for p in module.parameters() if p.dim() > 1])
 
 
 def _walk(
@@ -169,9 +170,11 @@ def _walk(
             elif node.op == "get_attr":
                 values[node] = _attribute(module, str(node.target))
             elif node.op == "output":
-                _pin_outputs(walk, map_aggregate(node.args, lambda a: values.get(a, a)))
+                _pin_outputs(walk, each_in(node.args, lambda a: values.get(a, a)))
             else:
-                if node.op == "call_module" and list(module.get_submodule(str(node.target)).parameters()):
+                if node.op == "call_module" and list(
+                    module.get_submodule(str(node.target)).parameters()
+                ):
                     uses[str(node.target)] = uses.get(str(node.target), 0) + 1
                 values[node] = _step(walk, node, module, values)
     return walk, [name for name, count in uses.items() if count > 1]
@@ -180,7 +183,9 @@ def _walk(
 def _attribute(module: nn.Module, name: str) -> Any:
     path, _, leaf = name.rpartition(".")
     found = getattr(module.get_submodule(path), leaf)
-    return Value(found.detach(), raw=name) if isinstance(found, Tensor) else found
+    if isinstance(found, nn.Parameter):
+        return Value(found.detach(), raw=name)
+    return Value(found.detach()) if isinstance(found, Tensor) else found  # what is given stays
 
 
 def _pin_outputs(walk: Walk, outputs: Any) -> None:
@@ -192,22 +197,28 @@ def _pin_outputs(walk: Walk, outputs: Any) -> None:
                 walk.moves.pin(label)
         return value
 
-    map_aggregate(outputs, pin)
+    each_in(outputs, pin)
 
 
 def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, Any]) -> Any:
     """Return the labelled result of one operation."""
-    args, kwargs = (map_aggregate(part, lambda a: values[a] if isinstance(a, fx.Node) else a) for part in (node.args, node.kwargs))
+    args, kwargs = (
+        each_in(part, lambda a: values[a] if isinstance(a, fx.Node) else a)
+        for part in (node.args, node.kwargs)
+    )
     function = function_of(node, module)
     data = function(*meta(args), **meta(kwargs))
     call = Call("", node.name, function, args, kwargs, data)
     inputs = list(call.values())
-    if not inputs or not _has_tensor(data):
+    if not _has_tensor(data):
         return data
+    if not inputs:
+        zero = name_of(node.target) == "zeros"
+        return each_in(data, lambda t: Value(t, zero=zero) if isinstance(t, Tensor) else t)
     if node.users and all(_reads_shape(user) for user in node.users):
-        return map_aggregate(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
+        return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     result: Any = NotImplemented
-    layer = function if node.op == "call_module" else None
+    layer = function if isinstance(function, nn.Module) else None
     if layer is not None and (rule := rule_for(layer)) is not None and isinstance(args[0], Value):
         result = rule(walk, node.name, layer, str(node.target), walk.adopt(args[0]), data)
     elif (name := name_of(layer if layer is not None else node.target)) is not None:
@@ -216,9 +227,9 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
     if result is NotImplemented:
         kind = type(layer).__name__ if layer is not None else call.name or str(node.target)
         walk.give_up(f"{kind} ({node.target})" if layer is not None else f"{kind}", inputs)
-        result = map_aggregate(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
+        result = each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     number = iter(range(10**9))
-    return map_aggregate(
+    return each_in(
         result,
         lambda v: walk.touch(f"{node.name}/{next(number)}", v) if isinstance(v, Value) else v,
     )
@@ -228,10 +239,14 @@ def _reads_shape(node: fx.Node) -> bool:
     """Whether an operation depends on the shape of its input only."""
     if node.target is getattr:
         return node.args[1] in ("shape", "device", "dtype", "ndim")
-    return name_of(node.target) in ("zeros_like", "new_zeros", "size", "dim") if node.op != "call_module" else False
+    return (
+        name_of(node.target) in ("zeros_like", "new_zeros", "size", "dim")
+        if node.op != "call_module"
+        else False
+    )
 
 
 def _has_tensor(data: Any) -> bool:
     found: list[bool] = []
-    map_aggregate(data, lambda t: found.append(isinstance(t, Tensor)))
+    each_in(data, lambda t: found.append(isinstance(t, Tensor)))
     return any(found)

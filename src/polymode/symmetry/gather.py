@@ -80,8 +80,10 @@ def _groups(
             for unit in set(row[row > PINNED].tolist()):
                 marks[unit].append((token, block))
     sets = _sets_of_blocks(marks, sizes)
-    owners = {u: slot for slot, (label, _) in reversed(slots.items()) for u in np.unique(label).tolist()}
-    outer: dict[int, tuple[int, int]] = {}  # unit -> set of blocks, block
+    owners = {
+        u: slot for slot, (label, _) in reversed(slots.items()) for u in np.unique(label).tolist()
+    }
+    outer: dict[int, tuple[int | None, int]] = {}  # unit -> set of blocks, block
     for number, (blocks, _) in enumerate(sets):
         outer |= {u: (number, blocks[m[0]]) for u, m in marks.items() if m[0] in blocks}
     members: dict[Any, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -89,12 +91,9 @@ def _groups(
         if unit <= PINNED:
             continue
         mine = sorted(set(marks.get(unit, [])))
-        if unit in outer:
-            number, block = outer[unit]
-            key = records[unit], tuple(token for token, _ in mine), number
-        else:
-            key, block = (records[unit], tuple(mine), None), 0  # type: ignore[assignment]
-        members[key][block].append(unit)
+        number, block = outer.get(unit, (None, 0))
+        apart = tuple(mine) if number is None else tuple(token for token, _ in mine)
+        members[records[unit], apart, number][block].append(unit)
     return _named(members, sets, owners, numbers)
 
 
@@ -118,7 +117,9 @@ def _named(
             if units.size > len(units) or number in whole:
                 taken[name] += 1
                 unique = name if taken[name] == 1 else f"{name} #{taken[name]}"
-                groups.append(Group(unique, numbers[units], labels.get(number) if number in whole else None))
+                groups.append(
+                    Group(unique, numbers[units], labels.get(number) if number in whole else None)
+                )
     return groups, blocks
 
 
@@ -152,12 +153,12 @@ def _sets_of_blocks(
     good = []
     for roots_of_set, tokens in sets.items():
         size = len(roots_of_set)
-        alone = all(
-            not (roots_of_set & set(of_token[t])) for t in sizes if t not in tokens
-        )
+        alone = all(not (roots_of_set & set(of_token[t])) for t in sizes if t not in tokens)
         if size > 1 and alone and all(sizes[token] == size for token in tokens):
             order = {r: k for k, r in enumerate(of_token[tokens[0]])}
-            good.append(({(t, b): order[of_token[t][b]] for t in tokens for b in range(size)}, size))
+            good.append(
+                ({(t, b): order[of_token[t][b]] for t in tokens for b in range(size)}, size)
+            )
     return good
 
 
@@ -185,7 +186,8 @@ def _scalings(walk: Walk) -> tuple[tuple[Rescaling, ...], tuple[ScaleGroup, ...]
     """Number the scalings, and sort them by the tensors that they multiply first."""
     final = {key: walk.scales.roots(f.label) for key, f in walk.factors.items()}
     numbers = _numbers(label for label, _ in final.values())
-    rescalings, first, reads = [], {}, set()
+    first: dict[int, str] = {}
+    rescalings, reads = [], set()
     counts: dict[int, int] = defaultdict(int)
     for (key, (label, signs)), factor in zip(final.items(), walk.factors.values(), strict=True):
         label, signs = numbers[label], signs * factor.exponent
@@ -201,7 +203,10 @@ def _scalings(walk: Walk) -> tuple[tuple[Rescaling, ...], tuple[ScaleGroup, ...]
         groups[first.get(unit, "others"), unit not in reads].append(unit)
     scale_groups = tuple(
         ScaleGroup(
-            name.rpartition(".")[0] or name, np.array(units), free, any(counts[u] > 1 for u in units)
+            name.rpartition(".")[0] or name,
+            np.array(units),
+            free,
+            any(counts[u] > 1 for u in units),
         )
         for (name, free), units in groups.items()
     )

@@ -52,7 +52,11 @@ def contract(
         """Labels of a weight: one vector follows axis 0, the other axis 1 within its group."""
         first, second = (into, out) if transposed else (out, into)
         inner = np.repeat(second.reshape(groups, -1), len(first) // groups, 0)
-        second = along(second, 1, ndim) if groups == 1 else inner.reshape(*inner.shape, *[1] * (ndim - 2))
+        second = (
+            along(second, 1, ndim)
+            if groups == 1
+            else inner.reshape(*inner.shape, *[1] * (ndim - 2))
+        )
         return (second, along(first, 0, ndim)) if transposed else (along(first, 0, ndim), second)
 
     out_axis, in_axis = (1, 0) if transposed else (0, 1)

@@ -16,25 +16,32 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx.node import map_aggregate
 
 from polymode.symmetry.layers import contract
 from polymode.symmetry.units import PINNED, ZERO, Label, Value, aligned, move, varied, varies
-from polymode.symmetry.walk import Walk
+from polymode.symmetry.walk import Walk, each_in
 
-MOVING = set("""flatten reshape view unflatten permute transpose swapaxes swapdims movedim moveaxis
+MOVING = set(
+    """flatten reshape view unflatten permute transpose swapaxes swapdims movedim moveaxis
     squeeze unsqueeze getitem select narrow unbind chunk split tensor_split expand expand_as repeat
     contiguous clone detach flip roll tile broadcast_to index_select pixel_shuffle pixel_unshuffle
-    channel_shuffle t view_as reshape_as rot90 T mT repeat_interleave ravel""".split())
-KEEPING = set("""identity dropout dropout1d dropout2d dropout3d alpha_dropout relu relu_ leaky_relu
-    leaky_relu_ abs neg to float double half type_as bfloat16 rrelu""".split())
-ELEMENTWISE = set("""tanh sigmoid silu gelu elu selu celu softplus softsign mish hardswish
+    channel_shuffle t view_as reshape_as rot90 T mT repeat_interleave ravel""".split()
+)
+KEEPING = set(
+    """identity dropout dropout1d dropout2d dropout3d alpha_dropout relu relu_ leaky_relu
+    leaky_relu_ abs neg to float double half type_as bfloat16 rrelu""".split()
+)
+ELEMENTWISE = set(
+    """tanh sigmoid silu gelu elu selu celu softplus softsign mish hardswish
     hardsigmoid hardtanh relu6 logsigmoid exp log log1p expm1 sqrt rsqrt sin cos erf square pow
     reciprocal clamp clip tanhshrink softshrink hardshrink threshold relu6 exp2 sign
-    feature_alpha_dropout sigmoid_ tanh_ silu_ atan sinh cosh round floor""".split())
-POOLING = set("""max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+    feature_alpha_dropout sigmoid_ tanh_ silu_ atan sinh cosh round floor""".split()
+)
+POOLING = set(
+    """max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d lp_pool2d interpolate upsample""".split())
+    adaptive_max_pool2d adaptive_max_pool3d lp_pool2d interpolate upsample""".split()
+)
 ADDING = {"add", "sub", "iadd", "isub", "add_", "sub_", "maximum", "minimum", "subtract"}
 MULTIPLYING = {"mul", "imul", "mul_", "multiply", "truediv", "div", "div_", "itruediv", "divide"}
 REDUCING = {"mean", "sum", "amax", "amin"}
@@ -66,7 +73,7 @@ _ODD_NAMES: dict[Any, str] = {
 
 @dataclass
 class Call:
-    """One operation of the graph: what is called, with labelled values, and the unlabelled result."""
+    """One operation of the graph: what is called, labelled inputs, the unlabelled result."""
 
     name: str
     token: str
@@ -77,7 +84,9 @@ class Call:
 
     def values(self) -> Iterator[Value]:
         found: list[Value] = []
-        map_aggregate((self.args, self.kwargs), lambda v: found.append(v) if isinstance(v, Value) else None)
+        each_in(
+            (self.args, self.kwargs), lambda v: found.append(v) if isinstance(v, Value) else None
+        )
         return iter(found)
 
     def get(self, name: str, place: int, default: Any) -> Any:
@@ -166,7 +175,9 @@ def _moved(walk: Walk, call: Call) -> Any:
 
 def _cat(walk: Walk, values: list[Any], dim: int, data: Tensor) -> Value:
     values, dim = [walk.adopt(value) for value in values], dim % data.dim()
-    whole = {a for v in values for label in v.moves if not varies(label, dim) for a in varied(label)}
+    whole = {
+        a for v in values for label in v.moves if not varies(label, dim) for a in varied(label)
+    }
     for value in values:
         value.moves = [
             walk.regular(walk.moves, label, [a for a in varied(label) if a != dim])
@@ -186,11 +197,18 @@ def _cat(walk: Walk, values: list[Any], dim: int, data: Tensor) -> Value:
                 walk.moves.tie(label, other)
             if not partners:
                 walk._pin_against(label, value, data.dim())
-    if any(varies(label, dim) or value.data.shape[dim] == 1 for value in values for label in value.moves):
+    if any(
+        varies(label, dim) or value.data.shape[dim] == 1
+        for value in values
+        for label in value.moves
+    ):
         moves.append(_concatenated([_along(walk, value, dim) for value in values], dim))
     scales = [np.full_like(v.scale, ZERO) if v.zero else v.scale for v in values]
     sizes = [value.data.shape[dim] for value in values]
-    wide = [np.broadcast_to(s, [n if a == dim else m for a, m in enumerate(s.shape)]) for s, n in zip(scales, sizes, strict=True)]
+    wide = [
+        np.broadcast_to(s, [n if a == dim else m for a, m in enumerate(s.shape)])
+        for s, n in zip(scales, sizes, strict=True)
+    ]
     return Value(data, moves, _concatenated(wide, dim), all(v.zero for v in values))
 
 
@@ -206,8 +224,13 @@ def _along(walk: Walk, value: Value, dim: int) -> Label:
 
 
 def _concatenated(labels: list[Label], dim: int) -> Label:
-    shape = np.broadcast_shapes(*[[1 if a == dim else n for a, n in enumerate(label.shape)] for label in labels])
-    wide = [np.broadcast_to(label, [label.shape[dim] if a == dim else n for a, n in enumerate(shape)]) for label in labels]
+    shape = np.broadcast_shapes(
+        *[[1 if a == dim else n for a, n in enumerate(label.shape)] for label in labels]
+    )
+    wide = [
+        np.broadcast_to(label, [label.shape[dim] if a == dim else n for a, n in enumerate(shape)])
+        for label in labels
+    ]
     return np.concatenate(wide, dim)
 
 
@@ -228,7 +251,9 @@ def _pad(walk: Walk, call: Call) -> Any:
 
     fill = PINNED if value else ZERO
     moves = [padded(label, fill) for label in x.moves]
-    moves = [_where_axis_pads(walk, old, new, fill) for old, new in zip(x.moves, moves, strict=True)]
+    moves = [
+        _where_axis_pads(walk, old, new, fill) for old, new in zip(x.moves, moves, strict=True)
+    ]
     return Value(call.data, moves, padded(x.scale, fill) if not value else x.scale, x.zero)
 
 
@@ -282,9 +307,10 @@ def _reduced(walk: Walk, call: Call, x: Value) -> Any:
 
 
 def _softmax(walk: Walk, call: Call, x: Value) -> Value:
-    module = call.function if isinstance(call.function, nn.Module) else None
-    axis = (module.dim if module is not None and hasattr(module, "dim") else call.get("dim", 1, -1))
-    axis = (1 if axis is None else axis) % x.data.dim()
+    axis: Any = call.get("dim", 1, None)
+    if isinstance(call.function, nn.Module):
+        axis = getattr(call.function, "dim", -3)  # Softmax2d has no such attribute
+    axis = (-1 if axis is None else axis) % x.data.dim()
     x = walk.pin_scale(x)
     for label in x.moves:
         if varies(label, axis) and varied(label) != (axis,):
@@ -308,7 +334,7 @@ def _matmul(walk: Walk, call: Call) -> Any:
 
 
 def product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) -> Value:
-    """Batched matrix product (..., n, k) (..., k, m): what is summed over is tied, within blocks."""
+    """Batched matrix product (..., n, k) (..., k, m): what is summed over is tied, by blocks."""
     dim = data.dim()
     summed = [
         walk.regular(walk.moves, label, [a for a in range(dim) if a != free])
@@ -318,9 +344,11 @@ def product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) -> Value:
     ]
     sides = [np.swapaxes(s, -1, -2) if s.shape[-2] > 1 else s for s in summed]  # k last
     moves: list[Label] = []
-    counts = [sum(varies(label, own) for label in v.moves) for v, own in ((x, dim - 1), (y, dim - 2))]
+    counts = [
+        sum(varies(label, own) for label in v.moves) for v, own in ((x, dim - 1), (y, dim - 2))
+    ]
     if counts == [1, 1]:
-        walk.moves.tie(*sides)
+        walk.moves.tie(sides[0], sides[1])
         front = sides[0].shape[:-1] if sides[0].size >= sides[1].size else sides[1].shape[:-1]
         if np.prod(front) > 1:
             blocks = walk.moves.fresh(int(np.prod(front))).reshape(*front, 1)
@@ -335,7 +363,9 @@ def product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) -> Value:
                 continue
             partner = [k for k, each in enumerate(moves) if set(varied(each)) & set(varied(label))]
             for k in partner:
-                moves[k] = walk._join(token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim)
+                moves[k] = walk._join(
+                    token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim
+                )
             if not partner:
                 moves.append(label)
             batch = [axis for axis in varied(label) if axis < dim - 2]

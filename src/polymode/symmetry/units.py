@@ -1,9 +1,9 @@
 """Numbered units, and which of them are one and the same.
 
-While a network's graph is walked, every hidden unit has a number. Unit 0 is pinned: it neither moves
-nor scales. `ZERO` stands for an activation that is always 0, which suits every unit. A *label* is
-an array of such numbers that broadcasts to the shape of a tensor and says which unit each entry
-belongs to.
+While a network's graph is walked, every hidden unit has a number. Unit 0 is pinned: it neither
+moves nor scales. `ZERO` stands for an activation that is always 0, which suits every unit. A
+*label* is an array of such numbers that broadcasts to the shape of a tensor and says which unit
+each entry belongs to.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Units:
         """Return the first units of a label's, and the signs; zeros stay."""
         unique, places = np.unique(label, return_inverse=True)
         found = [(u, 1) if u == ZERO else self.root(u) for u in unique.tolist()]
-        roots, signs = (np.array(part)[places.reshape(label.shape)] for part in zip(*found))
+        roots, signs = (
+            np.array(part)[places.reshape(label.shape)] for part in zip(*found, strict=True)
+        )
         return roots, np.where(roots <= PINNED, 1, signs)
 
 
@@ -98,7 +100,9 @@ class Value:
 
     def __post_init__(self) -> None:
         if self.scale.ndim != self.data.dim():
-            self.scale = self.scale.reshape((1,) * (self.data.dim() - self.scale.ndim) + self.scale.shape)
+            self.scale = self.scale.reshape(
+                (1,) * (self.data.dim() - self.scale.ndim) + self.scale.shape
+            )
 
 
 def varies(label: Label, axis: int) -> bool:

@@ -10,7 +10,7 @@ and writes down in which tensors' axes they occur.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +165,9 @@ class Walk:
         for label in loose:
             self.moves.pin(label)
         kept = [label for label in value.moves if not any(label is each for each in loose)]
-        scale = self.regular(self.scales, value.scale, [a for a in range(value.data.dim()) if a not in axes])
+        scale = self.regular(
+            self.scales, value.scale, [a for a in range(value.data.dim()) if a not in axes]
+        )
         return Value(value.data, kept, scale, value.zero)
 
     def pin_scale(self, value: Value) -> Value:
@@ -224,9 +226,7 @@ class Walk:
         if not other.zero and any(sizes[axis] > 1 for axis in varied(label)):
             self.moves.pin(label)
 
-    def _join(
-        self, token: str, a: tuple[Label, Value], b: tuple[Label, Value], ndim: int
-    ) -> Label:
+    def _join(self, token: str, a: tuple[Label, Value], b: tuple[Label, Value], ndim: int) -> Label:
         """Tie labels that vary along a common axis, or keep the one in blocks of the other."""
         for (big, _), (small, value) in ((a, b), (b, a)):
             extra = set(varied(big)) - set(varied(small))
@@ -281,4 +281,9 @@ class Walk:
 
 def meta(value: Any) -> Any:
     """Return what torch is to be called with: values by their tensors without values."""
-    return map_aggregate(value, lambda each: each.data if isinstance(each, Value) else each)
+    return each_in(value, lambda each: each.data if isinstance(each, Value) else each)
+
+
+def each_in(structure: Any, function: Callable[[Any], Any]) -> Any:
+    """Return tuples, lists and dictionaries with the function of each of their items."""
+    return map_aggregate(structure, function)
