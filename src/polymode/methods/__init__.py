@@ -6,6 +6,8 @@ loops of one's own.
 """
 
 from polymode.methods import (
+    checkpoint_ensemble,
+    cyclical_sgmcmc,
     deep_ensemble,
     dropout,
     feature_rde,
@@ -14,9 +16,14 @@ from polymode.methods import (
     lit,
     map,
     sghmc,
+    sgld,
+    sgnht,
+    snapshot,
     swag,
     weight_rde,
 )
+from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
+from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -27,6 +34,9 @@ from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sghmc import SGHMC
+from polymode.methods.sgld import SGLD
+from polymode.methods.sgnht import SGNHT
+from polymode.methods.snapshot import Snapshot
 from polymode.methods.swag import SWAG
 from polymode.methods.weight_rde import WeightRDE
 
@@ -35,7 +45,11 @@ __all__ = [
     "MAP",
     "METHODS",
     "SGHMC",
+    "SGLD",
+    "SGNHT",
     "SWAG",
+    "CheckpointEnsemble",
+    "CyclicalSGMCMC",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -43,7 +57,10 @@ __all__ = [
     "FunctionRDE",
     "Method",
     "Problem",
+    "Snapshot",
     "WeightRDE",
+    "checkpoint_ensemble",
+    "cyclical_sgmcmc",
     "deep_ensemble",
     "dropout",
     "feature_rde",
@@ -53,6 +70,9 @@ __all__ = [
     "lit",
     "map",
     "sghmc",
+    "sgld",
+    "sgnht",
+    "snapshot",
     "swag",
     "weight_rde",
 ]
