@@ -154,7 +154,8 @@ def steps_kept(config: CyclicalSGMCMC, total_steps: int) -> tuple[int, ...]:
 def _steps_kept(
     total_steps: int, num_cycles: int, exploration: float, samples_per_cycle: int | None
 ) -> tuple[int, ...]:
-    ends, kept = cycle_ends(total_steps, num_cycles), []
+    ends = cycle_ends(total_steps, num_cycles)
+    kept: list[int] = []
     for start, end in zip((0, *ends), ends, strict=False):
         sampling = _sampling_steps(end - start, exploration)
         number = samples_per_cycle or min(_SAMPLES, sampling)

@@ -33,9 +33,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from polymode.core.loop import Batch

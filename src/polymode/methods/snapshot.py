@@ -7,10 +7,10 @@ A step is that of `map`: SGD on the log-posterior. At the end of each of `num_cy
 network is kept, and the large rate at the beginning of the next drives it elsewhere. The last L =
 `samples_per_mode` of them predict. `num_modes` runs start from initialisations of their own.
 
-The factor is that of the paper's equation 2; `schedule` names another one to be followed within each
-cycle. Where the cycles do not divide the steps their lengths differ by one, while the paper rounds
-up and cuts the last. Running statistics of normalisation layers are kept as they are at the end of
-each cycle.
+The factor is that of the paper's equation 2; `schedule` names another one to be followed within
+each cycle. Where the cycles do not divide the steps their lengths differ by one, while the paper
+rounds up and cuts the last. Running statistics of normalisation layers are kept as they are at the
+end of each cycle.
 
 Limits: networks of one run are alike, less diverse than as many runs; no law that they sample.
 Reference: G. Huang, Y. Li, G. Pleiss, Z. Liu, J. Hopcroft, K. Weinberger, Snapshot ensembles: train
@@ -111,7 +111,7 @@ METHODS.register(
     "snapshot",
     summary="networks at the ends of cycles of the learning rate, one run",
     kind="one mode",
-    equation="lr_k = lr ½ (1 + cos πr);  p(y | x) ≈ (1/L) Σₗ p(y | f(x; θₗ)), θₗ at the end of cycle l",
+    equation="lr_k = lr ½ (1 + cos πr);  p(y | x) ≈ (1/L) Σₗ p(y | f(x; θₗ)), θₗ ends cycle l",
     cost="1 × training, L × prediction",
     limits="Networks of one run are alike; they sample no law that is known.",
     paper="Huang et al. 2017",
