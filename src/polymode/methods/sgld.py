@@ -60,11 +60,13 @@ class SGLD(Chains):
     """Options of `sgld`: those of chains, and
 
     Args:
+        lr: > 0; lr times the largest curvature of U/N must stay below 2.
         integrator: "leimkuhler_matthews", or the paper's "euler".
         preconditioner: also "rmsprop_moving", the way of Li et al., which is biased.
     """
 
     preconditioners: ClassVar[tuple[str, ...]] = (FROZEN, MOVING)
+    lr: float = 0.05
     integrator: str = "leimkuhler_matthews"
 
     def __post_init__(self) -> None:

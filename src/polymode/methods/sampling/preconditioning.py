@@ -31,7 +31,8 @@ DECAY, DAMPING = 0.99, 0.1
 def no_metric(stack: Stack) -> Tensors:
     """Return the state of a preconditioner before the first gradient: `squares` V and `scale` √G,
     (M, P)."""
-    rows = torch.cat([torch.zeros_like(leaf).flatten(1) for leaf in stack.leaves()], 1).detach()
+    size = sum(leaf.numel() for leaf in stack.leaves()) // stack.num_modes
+    rows = torch.zeros(stack.num_modes, size, dtype=stack.dtype, device=stack.device)
     return {"squares": rows, "scale": torch.ones_like(rows)}
 
 
@@ -39,7 +40,7 @@ def no_metric(stack: Stack) -> Tensors:
 def adapt(metric: Tensors, gradients: list[Tensor], number: int) -> None:
     """Enter the gradients of step `number`, from 0."""
     squares, scale = metric["squares"], metric["scale"]
-    rows = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+    rows = torch.cat([gradient.reshape(len(squares), -1) for gradient in gradients], 1)
     squares.mul_(DECAY).addcmul_(rows, rows, value=1 - DECAY)
     scale.copy_(preconditioner(squares / (1 - DECAY ** (number + 1))).sqrt_())
 
