@@ -19,8 +19,9 @@ thermostat is one number per chain. What is left otherwise is measured in docs/m
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
 Running statistics of normalisation layers are kept as they are at the moment of each sample.
 
-Limits: as `sghmc`. Small networks have a z that fluctuates; with γ T/P far above a² the chain
-slows down. T = 0 is refused: friction would grow until nothing moves.
+Limits: as `sghmc`. A start far from the posterior heats the chain and drives z up; it comes back
+by at most γ T per step, so `burn_in` must be some hundred steps. With γ T/P far above a², in tiny
+networks, the chain slows down. T = 0 is refused: friction would grow until nothing moves.
 Reference: N. Ding, Y. Fang, R. Babbush, C. Chen, R. Skeel, H. Neven, Bayesian sampling using
     stochastic gradient thermostats, NeurIPS 2014. B. Leimkuhler, X. Shang, Adaptive thermostats
     for noisy gradient systems, SIAM J. Sci. Comput. 38(2), 2016 (BADODAB).
@@ -66,7 +67,7 @@ class SGNHT(Chains):
     """
 
     friction: float = 0.1
-    thermostat: float = 1e-3
+    thermostat: float = 1e-2
 
     def __post_init__(self) -> None:
         super().__post_init__()

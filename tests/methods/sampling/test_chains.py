@@ -93,7 +93,7 @@ def test_cycles_reach_both_modes() -> None:
     500 of them within 5 errors, which chance misses once in a million."""
     begin = torch.full((50, 1, 1), 5.0, dtype=torch.float64)
     config: Any = CyclicalSGMCMC(
-        lr=2.0, friction=0.2, num_cycles=10, exploration=0.5, samples_per_cycle=1,
+        lr=4.0, friction=0.2, num_cycles=10, exploration=0.5, samples_per_cycle=1,
         **OPTIONS | {"epochs": 2000},
     )  # fmt: skip
     _, state = run(cyclical_sgmcmc, config, wells, begin, 2000)
@@ -134,7 +134,7 @@ def test_a_preconditioner_that_moves_widens_the_law() -> None:
     excess = {}
     for kind in ("rmsprop", "rmsprop_moving"):
         config = SGLD(preconditioner=kind, **options)
-        path, _ = run(sgld, config, lambda t: t[..., 0] ** 2 / 2, start(2000, 1), 1500, every=50)
+        path, _ = run(sgld, config, lambda t: t[..., 0] ** 2 / 2, start(1000, 1), 1200, every=50)
         one = torch.ones(1, dtype=torch.float64)
         excess[kind] = z_scores(path[8:].square(), one).item()
     assert abs(excess["rmsprop"]) < 4.5
