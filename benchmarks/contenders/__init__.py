@@ -157,6 +157,28 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "sampling": Kind(
+        {
+            "autograd.grad + fused update": "sampling.bare",
+            "sgld": "sampling.sgld",
+            "sghmc": "sampling.sghmc",
+            "sgnht": "sampling.sgnht",
+            "sghmc, preconditioned": "sampling.preconditioned",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "swag": Kind(
+        {"map": "sampling.plain_training", "swag": "sampling.swag_training"},
+        figure="cpu",
+        ratio="CPU ratio",
+        check="loss",
+    ),
+    "swag_memory": Kind(
+        {"draw by draw": "sampling.one_by_one", "predict": "sampling.predict"},
+        figure="allocated_mb",
+        ratio="memory ratio",
+    ),
     "draws": Kind(
         {"draw + forward": "drawing.draw_and_forward", "predict": "drawing.predict_draws"},
         figure="cpu",
