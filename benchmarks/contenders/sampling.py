@@ -66,7 +66,7 @@ def _steps(case: Case, name: str, **options: Any) -> Job:
     method = METHODS.get(name).value
     config = method.config(lr=RATE, epochs=10**6, samples_per_mode=1, **options)
     problem = Problem(Categorical(), len(x), case.num_classes, case.num_steps)
-    state = method.init(config, problem, Stack(case.members(), execution="batched").train())
+    state = method.init(config, problem, Stack(case.members()).train())
 
     def run() -> None:
         nonlocal state
@@ -147,4 +147,8 @@ def predict(case: Case) -> Job:
     x, _ = data(case)
     posterior = fit(case, net=case.members(), epochs=0)
     posterior.weights = _gaussian(case)
-    return Job(lambda: posterior.predict(x), DRAWS)
+
+    def run() -> None:
+        posterior.predict(x)
+
+    return Job(run, DRAWS)

@@ -95,18 +95,22 @@ def init(config: SGLD, problem: Problem, stack: Stack) -> State:
 
 def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, before, metric, kept, number = state
+    stack, noise, metric, kept, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
-    noise = stack.normal_rows("sgld", number)
-    used = noise if config.integrator == "euler" else before.add_(noise).mul_(0.5)
+    new = stack.normal_rows("sgld", number)
+    if config.integrator == "euler":
+        noise.copy_(new)
+    else:
+        noise.add_(new).mul_(0.5)
     langevin(
         stack.leaves(),
         grads,
-        stack.as_leaves(used),
+        stack.as_leaves(noise),
         lr=config.lr,
         scale=math.sqrt(2 * config.lr * config.temperature / problem.num_examples),
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
+    noise.copy_(new)
     keep_sample(stack, kept, steps_kept(config, problem), number + 1)
     return State(stack, noise, metric, kept, number + 1), Info(losses)
 

@@ -130,5 +130,4 @@ def drift(leaves: Leaves, momenta: Leaves, metric: Leaves | None = None) -> None
 def kinetic_temperature(momentum: Tensor, variance: float) -> Tensor:
     """Return the mean square of each chain's momentum (M, P), in units of its `variance` at
     temperature 1, (M,)."""
-    squares = torch.linalg.vector_norm(momentum, dim=1).square_()
-    return squares / (momentum.shape[1] * variance)
+    return torch.linalg.vecdot(momentum, momentum) / (momentum.shape[1] * variance)
