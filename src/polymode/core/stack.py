@@ -97,7 +97,6 @@ class Stack:
         self.extra: Tensors = {}
         self.horizon: float = math.inf
         self._passes = 0
-        self._viewed: list[tuple[Tensor, list[Tensor]]] = []  # rows and their views
         modules, self.num_modes = members_from(networks, num_modes, seed)
         self.seeds = [fold(seed, "member", k) for k in range(self.num_modes)]
         self._gather(modules, dtype, torch.device(device))
@@ -406,17 +405,8 @@ class Stack:
         return noise.to(self.device)
 
     def as_leaves(self, rows: Tensor) -> list[Tensor]:
-        """Return rows (M, P), one number for each of a member's, as views like `leaves()`.
-
-        Those of the last two rows are kept: a momentum asks for the same again and again.
-        """
-        for held, views in self._viewed:
-            if held is rows:
-                return views
-        parts = zip(rows.split(self._sizes(), dim=1), self.leaves(), strict=True)
-        views = [part.view(leaf.shape) for part, leaf in parts]
-        self._viewed = [(rows, views), *self._viewed[:1]]
-        return views
+        """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
+        return self.views.like_leaves(rows)
 
     def _sizes(self) -> list[int]:
         """Numbers of one member in each of `leaves()`."""
