@@ -15,7 +15,7 @@ of the paper. It costs the same single gradient, its error is of second order in
 targets it has the exact covariance at every stable step: lr times the largest curvature of U/N must
 stay below 4. The paper's estimate of the gradient noise (β̂ in its equation 15) is taken as 0, as in
 its experiments: noise of small batches adds to T, the less the smaller `lr`. `Info.temperature`
-shows what it comes to.
+shows what it comes to; far above T, `finish` warns.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
 Running statistics of normalisation layers are kept as they are at the moment of each sample.
@@ -32,6 +32,7 @@ Shapes: `M` modes (chains), `L` samples per mode, `B` batch.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ from polymode.methods.sampling.integrators import baoab, kinetic_temperature
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
 
+_MEASURED, _HOT = 100, 1.5  # steps, and times the temperature, from which on a chain is warned of
+
 
 @dataclass(frozen=True, kw_only=True)
 class SGHMC(Chains):
@@ -74,11 +77,13 @@ class SGHMC(Chains):
 
 class State(NamedTuple):
     """What the next step needs: `momentum` of all leaves, a row per chain, the state of the
-    preconditioner, and the samples so far, `kept` (L, M, ...)."""
+    preconditioner, the sum of kinetic temperatures since the first sample (M,), and the samples so
+    far, `kept` (L, M, ...)."""
 
     stack: Stack
     momentum: Tensor
     metric: Tensors
+    heat: Tensor
     kept: Tensors
     step: int
 
@@ -97,12 +102,13 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
     momentum = scale * stack.normal_rows("sghmc", "start")
     kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, momentum, first_metric(config, stack), kept, step=0)
+    heat = momentum.new_zeros(stack.num_modes)
+    return State(stack, momentum, first_metric(config, stack), heat, kept, step=0)
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, metric, kept, number = state
+    stack, momentum, metric, heat, kept, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     keeps = 1 - config.friction
@@ -117,14 +123,28 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
         scale=math.sqrt((1 - keeps**2) * config.temperature * variance),
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
-    keep_sample(stack, kept, steps_kept(config, problem), number + 1)
-    info = Info(losses, kinetic_temperature(momentum, variance))
-    return State(stack, momentum, metric, kept, number + 1), info
+    steps = steps_kept(config, problem)
+    keep_sample(stack, kept, steps, number + 1)
+    temperature = kinetic_temperature(momentum, variance)
+    if number + 1 >= steps.start:
+        heat.add_(temperature)
+    return State(stack, momentum, metric, heat, kept, number + 1), Info(losses, temperature)
 
 
 def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept; the networks themselves where no step was taken."""
-    return kept_samples(state.stack, state.kept, steps_kept(config, problem), state.step)
+    steps = steps_kept(config, problem)
+    measured = state.step + 1 - steps.start
+    if config.temperature > 0 and steps and measured >= _MEASURED:
+        found = float(state.heat.mean()) / measured
+        if found > _HOT * config.temperature:
+            warnings.warn(
+                f"the chains ran at a kinetic temperature of {found:.2g}, not"
+                f" {config.temperature:g}: noise of batches, or steps too large for the curvature,"
+                f" heat them. Try lr={config.lr / 10:g}, larger batches, or sgnht",
+                stacklevel=2,
+            )
+    return kept_samples(state.stack, state.kept, steps, state.step)
 
 
 METHODS.register(

@@ -169,6 +169,14 @@ def test_a_step_too_large_says_what_to_try(name) -> None:
         fit(name, lr=1000.0, epochs=400)
 
 
+def test_chains_that_run_hot_say_so() -> None:
+    """Batches of one at a large step; with all the data in a batch there is nothing to say."""
+    options = {"lr": 0.1, "epochs": 10, "prior_precision": 1.0}
+    with pytest.warns(UserWarning, match=r"ran at a kinetic temperature of \d.*, not 1: .*lr=0.01"):
+        fit("sghmc", batch_size=1, **options)
+    fit("sghmc", **options | {"epochs": 300})
+
+
 def test_preconditioned_chains_take_learned_noise_and_resume(tmp_path) -> None:
     """Parameters that are one number per chain, and a state that is more than the networks."""
     task = pm.Task(train=(X, Y), likelihood=Gaussian(noise="learned"), target_scaling=None)
