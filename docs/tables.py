@@ -27,6 +27,7 @@ DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
+SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 
 PEERS = {
@@ -193,6 +194,21 @@ def bias_table(found: dict[str, Any]) -> str:
     return "\n" + markdown(rows) + "\n\n" + about + "\n"
 
 
+def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
+    """Return ratios to the first contender of each case of these kinds, median with range."""
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    rows = [["case", "contender", "ratio of CPU time or allocated memory"]]
+    for case in cases:
+        first, *others = case["contenders"]
+        for name in others:
+            said = f"{_forde_ratio(case, name, first)} × {first}"
+            rows.append([case["title"], name, said])
+    rounds = min(len(each["rounds"]) for case in cases for each in case["contenders"].values())
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    about = f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}."
+    return "\n" + markdown(rows) + "\n\n" + about + "\n"
+
+
 def moving_table(found: dict[str, Any]) -> str:
     """Return the variance of a unit Gaussian under a preconditioner that moves."""
     rows = [["lr", "variance of a unit Gaussian with rmsprop_moving"]]
@@ -276,7 +292,9 @@ def pages() -> dict[Path, str]:
     bias = json.loads(BIAS.read_text())
     sgld = between(SGLD.read_text(), "bias", bias_table(bias))
     sgld = between(sgld, "moving", moving_table(bias))
-    return {README: readme, METRICS: metrics, FORDE: forde, SGLD: sgld, **studies}
+    sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
+    swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
+    return {README: readme, METRICS: metrics, FORDE: forde, SGLD: sgld, SWAG: swag, **studies}
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
                 f"the chains ran at a kinetic temperature of {found:.2g}, not"
                 f" {config.temperature:g}: noise of batches, or steps too large for the curvature,"
                 f" heat them. Try lr={config.lr / 10:g}, larger batches, or sgnht",
-                stacklevel=2,
+                stacklevel=5,
             )
     return kept_samples(state.stack, state.kept, steps, state.step)
 

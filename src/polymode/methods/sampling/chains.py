@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.options import Sampling
 from polymode.core.stack import Stack
-from polymode.methods.map import add_prior_gradient, require_modes_and_prior
+from polymode.methods.map import require_modes_and_prior
 from polymode.methods.method import Problem
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
 
@@ -57,8 +58,13 @@ def posterior_gradients(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the losses (M,) of step `number`, and gradients of U/N like `stack.leaves()`."""
     losses = stack.gradients(problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=number)
-    add_prior_gradient(stack, prior_precision / problem.num_examples)
-    return losses, [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
+    found = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
+    if prior_precision:
+        parameters = list(stack.params.values())
+        with torch.no_grad():
+            own = found[: len(parameters)]
+            torch._foreach_add_(own, parameters, alpha=prior_precision / problem.num_examples)
+    return losses, found
 
 
 def first_metric(config: Chains, stack: Stack) -> Tensors:
