@@ -82,7 +82,8 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
         source = _name(node.args[0])
         return lambda run: run[source].flatten(2)
     if target is repeat_rows:
-        source, times = _name(node.args[0]), int(node.args[1])  # type: ignore[call-overload]
+        source, times = _name(node.args[0]), node.args[1]
+        assert isinstance(times, int)
         return lambda run: repeat_rows(run[source], times, axis=1)
     if called(node, template) in ELEMENTWISE:
         return _elementwise_step(node, function_of(node, template))

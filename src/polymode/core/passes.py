@@ -13,13 +13,15 @@ Shapes: `M` modes, `L` passes, `B` batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polymode.core.layers import repeat_rows
+from polymode.core.execution import in_layout_of
+from polymode.core.layers import function_of, repeat_rows
 from polymode.core.modules import Tensors, set_mode
 from polymode.core.network import Network
 from polymode.core.noise import batch_axes, drawing
@@ -83,9 +85,12 @@ def gradients_of_passes(
     `loss(outputs, y, extra)` gets outputs (..., times B, K), pass by pass, each row with a noise of
     its own; targets y are those of the B examples. Returns the losses (M,).
     """
-    name = f"{times} passes"
+    example = x[0] if own else x
+    if not _by_row(stack, example):
+        return _gradients_by_pass(stack, times, loss, x, y, own, step)
+    name = f"{times} passes, {stack.mode}"
     if name not in stack.views.derived:
-        stack.views.derived[name] = _repeating_stack(stack, name, x[0] if own else x, times)
+        stack.views.derived[name] = _repeating_stack(stack, name, example, times)
     body: Stack | None = stack.views.derived[name]
     if body is None:
         return stack.gradients(loss, repeat_rows(x, times, axis=int(own)), y, own=own, step=step)
@@ -94,6 +99,26 @@ def gradients_of_passes(
     if body.channels_last != stack.channels_last:  # their memory is one
         stack.lay_out(bool(body.channels_last))
     return losses
+
+
+def _by_row(stack: Stack, x: Tensor) -> bool:
+    """Whether each row has a noise of its own; DropConnect's is shared by the whole batch."""
+    return stack.network.program(
+        "noise by row", stack.mode, lambda _: _grouped(_member(stack), x)
+    )  # fmt: skip
+
+
+def _gradients_by_pass(
+    stack: Stack, times: int, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int
+) -> Tensor:
+    """One pass after another, each with a noise for its whole batch."""
+    passes = [stack(x, own=own, step=step * times + number) for number in range(times)]
+    losses = loss(torch.cat(passes, 1), y, stack.extra)
+    leaves = stack.leaves()
+    grads = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+    for leaf, grad in zip(leaves, grads, strict=True):
+        leaf.grad = in_layout_of(leaf, grad)
+    return losses.detach()
 
 
 def halves_of(stack: Stack, x: Tensor) -> Halves:
@@ -112,8 +137,12 @@ def _halves(stack: Stack, x: Tensor) -> Halves:
             with torch.no_grad():
                 h = first(h)
             early, late, module = Network(first), Network(rest), rest
-    grouped = all(axis.axis is not None for axis in batch_axes(module, h))
-    return Halves(early, late, grouped, _row_bytes(module, h))
+    return Halves(early, late, _grouped(module, h), _row_bytes(module, h))
+
+
+def _grouped(module: nn.Module, x: Tensor) -> bool:
+    """Whether all that a pass draws has a batch axis."""
+    return all(axis.axis is not None for axis in batch_axes(module, x))
 
 
 def _member(stack: Stack) -> nn.Module:
@@ -133,27 +162,35 @@ def part_of(stack: Stack, network: Network) -> Stack:
     return part
 
 
-class _Noticing(fx.Interpreter):
-    """Runs a graph and notes the shape of each value, and which node draws first."""
+class _Noticed(NamedTuple):
+    """What a pass through a graph shows: the shape of each tensor, and which node draws first."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(module, graph=graph)
-        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
-        self.first: fx.Node | None = None
+    shapes: dict[fx.Node, tuple[int, ...]]
+    first: fx.Node | None
 
-    def notice(self, x: Tensor) -> _Noticing:
-        with drawing() as shapes:
-            self._drawn = shapes
-            self.run(x)
-        return self
 
-    def run_node(self, node: fx.Node) -> Any:
-        value = super().run_node(node)
-        if isinstance(value, Tensor):
-            self.shapes[node] = tuple(value.shape)
-        if self.first is None and self._drawn:
-            self.first = node
-        return value
+def _notice(module: nn.Module, graph: fx.Graph, x: Tensor) -> _Noticed:
+    """Run a graph node by node, and look at its values."""
+    values: dict[fx.Node, Any] = {}
+    shapes: dict[fx.Node, tuple[int, ...]] = {}
+    first = None
+    with drawing() as drawn:
+        for node in graph.nodes:
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            if node.op == "placeholder":
+                value = x
+            elif node.op == "get_attr":
+                value = attrgetter(str(node.target))(module)
+            elif node.op == "output":
+                break
+            else:
+                value = function_of(node, module)(*args, **kwargs)
+            values[node] = value
+            if isinstance(value, Tensor):
+                shapes[node] = tuple(value.shape)
+            if first is None and drawn:
+                first = node
+    return _Noticed(shapes, first)
 
 
 def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | None:
@@ -165,7 +202,7 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
     nodes = list(graph.nodes)
     if [node.op for node in nodes].count("placeholder") != 1:
         return None
-    two, three = (_Noticing(module, graph).notice(repeat_rows(x[:1], n)) for n in (2, 3))
+    two, three = (_notice(module, graph, repeat_rows(x[:1], n)) for n in (2, 3))
     if two.first is None:
         return None
     for place in range(nodes.index(two.first), 0, -1):

@@ -17,6 +17,7 @@ from polymode.methods import (
     swag,
     weight_rde,
 )
+from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -44,6 +45,7 @@ __all__ = [
     "Method",
     "Problem",
     "WeightRDE",
+    "alpha_loss",
     "deep_ensemble",
     "dropout",
     "feature_rde",
