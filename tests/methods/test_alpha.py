@@ -1,4 +1,4 @@
-"""α-divergences: closed forms, limits, gradients under fixed masks, and the noise that is learned."""
+"""α-divergences: closed forms, limits, gradients with fixed masks, and the learned noise."""
 
 from __future__ import annotations
 
