@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import PLAIN, called, is_kind, is_relu
+from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -31,7 +31,7 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
         return None
     before = _state(module)
     try:
-        graph = fx.Tracer().trace(module)
+        graph = fx.Tracer(autowrap_functions=(repeat_rows,)).trace(module)
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None

@@ -18,6 +18,7 @@ from polymode.methods import (
     swag,
     weight_rde,
 )
+from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -47,6 +48,7 @@ __all__ = [
     "Method",
     "Problem",
     "WeightRDE",
+    "alpha_loss",
     "deep_ensemble",
     "dropout",
     "feature_rde",
