@@ -16,6 +16,7 @@ from polymode.methods import (
     map,
     sghmc,
     swag,
+    vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
@@ -31,6 +32,7 @@ from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
+from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "METHODS",
     "SGHMC",
     "SWAG",
+    "VI",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -60,5 +63,6 @@ __all__ = [
     "map",
     "sghmc",
     "swag",
+    "vi",
     "weight_rde",
 ]

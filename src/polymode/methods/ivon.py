@@ -135,13 +135,12 @@ def init(config: IVON, problem: Problem, stack: Stack) -> State:
     if stack.extra:
         adam = Training(lr=NOISE_LR, schedule=config.schedule)
         noise = Optimization(adam, list(stack.extra.values()), per_epoch, total)
-    zeros = [
-        {name: torch.zeros_like(p, requires_grad=False) for name, p in stack.params.items()}
-        for _ in range(4)
-    ]
-    for hessian in zeros[1].values():
-        hessian.fill_(config.hessian_init)
-    return State(stack, noise, *zeros, step=0)
+    first = config.hessian_init
+    g, h, g_sum, h_sum = (
+        {name: torch.full_like(p, value, requires_grad=False) for name, p in stack.params.items()}
+        for value in (0.0, first, 0.0, 0.0)
+    )
+    return State(stack, noise, g, h, g_sum, h_sum, step=0)
 
 
 def step(config: IVON, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
