@@ -21,13 +21,17 @@ Shapes: `B` batch, `I` and `O` features or channels.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymode.core.dense import linear_each
+
 SUFFIX = "_log_std"
+_Affine = Callable[..., Tensor]
 _LEAST = 1e-16  # of a variance, so that its root has a gradient where all inputs are 0
 
 
@@ -64,11 +68,16 @@ class _Local:
     """Draws outputs, with the moments that Gaussian weights give them."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        mean = self.affine(x, self.weight, self.bias)
+        tensors = {name: getattr(self, name) for name in self._parameters}  # fx sees attributes
+        return self.draw(self.affine, tensors, x)
+
+    def draw(self: Any, affine: _Affine, tensors: dict[str, Any], x: Tensor) -> Tensor:
+        mean = affine(x, tensors["weight"], tensors.get("bias"))
         if not self.training:
             return mean
-        bias = None if self.bias is None else (2 * self.bias_log_std).exp()
-        variance = self.affine(x * x, (2 * self.weight_log_std).exp(), bias)
+        spread = tensors.get("bias_log_std")
+        bias = None if spread is None else (2 * spread).exp()
+        variance = affine(x * x, (2 * tensors["weight_log_std"]).exp(), bias)
         return mean + variance.clamp_min(_LEAST).sqrt() * torch.randn_like(mean)
 
 
@@ -88,7 +97,10 @@ class _Flipout:
         return out + noise[(...,) + (None,) * (mean.dim() - noise.dim())]
 
 
-class LocalLinear(_Local, _Linear): ...
+class LocalLinear(_Local, _Linear):
+    def for_all_members(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The same for a stack: parameters (M, ...) by name, inputs (M, B, ..., I)."""
+        return self.draw(linear_each, tensors, x)
 
 
 class LocalConv1d(_Local, _Convolution, nn.Conv1d): ...
