@@ -63,7 +63,7 @@ def plain_log(axis: Axis) -> None:
 
 
 def zero_line(ax: Axes) -> None:
-    """Draw the line of no difference behind everything."""
+    """Draw the line of no difference behind everything else."""
     ax.axhline(0, color=PALE, linewidth=1, linestyle="--", zorder=0)
 
 
@@ -81,12 +81,12 @@ def axis_title(metric: str, unit: str = "") -> str:
 
 
 def panel_title(ax: Axes, title: str) -> None:
-    """Write above a panel what its vertical axis has: beside low panels titles run together."""
+    """Write what the vertical axis shows above its panel: beside low panels labels run together."""
     ax.set_title(title, loc="left", fontsize=8)
 
 
 def thinned(size: int, most: int) -> np.ndarray:
-    """Return which of `size` things are drawn, `most` of them at random, the same each time."""
+    """Return which of `size` things are drawn: at most `most`, at random, the same each time."""
     if size <= most:
         return np.arange(size)
     return np.sort(np.random.default_rng(0).choice(size, most, replace=False))

@@ -104,5 +104,5 @@ def _said(display: Display, members: dict[str, Results]) -> Display:
     """Add to the caption which data the figure is of."""
     first = next(iter(members.values()))
     n = min(EXAMPLES, len(first.kept["test"].prediction))
-    display.caption += f" Test set, n = {n:,}, seed {first.seed}."
+    display.shared += f" Test set, n = {n:,}, seed {first.seed}."
     return display

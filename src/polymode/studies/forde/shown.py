@@ -323,5 +323,5 @@ def figure_severity(runs: Runs, part: str) -> Display | None:
     if not results:
         return None
     display = severity_spread(compare(results), metrics=["accuracy", "nll"])
-    display.caption = f"{part}: {display.caption}"
+    display.shared = f"{part}: {display.shared}"
     return display
