@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,18 +44,18 @@ class ExamplePictures(Display):
         return ax
 
     def draw(self, figure: FigureBase) -> None:
-        rows: Any = figure.subfigures(len(ORDERS), 1)
         words = {"uncertain": "most uncertain", "wrong": "surely wrong"}
-        for order, part in zip(ORDERS, rows, strict=True):
-            axes = np.atleast_1d(part.subplots(1, int(self.data["shown"][0])))
-            part.supylabel(words[order], fontsize=7.5, color=INK)
+        grid = figure.subplots(len(ORDERS), int(self.data["shown"][0]), squeeze=False)
+        for order, axes in zip(ORDERS, grid, strict=True):
             count = len(self.data[f"{order} value"])
             for place, ax in enumerate(axes):
                 if place < count:
                     self.plot(ax, order, place)
                 else:
                     ax.axis("off")
-            if not count:
+            if count:
+                axes[0].set_ylabel(words[order], fontsize=7.5, color=INK)
+            else:
                 axes[0].text(0, 0.5, "none is wrong", color=INK, fontsize=8)
         figure.suptitle(self.label, fontsize=9, color=INK)
 

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from polymode.plots import Display
+from polymode.plots.display import true_minus
 
 LARGE = 20_000  # bytes of CSV from which on it is compressed
 MOST_ROWS, MOST_COLUMNS = 30, 9  # of numbers that stand below their figure
@@ -155,6 +156,7 @@ def _rename(svg: str) -> str:
 
 
 def _few(text: str) -> list[list[str]]:
-    """Return the rows of a CSV if they are few enough to be read, else none."""
-    rows = list(csv.reader(io.StringIO(text)))
+    """Return the rows of a CSV as they are read on a page, none if they are too many."""
+    head, *lines = csv.reader(io.StringIO(text))
+    rows = [head, *([true_minus(value) for value in line] for line in lines)]
     return rows if len(rows) <= MOST_ROWS + 1 and len(rows[0]) <= MOST_COLUMNS else []

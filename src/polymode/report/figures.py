@@ -40,8 +40,8 @@ from polymode.report.mistakes import Plain, by_class, confusions, example_rows, 
 from polymode.report.tables import ood_sets, ranked
 
 MOST = 4  # methods with a figure of their own
-POOLED = 20_000  # confidences that a diagram pools: of a large test set, those of fewer seeds
-SCATTERS = 2  # of them with a scatter of their entropies, which take many bytes
+POOLED = 20_000  # confidences that a diagram pools: fewer seeds if the test set is large
+SCATTERS = 2  # methods with a scatter of their entropies, which takes many bytes
 SHIFTS = 3  # with more kinds of shift than this, none has a figure of its own
 
 Maker = Callable[[Leaderboard], Sequence[Display]]
@@ -124,7 +124,7 @@ def _maps(board: Leaderboard) -> list[Display]:
 
 
 def _scatters(board: Leaderboard) -> list[Display]:
-    """Return the two parts of the entropy of the test set and of the first OOD set, near if any."""
+    """Return the two parts of the entropy on the test set and on the first, nearest OOD set."""
     styles = palette(board.labels)
     outside = [name for name in ood_sets(board)][:1]
     able = {k: r[0] for k, r in _with_classes(board, *outside).items() if outside}
@@ -187,7 +187,7 @@ def _histograms(board: Leaderboard) -> list[Display]:
 
 
 def _severities(board: Leaderboard) -> list[Display]:
-    """Return all kinds of shift in one figure if there are several, and each of them if few."""
+    """Return all kinds of shift in one figure if there are several, and each if they are few."""
     styles, kinds = palette(board.labels), shifts(board)
     together = [severity_spread(board, styles=styles)] if len(kinds) > 2 else []
     single = [severity(board, name, styles=styles) for name in kinds if len(kinds) <= SHIFTS]
