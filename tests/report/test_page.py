@@ -163,8 +163,8 @@ def test_mistakes_have_matrices_classes_and_pictures(html, digits_results) -> No
 
 def test_examples_of_tables_are_rows(gap_results) -> None:
     section = render(compare(gap_results)).partition('<section id="mistakes"')[2]
-    lines = re.findall(r'<th scope="row">(uncertain|surely wrong)</th>', section)
-    assert lines == 6 * ["uncertain"] + 6 * ["surely wrong"]
+    lines = re.findall(r'<th scope="row">(most uncertain|surely wrong)</th>', section)
+    assert lines == 6 * ["most uncertain"] + 6 * ["surely wrong"]
     assert "error / std" in section
 
 

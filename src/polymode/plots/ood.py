@@ -57,11 +57,11 @@ class OODHistogram(Display):
         ax.set_xlim(edges[0], edges[-1])
         if score in LOG:
             plain_log(ax.xaxis)
-        ax.set_yticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+        ax.set_yticks([0, 0.05, 0.25, 0.5, 1])
         ax.set_title(self.title, color=INK)
         ax.legend(loc="upper right")
         highest = max(float(self.data[key].max()) for key in ["test", *names])
-        ax.set_ylim(0, 1.9 * highest)  # room for the legend
+        ax.set_ylim(0, 2.4 * highest)  # room for the legend
         return ax
 
 

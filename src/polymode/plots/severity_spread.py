@@ -23,7 +23,7 @@ class SeveritySpread(PanelDisplay):
     """A line of means per method; at each severity a thin bar from the best kind of shift to the
     worst, a thick one over the middle half, and a cross at the worst."""
 
-    size = (4.8, 5.2)
+    size = (4.8, 4.2)
 
     def _axis(self, ax: Axes) -> None:
         ax.set_xlabel("severity (0: test set)")

@@ -22,7 +22,7 @@ from polymode.prediction import CategoricalPrediction, MixturePrediction
 PICTURES = 4  # in each of the two rows of a method
 CLASSES = 12  # lines of the table by class; of more, those with the lowest recall
 FEATURES = 8  # of an input that a row shows
-ORDERS = ("uncertain", "surely wrong")
+ORDERS = ("most uncertain", "surely wrong")
 
 
 class Plain(NamedTuple):
@@ -127,7 +127,10 @@ def _rows(label: str, results: Results) -> Plain:
     rest = x.shape[1] - shown
     more = f"; {rest:,} more inputs are not shown" if rest else ""
     names = [f"input {i + 1}" for i in range(shown)] if shown > 1 else ["input"]
-    return Plain(label, ["", *head, *names], lines, f"Seed {results.seed}{more}.")
+    classes = isinstance(kept.prediction, CategoricalPrediction)
+    wrong = "the most confident mistakes" if classes else "the largest errors in units of std"
+    note = f"Seed {results.seed}{more}. Surely wrong: {wrong}."
+    return Plain(label, ["", *head, *names], lines, note)
 
 
 def _answers(results: Results, kept: Kept) -> tuple[list[str], list[list[str]]]:

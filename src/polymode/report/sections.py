@@ -47,9 +47,9 @@ QUESTIONS = {
     "mistakes": (
         "Mistakes",
         "Mistakes",
-        "Which classes are confused, and which test examples are hardest? The most uncertain"
-        " examples should be hard for people too; confident mistakes deserve a look, since some may"
-        " be wrong labels.",
+        "Which answers are wrong, and which test examples are hardest? The most uncertain ones"
+        " should be hard for people too. Confident mistakes deserve a look, since some may be wrong"
+        " labels or measurements.",
         "Single examples",
     ),
     "ood": (

@@ -31,7 +31,7 @@ from polymode.metrics.table import number
 from polymode.plots import palette
 from polymode.report.chance import chance_of, worse_than_chance
 
-WIDEST = 8  # columns; a table of more has its metrics as rows
+WIDEST = 10  # columns; a table of more has its metrics as rows
 SHAPES = {
     "o": "round",
     "s": "square",
