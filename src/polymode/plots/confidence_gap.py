@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SUREST = 1e-4  # of 1 − confidence: below, a bin is drawn here
 TICKS = (0.0, 0.5, 0.9, 0.99, 0.999)
+CLOSEST = 0.13  # share of the axis between two ticks
 MORE_TICKS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.95, 0.98, 0.995, 0.998)
 
 
@@ -49,12 +50,26 @@ class ConfidenceGap(LineDisplay):
         low, high = sorted(ax.get_xlim())
         shown = [tick for tick in TICKS if low <= 1 - tick <= high]
         if len(shown) < 3:
-            shown = [tick for tick in sorted(TICKS + MORE_TICKS) if low <= 1 - tick <= high]
+            shown = _apart([t for t in sorted(TICKS + MORE_TICKS) if low <= 1 - t <= high])
         ax.set_xticks([1 - tick for tick in shown], [f"{tick:g}" for tick in shown])
         ax.xaxis.minorticks_off()
         ax.set_xlabel("confidence in the top label")
         ax.set_ylabel("confidence − accuracy\n(too sure: above 0)")
         ax.margins(y=0.08)
+
+
+def _apart(ticks: list[float]) -> list[float]:
+    """Return ticks whose names do not run together: far enough apart in log(1 − p).
+
+    >>> _apart([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+    [0.1, 0.4, 0.6, 0.8, 0.9, 0.95]
+    """
+    kept: list[float] = []
+    span = np.log((1 - ticks[0]) / (1 - ticks[-1])) if ticks else 0.0
+    for tick in ticks:
+        if not kept or np.log((1 - kept[-1]) / (1 - tick)) >= CLOSEST * span:
+            kept.append(tick)
+    return kept
 
 
 def confidence_gap(
