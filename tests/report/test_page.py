@@ -172,7 +172,7 @@ def test_results_without_examples_give_a_page_without_them(digits_results) -> No
     """As runs of before examples were kept."""
     older = [
         each.replace(
-            kept={name: kept for name, kept in each.kept.items() if name != "examples"},
+            kept={"test": each.kept["test"]},
             class_names=(),
         )
         for each in digits_results
