@@ -87,7 +87,7 @@ def size_curve(
     if reference is not None and reference not in curves:
         known = ", ".join(curves)
         raise ValueError(
-            f"`reference` '{reference}' is no curve.{suggest(reference, curves)} Curves: {known}"
+            f"`reference` '{reference}' is not a curve.{suggest(reference, curves)} Curves: {known}"
         )
     known_curves = {k: _curve(each, k, metric, direction) for k, each in curves.items()}
     metrics = {curve.metric for curve in known_curves.values()}

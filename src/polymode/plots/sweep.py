@@ -1,4 +1,4 @@
-"""A hyperparameter and what it does: one panel a metric, mean ± s.e. over seeds.
+"""A hyperparameter and what it does: one panel per metric, mean ± s.e. over seeds.
 
 The axis is logarithmic; a value of 0 stands on its own at the left, behind a break, since it has no
 logarithm and is often the method without the thing that is swept.

@@ -1,4 +1,4 @@
-"""What a guess would reach: a number that is worse is no success, even if it is the best.
+"""What a guess would reach: a number that is worse than that is not green, even if it is the best.
 
 OOD scores: an AUROC of 0.5, an FPR95 of 0.95. Scores of classes: those of equal probabilities for
 all C classes, an accuracy of 1 / C, an NLL of log C and a Brier score of 1 − 1 / C.

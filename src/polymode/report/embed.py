@@ -53,7 +53,7 @@ class Figure(NamedTuple):
 class Group(NamedTuple):
     """Figures of one kind with one caption; the figures take `used` of `span` cells of a row.
 
-    The caption stands below the figures, or beside them where cells are left.
+    The caption is below the figures, or next to them where cells are left.
     """
 
     figures: list[Figure]

@@ -141,7 +141,7 @@ def study_page(shown: Shown) -> str:
 
 
 def _verdict(shown: Shown) -> str:
-    """Return the sentence that stands first."""
+    """Return the first sentence of the page."""
     counts = [
         f"{sum(claim.verdict == verdict for claim in shown.claims)} {said}"
         for verdict, said in zip(
