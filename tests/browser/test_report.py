@@ -234,3 +234,14 @@ def test_a_browser_leaves_no_process(browser, tmp_path) -> None:
     assert made.process.poll() is not None
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in listed
+
+
+def test_tables_next_to_figures_have_room(tab, page, three) -> None:
+    """On a wide screen no table of numbers needs scrolling sideways."""
+    for path in (page, three):
+        shown = tab(WIDE).go(path)
+        narrow = shown.run(
+            "[...document.querySelectorAll('section > .scroll, .aside > .scroll')].filter((e) =>"
+            " e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+        )
+        assert narrow == []

@@ -7,6 +7,8 @@ import pytest
 from polymode.metrics import compare
 from polymode.metrics.leaderboard import costs
 from polymode.metrics.results import Cost, Results, Row
+from polymode.report.embed import Group
+from polymode.report.sections import _fit
 from polymode.report.tables import (
     joined,
     leaderboard,
@@ -136,3 +138,13 @@ def test_negative_numbers_have_a_true_minus() -> None:
     rows = (Row("test", "nll", -1.234, "nats/example", "down", 9, 0.1),)
     results = Results("t", "a", "mlp", 0, {}, rows, Cost(1, 1, 1, 1.0, 1, 1.0))
     assert cell(leaderboard(compare([results])), "a", "NLL").text == "−1.234"
+
+
+@pytest.mark.parametrize(("used", "fits"), [(1, True), (2, True), (3, False)])
+def test_a_quarter_of_a_row_is_too_narrow_for_a_table(board, used, fits) -> None:
+    """Three columns would scroll sideways in one cell of four."""
+    table = of_metric(board, "nll", ["test"])
+    assert table is not None
+    wide = table._replace(heads=3 * table.heads)
+    assert _fit([wide], [[Group([], "", 4, used)]]) is fits
+    assert not _fit([wide], [[Group([], "", 4, used)], [Group([], "", 4, used)]])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUREST = 1e-4  # of 1 − confidence: below, a bin is drawn here
 TICKS = (0.0, 0.5, 0.9, 0.99, 0.999)
-CLOSEST = 0.13  # share of the axis between two ticks
+CLOSEST = 0.18  # share of the axis between two ticks
 MORE_TICKS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.95, 0.98, 0.995, 0.998)
 
 
@@ -62,7 +62,7 @@ def _apart(ticks: list[float]) -> list[float]:
     """Return ticks whose names do not run together: far enough apart in log(1 − p).
 
     >>> _apart([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-    [0.1, 0.4, 0.6, 0.8, 0.9, 0.95]
+    [0.1, 0.5, 0.8, 0.9, 0.95]
     """
     kept: list[float] = []
     span = np.log((1 - ticks[0]) / (1 - ticks[-1])) if ticks else 0.0

@@ -166,8 +166,9 @@ def _fit(tables: list[Table], shown: list[list[Group]]) -> bool:
     """Return whether tables have room next to the only row of figures, one below the other."""
     if len(shown) != 1 or len(tables) > STACKED:
         return False
-    most = PER_CELL * (shown[0][-1].span - shown[0][-1].used)
-    return all(len(table.heads) <= most and not table.turned for table in tables)
+    left = shown[0][-1].span - shown[0][-1].used
+    fit = (len(table.heads) <= PER_CELL * left and not table.turned for table in tables)
+    return left > 1 and all(fit)
 
 
 def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
