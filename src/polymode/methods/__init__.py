@@ -2,7 +2,7 @@
 
 Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 (`pm.methods.DeepEnsemble(num_modes=10)`) and a functional core, `init` and `step`, for training
-loops of one's own.
+custom training loops.
 """
 
 from polymode.methods import (
@@ -30,6 +30,7 @@ from polymode.methods.ivon import IVON
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
 from polymode.methods.vi import VI
@@ -49,6 +50,8 @@ __all__ = [
     "FoRDE",
     "FunctionRDE",
     "Method",
+    "Option",
+    "Options",
     "Problem",
     "WeightRDE",
     "alpha_loss",
@@ -61,6 +64,7 @@ __all__ = [
     "ivon",
     "lit",
     "map",
+    "options",
     "sghmc",
     "swag",
     "vi",
