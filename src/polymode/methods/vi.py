@@ -66,10 +66,11 @@ class VI(MAP):
     """Options of `vi`: those of `map`, and
 
     Args:
-        estimator: "local", "flipout" or "weights", see above.
+        estimator: how weights are drawn in training: "local", "flipout" or "weights".
+        prior_precision: λ of the prior, > 0.
         initial_std: σ at the start, > 0.
         std_lr: learning rate of log σ, > 0.
-        mixture: (π, r) of a scale-mixture prior, both in (0, 1); None is a Gaussian.
+        mixture: share π and ratio r of a scale-mixture prior, each in (0, 1); None is a Gaussian.
         temperature: T, the weight of the KL, > 0: 1 is the evidence lower bound.
         alpha: of the α-objective, ≥ 0; 0 is the expected log-likelihood.
         num_passes: K draws of each example in a training step, ≥ 1; None is 1 for alpha = 0 and 10
