@@ -62,10 +62,12 @@ class IVON(Passes):
             modules that are given, and 1 where a factory is.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
         lr: step size in Newton's units, > 0: 1 would jump to the optimum of a quadratic.
-        schedule: a name, factor of `lr`, as in `Training`: constant, cosine, linear or ramp.
+        schedule: factor of `lr` at each step, as in `Training`: "constant", "cosine", "linear" or
+            "ramp".
         momentum: β₁ of the average gradient, in [0, 1).
         hessian_memory: β₂ of the average Hessian, in [0, 1); h looks back over 1/(1 − β₂) updates.
-        hessian_init: the Hessian h at the start, > 0. More is more careful, and begins with smaller σ.
+        hessian_init: the Hessian h at the start, > 0. More is more careful, and σ begins
+            smaller.
         num_passes: K draws of the weights per batch, ≥ 1.
         accumulate: batches that make one update, ≥ 1.
         temperature: T of the posterior, > 0: 1 is the posterior itself, less is colder.

@@ -70,7 +70,7 @@ class VI(MAP):
         prior_precision: λ of the prior, > 0.
         initial_std: σ at the start, > 0.
         std_lr: learning rate of log σ, > 0.
-        mixture: share π and ratio r of a scale-mixture prior, each in (0, 1); None is a Gaussian.
+        mixture: share π and ratio r of a scale-mixture prior, between 0 and 1; None is a Gaussian.
         temperature: T, the weight of the KL, > 0: 1 is the evidence lower bound.
         alpha: of the α-objective, ≥ 0; 0 is the expected log-likelihood.
         num_passes: K draws of each example in a training step, ≥ 1; None is 1 for alpha = 0 and 10
