@@ -43,10 +43,11 @@ class CheckpointEnsemble(MAP):
     Args:
         at: numbers of the epochs or steps after which the networks are kept, from 1 and ascending;
             None spreads them by the options below.
-        unit: "epoch" or "step", what `at` counts.
+        unit: what `at` counts, "epoch" or "step".
         burn_in: steps before the first that is kept, ≥ 0; None is half of all.
         thinning: steps from one to the next, ≥ 1; None spreads them evenly.
-        samples_per_mode: L, ≥ 1; None is 20, or as many as there are steps for.
+        samples_per_mode: networks L that each run keeps, ≥ 1; None is 20, or as many as there are
+            steps for.
     """
 
     at: Sequence[int] | None = None

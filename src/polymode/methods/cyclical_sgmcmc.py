@@ -62,10 +62,12 @@ class CyclicalSGMCMC(Passes):
             are given, and 1 where a factory is.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
         lr: step at the beginning of each cycle, in the units of `sghmc`, > 0.
-        temperature: T of the sampling stages, ≥ 0: 1 is the posterior, 0 descends throughout.
-        friction: 1 − c, in (0, 1]; 1 forgets the momentum.
-        num_cycles: ≥ 1.
-        exploration: β, share of each cycle without noise, in [0, 1); the paper's 0.8.
+        temperature: temperature of the sampling stages, ≥ 0: 1 is the posterior, 0 descends
+            throughout.
+        friction: share 1 − c of the momentum that is replaced in each step, in (0, 1]; with 1 it is
+            forgotten.
+        num_cycles: cycles of the step size, ≥ 1.
+        exploration: share β of each cycle without noise, in [0, 1); the paper's 0.8.
         samples_per_cycle: samples that each cycle keeps, ≥ 1; None is 5, or as many as its sampling
             stage has steps.
     """

@@ -63,8 +63,8 @@ class SGHMC(Chains):
     """Options of `sghmc`: those of chains, and
 
     Args:
-        friction: 1 − c, the share of the momentum that noise replaces in each step, in (0, 1]; 1
-            forgets it, which makes the chain a Langevin one.
+        friction: share 1 − c of the momentum that noise replaces in each step, in (0, 1]; with 1
+            the momentum is forgotten, and the chain is a Langevin one.
     """
 
     friction: float = 0.1

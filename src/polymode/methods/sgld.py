@@ -60,9 +60,12 @@ class SGLD(Chains):
     """Options of `sgld`: those of chains, and
 
     Args:
-        lr: > 0; lr times the largest curvature of U/N must stay below 2.
-        integrator: "leimkuhler_matthews", or the paper's "euler".
-        preconditioner: also "rmsprop_moving", the way of Li et al., which is biased.
+        lr: step size, > 0; lr times the largest curvature of U/N must stay below 2.
+        integrator: how noise is added: "leimkuhler_matthews" (exact for Gaussians) or "euler" (the
+            paper's).
+        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
+            during `burn_in` and then freezes it, "rmsprop_moving" never does, which is biased; None
+            has none.
     """
 
     preconditioners: ClassVar[tuple[str, ...]] = (FROZEN, MOVING)

@@ -60,10 +60,10 @@ class SGNHT(Chains):
     """Options of `sgnht`: those of chains, and
 
     Args:
-        temperature: as in `Sampling`, but > 0.
-        friction: 1 − e^{−a}, the share of the momentum that noise replaces in each step where the
+        temperature: temperature of the posterior that is sampled, > 0; 1 is the posterior itself.
+        friction: share 1 − e^{−a} of the momentum that noise replaces in each step while the
             gradient has none, in (0, 1).
-        thermostat: γ, change of the friction in a step per unit of temperature, > 0.
+        thermostat: change γ of the friction in a step per unit of temperature, > 0.
     """
 
     friction: float = 0.1

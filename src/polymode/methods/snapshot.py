@@ -27,7 +27,7 @@ from typing import NamedTuple
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.core.training import MakeOptimizer, MakeSchedule, Optimization
+from polymode.core.training import MakeOptimizer, Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
@@ -42,22 +42,25 @@ class Snapshot(MAP):
     """Options of `snapshot`: those of `map`, by default with SGD, and
 
     Args:
-        schedule: a name, followed from its beginning to its end in each cycle; the paper's cosine.
-        num_cycles: ≥ 1; the paper has 5 or 6.
-        samples_per_mode: L, the last cycles whose networks are kept, from 1 to `num_cycles`; None
+        schedule: factor of `lr`, from its beginning to its end in each cycle: "cosine" (the
+            paper's), "linear", "ramp" or "constant".
+        schedule_unit: stays "epoch": named schedules are followed step by step.
+        num_cycles: cycles of the learning rate, ≥ 1; the paper has 5 or 6.
+        samples_per_mode: last L cycles whose networks are kept, ≥ 1 and at most `num_cycles`; None
             keeps all.
     """
 
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
-    schedule: str | MakeSchedule = "cosine"
+    schedule: str = "cosine"
     num_cycles: int = 5
     samples_per_mode: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.schedule, str), "schedule", "a name, followed in each cycle")
+        self._require(self.schedule_unit == "epoch", "schedule_unit", "left out: it has no effect")
         self._require_integer("num_cycles", 1)
         if self.samples_per_mode is not None:
             self._require_integer("samples_per_mode", 1)

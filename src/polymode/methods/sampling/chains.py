@@ -25,8 +25,8 @@ class Chains(Sampling):
         num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
             are given, and 1 where a factory is.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        preconditioner: None, or "rmsprop": steps suit the size of each parameter's gradients, which
-            is learnt during `burn_in` and then frozen.
+        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
+            during `burn_in` and then freezes it; None has none.
     """
 
     usual_modes: ClassVar[int] = 1
