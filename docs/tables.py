@@ -202,6 +202,9 @@ def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
         first, *others = case["contenders"]
         for name in others:
             said = f"{_forde_ratio(case, name, first)} × {first}"
+            if case["figure"] == "allocated_mb":
+                own = case["contenders"][name]["rounds"]
+                said += f", {median(each['allocated_mb'] for each in own):.0f} MB"
             rows.append([case["title"], name, said])
     rounds = min(len(each["rounds"]) for case in cases for each in case["contenders"].values())
     dates = " and ".join(sorted({case["date"][:10] for case in cases}))

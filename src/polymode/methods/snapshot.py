@@ -44,7 +44,6 @@ class Snapshot(MAP):
     Args:
         schedule: factor of `lr`, from its beginning to its end in each cycle: "cosine" (the
             paper's), "linear", "ramp" or "constant".
-        schedule_unit: stays "epoch": named schedules are followed step by step.
         num_cycles: cycles of the learning rate, ≥ 1; the paper has 5 or 6.
         samples_per_mode: last L cycles whose networks are kept, ≥ 1 and at most `num_cycles`; None
             keeps all.
@@ -60,7 +59,6 @@ class Snapshot(MAP):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(isinstance(self.schedule, str), "schedule", "a name, followed in each cycle")
-        self._require(self.schedule_unit == "epoch", "schedule_unit", "left out: it has no effect")
         self._require_integer("num_cycles", 1)
         if self.samples_per_mode is not None:
             self._require_integer("samples_per_mode", 1)
