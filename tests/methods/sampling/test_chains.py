@@ -88,19 +88,21 @@ def wells(theta: Tensor) -> Tensor:
 
 
 def test_cycles_reach_both_modes() -> None:
-    """Each of 50 chains has samples in both wells; chains of `sghmc` with as many steps stay in the
-    one where they begin. Samples at the ends of cycles have the spread of a well, by quadrature:
-    500 of them within 5 errors, which chance misses once in a million."""
-    begin = torch.full((50, 1, 1), 5.0, dtype=torch.float64)
+    """Of 50 chains with ten cycles at least 48 have samples in both wells; chains of `sghmc` with
+    as many steps stay in the one where they begin. If each cycle ends in either well, a chain
+    misses one with probability 0.002, and chance leaves more than two such chains for 2 seeds in
+    10,000. Samples at the ends of cycles have the spread of a well, by quadrature: 500 of them
+    within 5 errors, which chance misses once in a million."""
+    begin = torch.full((2, 25, 1), 5.0, dtype=torch.float64)
     config: Any = CyclicalSGMCMC(
         lr=4.0, friction=0.2, num_cycles=10, exploration=0.5, samples_per_cycle=1,
         **OPTIONS | {"epochs": 2000},
     )  # fmt: skip
     _, state = run(cyclical_sgmcmc, config, wells, begin, 2000)
-    kept = state.kept["network/theta"][..., 0, 0]  # (L, M)
+    kept = state.kept["network/theta"].flatten(1)  # (L, chains)
     assert kept.shape == (10, 50)
     right = kept > 0
-    assert (right.any(0) & ~right.all(0)).all()
+    assert (right.any(0) & ~right.all(0)).sum() >= 48
     x = torch.linspace(0, 12, 2001, dtype=torch.float64)[:, None]
     weights = torch.softmax(-wells(x), 0)
     square = (kept.abs() - 5).square()
