@@ -64,6 +64,8 @@ class CheckpointEnsemble(MAP):
             if getattr(self, field) is not None:
                 self._require_integer(field, least)
         if self.at is None:
+            counted = "left out without `at`, which it counts"
+            self._require(self.unit == "epoch", "unit", counted)
             return
         whole = isinstance(self.at, Sequence) and all(type(number) is int for number in self.at)
         rule = "ascending whole numbers from 1"

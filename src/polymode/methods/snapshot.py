@@ -27,7 +27,7 @@ from typing import NamedTuple
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.core.training import MakeOptimizer, Optimization
+from polymode.core.training import MakeOptimizer, MakeSchedule, Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
@@ -43,7 +43,8 @@ class Snapshot(MAP):
 
     Args:
         schedule: factor of `lr`, from its beginning to its end in each cycle: "cosine" (the
-            paper's), "linear", "ramp" or "constant".
+            paper's), "linear", "ramp" or "constant". Or a function from the optimiser to a torch
+            scheduler, which is not restarted: its cycles are its own.
         num_cycles: cycles of the learning rate, ≥ 1; the paper has 5 or 6.
         samples_per_mode: last L cycles whose networks are kept, ≥ 1 and at most `num_cycles`; None
             keeps all.
@@ -52,13 +53,12 @@ class Snapshot(MAP):
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
-    schedule: str = "cosine"
+    schedule: str | MakeSchedule = "cosine"
     num_cycles: int = 5
     samples_per_mode: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(isinstance(self.schedule, str), "schedule", "a name, followed in each cycle")
         self._require_integer("num_cycles", 1)
         if self.samples_per_mode is not None:
             self._require_integer("samples_per_mode", 1)
