@@ -219,7 +219,8 @@ def _masks(module: nn.Module, path: str, x: Tensor) -> int:
         before = layer.register_forward_pre_hook(lambda *_: places.append(len(shapes)))
         behind = layer.register_forward_hook(after)
         module(repeat_rows(x[:1], 2))
-    before.remove(), behind.remove()
+    before.remove()
+    behind.remove()
     return count // 2
 
 
