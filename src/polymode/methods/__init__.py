@@ -7,6 +7,7 @@ custom training loops.
 
 from polymode.methods import (
     checkpoint_ensemble,
+    concrete_dropout,
     cyclical_sgmcmc,
     deep_ensemble,
     dropout,
@@ -26,6 +27,7 @@ from polymode.methods import (
 )
 from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
+from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
@@ -58,6 +60,7 @@ __all__ = [
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
     "VI",
+    "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -72,6 +75,7 @@ __all__ = [
     "checkpoint_ensemble",
     "cyclical_sgmcmc",
     "alpha_loss",
+    "concrete_dropout",
     "deep_ensemble",
     "dropout",
     "feature_rde",
