@@ -29,7 +29,7 @@ from polymode.core.dense import Forward, dense_program
 from polymode.core.memory import keep_freed_memory
 from polymode.core.modules import Tensors, channels_to_last, set_mode
 from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
-from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
+from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
 from polymode.core.threads import for_each_member
 from polymode.core.trace import quick_module
 
@@ -72,6 +72,8 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
     prefix = _prefix(stack, plan, own, streams)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
+    if prefix is not None and not stack.differentiable:
+        return wide_graph(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
     shared = formatted(x, plan.channels_last)
 
