@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 from polymode._version import __version__
 
 if TYPE_CHECKING:
-    from polymode import conformal, methods, metrics, nets, plots, recalibration  # noqa: F401
+    from polymode import (  # noqa: F401
+        adversary,
+        conformal,
+        methods,
+        metrics,
+        nets,
+        plots,
+        recalibration,
+    )
     from polymode.examinations import examine
     from polymode.methods import fit
     from polymode.metrics import compare, evaluate
@@ -57,7 +65,7 @@ _HOMES = {
     "task": "tasks",
 }
 
-_ROOMS = ("conformal", "methods", "metrics", "nets", "plots", "recalibration")
+_ROOMS = ("adversary", "conformal", "methods", "metrics", "nets", "plots", "recalibration")
 
 
 def __getattr__(name: str) -> Any:

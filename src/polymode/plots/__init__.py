@@ -3,12 +3,14 @@
 Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selective prediction:
 `risk_coverage`. Uncertainty: `ood_histogram`, `entropy_scatter`, `uncertainty_maps`,
 `regression_band`. Shift: `severity`, `severity_spread`. Members: `diversity_heat_map`,
-`diversity_plane`, `pair_density`, `size_curve`. Symmetry: `orbit_curve`. Choices: `cost_pareto`,
+`diversity_plane`, `pair_density`, `size_curve`. Symmetry: `orbit_curve`. Attacks: `attack_curves`,
+`detection_curves`, `attack_trajectory`. Choices: `cost_pareto`,
 `sweep`. Papers: `forest`, `panels`.
 """
 
 from __future__ import annotations
 
+from polymode.plots.attack import attack_curves, attack_trajectory, detection_curves
 from polymode.plots.confidence_gap import confidence_gap
 from polymode.plots.cost_pareto import cost_pareto
 from polymode.plots.display import Display, Style, palette
@@ -34,8 +36,11 @@ __all__ = [
     "Comparison",
     "Display",
     "Style",
+    "attack_curves",
+    "attack_trajectory",
     "confidence_gap",
     "cost_pareto",
+    "detection_curves",
     "diversity_heat_map",
     "diversity_plane",
     "entropy_scatter",
