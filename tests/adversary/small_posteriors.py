@@ -31,16 +31,21 @@ def posterior(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Posterior:
-    """Return random networks whose last layer is `scale` times as large: they predict something.
+    """Return random networks, centred so that they predict different classes, the last layer
+    `scale` times as large.
 
     With `dropout` their random layers stay on.
     """
 
     def make() -> nn.Module:
         net = NETWORKS[name](**({"dropout": dropout} if dropout else {}))
-        last = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
+        layers = [each for each in net.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
         with torch.no_grad():
-            last.weight *= scale
+            layers[0].weight *= 4
+            layers[0].bias.copy_(-0.5 * layers[0].weight.flatten(1).sum(1))
+            layers[-1].weight *= scale
+            x = torch.rand(256, *SHAPES[name], generator=torch.Generator().manual_seed(9))
+            layers[-1].bias -= net.eval()(x).mean(0)
         return net
 
     stack = Stack(make, num_modes, seed=seed, dtype=dtype, execution="loop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from .small_posteriors import NETWORKS, posterior
 
 foolbox = pytest.importorskip(
@@ -52,7 +53,5 @@ def test_pgd_in_l2(case):
     post, x, y, model = case
     theirs = foolbox.attacks.L2PGD(abs_stepsize=0.2, steps=8, random_start=False)
     expected = theirs(model, x, y, epsilons=0.8)
-    mine = attack(
-        post, x, y, kind="bim", norm="l2", eps=0.8, steps=8, step_size=0.2, keep="last"
-    )
+    mine = attack(post, x, y, kind="bim", norm="l2", eps=0.8, steps=8, step_size=0.2, keep="last")
     assert (mine.adversarial - expected[1]).abs().max() < 2e-6  # a step back into the ball

@@ -66,7 +66,7 @@ def attack(
         adaptive: a score that the attack also drives down, "predictive_entropy" or
             "mutual_information" (with at least 2 samples); None for none.
         weight: of that score in the loss, > 0; 1 by default.
-        loss: "log_prob" or "margin", see `objective.py`.
+        loss: "log_prob", "margin" or "member_margin", see `objective.py`.
         away_from: "labels", or "predicted", the classes predicted at x, as Li and Gal (2017) do.
         keep: "best" input that was seen of each example, or "last"; by default that of the kind.
         known: (N, ...) inputs that are looked at first, such as those of a smaller ball.
@@ -115,9 +115,9 @@ def attack(
     for first in range(0, len(inputs), batch_size):
         rows = slice(first, first + batch_size)
         how = keep or ("best" if known is not None else chosen.metadata["keep"])
-        search = Search(victim, aim[rows], ball[rows], how, first)
+        search = Search(victim, aim.rows(rows), ball.rows(rows), how, first)
         if known is not None:
-            search.look(ball[rows].project(known[rows].to(inputs)), record=False)
+            search.look(search.ball.project(known[rows].to(inputs)), record=False)
         paths.append(_first(chosen.value(search, **options), trajectories - first))
         searches.append(search)
 
@@ -187,7 +187,7 @@ def _flags(
     if checks == "none" or not gradients:
         return []
     few = slice(0, LOOKED_AT)
-    found = gradient_flags(victim, aim[few], ball.centre[few])
+    found = gradient_flags(victim, aim.rows(few), ball.centre[few])
     if checks == "full":
-        found += masking_flags(victim, aim[few], ball[few], reached[few])
+        found += masking_flags(victim, aim.rows(few), ball.rows(few), reached[few])
     return found

@@ -115,8 +115,8 @@ class Attacked:
         told = [f"{self!r}", align(head, lines), *(f"! {flag}" for flag in self.flags)]
         cost = self.cost
         told.append(
-            f"cost: {cost.gradients} gradients of {cost.samples} samples, {cost.queries} predictions"
-            f" of {cost.eval_samples} samples per example, {cost.seconds:.1f} s"
+            f"cost: {cost.gradients} gradients of {cost.samples} samples, {cost.queries}"
+            f" predictions of {cost.eval_samples} samples per example, {cost.seconds:.1f} s"
         )
         return "\n".join(told)
 

@@ -38,9 +38,9 @@ class Ball(NamedTuple):
     norm: str = "linf"
     box: Box | None = (0.0, 1.0)
 
-    def __getitem__(self, rows: slice) -> Ball:  # type: ignore[override]
+    def rows(self, which: slice | Tensor) -> Ball:
         """Return the ball of some inputs."""
-        return self._replace(centre=self.centre[rows])
+        return self._replace(centre=self.centre[which])
 
     def project(self, x: Tensor) -> Tensor:
         """Return the nearest points of the ball, then of the box."""
@@ -51,7 +51,7 @@ class Ball(NamedTuple):
     def _linf(self, x: Tensor) -> Tensor:
         sides = []
         for sign in (-1.0, 1.0):
-            side = self.centre + sign * self.eps
+            side = (self.centre.double() + sign * self.eps).to(self.centre.dtype)
             over = (side.double() - self.centre.double()).abs() > self.eps
             sides.append(torch.where(over, torch.nextafter(side, self.centre), side))
         return torch.minimum(torch.maximum(x, sides[0]), sides[1])
@@ -79,8 +79,8 @@ class Ball(NamedTuple):
     def random(self, streams: Sequence[torch.Generator]) -> Tensor:
         """Return a point for each input, from a stream of its own, uniform in the ball; what the
         box cuts off is moved to its side."""
-        assert len(streams) == len(self.centre)
-        return self.project(torch.stack([self._random(*pair) for pair in zip(self.centre, streams)]))
+        pairs = zip(self.centre, streams, strict=True)
+        return self.project(torch.stack([self._random(*pair) for pair in pairs]))
 
     def _random(self, centre: Tensor, stream: torch.Generator) -> Tensor:
         moved = torch.empty(centre.shape, dtype=torch.float64)

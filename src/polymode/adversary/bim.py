@@ -22,9 +22,7 @@ from polymode.adversary.search import Search, climb
 @KINDS.register(
     "bim", summary="signed gradient steps from the input itself", gradients=True, keep="best"
 )
-def bim(
-    search: Search, *, steps: int = 10, step_size: float | None = None
-) -> list[Tensor]:
+def bim(search: Search, *, steps: int = 10, step_size: float | None = None) -> list[Tensor]:
     """Climb from the inputs themselves; return the inputs on the way.
 
     Args:

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from polymode.adversary.attack import attack
@@ -103,6 +102,7 @@ def _detection(before: Tensor, after: Tensor, found: Attacked, rejection: float)
 def threshold(scores: Tensor, rejection: float) -> Tensor:
     """Return the lowest threshold above which at most this share of the scores (N,) is.
 
+    >>> import torch
     >>> threshold(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.25)
     tensor(3.)
     """
@@ -157,8 +157,8 @@ class Sweep(NamedTuple):
         return html_block(repr(self.attacks[-1]), html_table(head, lines), note=note)
 
     def _lines(self) -> list[tuple[str, ...]]:
-        names = [name for name in ("predictive_entropy", "mutual_information") if name in self.scores]
         short = {"predictive_entropy": "entropy", "mutual_information": "MI"}
+        names = [name for name in short if name in self.scores]
         head = ["eps", "accuracy", "success", *(f"{short[n]} [nats]" for n in names)]
         lines: list[tuple[str, ...]] = [(*head, *(f"AUROC {short[n]}" for n in names))]
         columns = [self.accuracy, self.success_rate, *map(self.mean_score, names)]

@@ -129,7 +129,12 @@ def attack_examination(
     x, y, scaling, box = inputs_of(task, num_examples)
     if target is not None:
         x, y = x[y != target], y[y != target]
-    given = {"steps": steps, "step_size": step_size, "restarts": restarts, "queries": queries}
+    given: dict[str, Any] = {
+        "steps": steps,
+        "step_size": step_size,
+        "restarts": restarts,
+        "queries": queries,
+    }
     found = sweep(
         post,
         x,
@@ -236,13 +241,14 @@ def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
         "examples": np.array([len(last)]),
         "flags": np.array([str(flag) for flag in last.flags] or [""]),
     }
-    names = [name for name in ("predictive_entropy", "mutual_information") if name in found.scores]
-    for name in names:
+    for name in ("predictive_entropy", "mutual_information"):
+        if name not in found.scores:
+            continue
         arrays[name] = found.mean_score(name)
         arrays[f"step {name}"] = last.curves[name].mean(1)
-    for name in found.scores:
-        arrays[f"auroc {name}"] = found.of(name)
-        arrays[f"auroc successful {name}"] = found.of(name, "auroc_successful")
+    for score in found.scores:
+        arrays[f"auroc {score}"] = found.of(score)
+        arrays[f"auroc successful {score}"] = found.of(score, "auroc_successful")
     arrays["accepted accuracy"] = found.of("predictive_entropy", "accepted_accuracy")
     arrays["accepted wrong"] = found.of("predictive_entropy", "accepted_wrong")
     classes = torch.as_tensor(last.curves["classes"])

@@ -6,7 +6,7 @@ flag              what was seen
 `randomised`      two gradients from other samples have a mean cosine below 1/2: with g = μ + noise
                   that is more noise than signal; more `samples_per_mode` are wanted
 `zero_gradient`   gradients that are 0 in all entries: the step goes nowhere, though the network may
-                  well be fooled; `loss="margin"`, or a black-box attack
+                  well be fooled; `loss="member_margin"`, or a black-box attack
 `broken_gradient` gradients with NaN or infinite entries, which are taken as 0
 `softmax_output`  the networks' outputs are probabilities already, so that their log-softmax is a
                   second softmax, whose gradients are far too small
@@ -73,7 +73,7 @@ def gradient_flags(victim: Victim, aim: Aim, x: Tensor) -> list[Flag]:
             Flag(
                 "zero_gradient",
                 f"{zero} of {len(x)} gradients are 0 in all entries, so that steps go nowhere;"
-                " try loss='margin', or kind='square', which needs none",
+                " try loss='member_margin', or kind='square', which needs none",
             )
         )
     if victim.draws:
@@ -119,7 +119,7 @@ def masking_flags(victim: Victim, aim: Aim, ball: Ball, reached: Tensor) -> list
     noise = Search(victim, aim, ball)
     KINDS.get("noise").value(noise)
     random, white = int(noise.reached.sum()), int(reached.sum())
-    if ball.eps > 0 and random >= white and random > 0:
+    if 0 < random >= white < len(reached):
         found.append(
             Flag(
                 "noise",
@@ -130,10 +130,7 @@ def masking_flags(victim: Victim, aim: Aim, ball: Ball, reached: Tensor) -> list
     left = (~reached).nonzero().flatten()
     if ball.norm != "linf" or not len(left):
         return found
-    picked = aim._replace(
-        labels=aim.labels[left], targets=None if aim.targets is None else aim.targets[left]
-    )
-    black = Search(victim, picked, ball._replace(centre=ball.centre[left]))
+    black = Search(victim, aim.rows(left), ball.rows(left))
     KINDS.get("square").value(black, queries=QUERIES)
     if more := int(black.reached.sum()):
         found.append(

@@ -7,15 +7,19 @@ With S networks the predictive is their mean probability, and its logarithm
 never the softmax of mean outputs, which is another model, and never the logarithm of a probability
 that has become 0.
 
-============  ==============================  ==============================
-`loss`        away from the label y           towards the target t
-============  ==============================  ==============================
-"log_prob"    -log p(y)                       log p(t)
-"margin"      max_{k≠y} log p(k) - log p(y)   log p(t) - max_{k≠t} log p(k)
-============  ==============================  ==============================
+===============  ==============================  ==============================
+`loss`           away from the label y           towards the target t
+===============  ==============================  ==============================
+"log_prob"       -log p(y)                       log p(t)
+"margin"         max_{k≠y} log p(k) - log p(y)   log p(t) - max_{k≠t} log p(k)
+"member_margin"  the mean over networks of their own margins
+===============  ==============================  ==============================
 
 "log_prob" is the cross-entropy of the papers. Its gradient is exactly 0 where the other classes'
 probabilities have become 0 in every network, logits some hundred apart; that of "margin" is not.
+Where networks disagree and each is that certain, p(k) is the share of their votes, which no small
+step changes, and both have no gradient; "member_margin" is no function of the predictive, but
+always has one.
 
 An adaptive attack knows the detector, a score u(x) of uncertainty that is to stay low:
 
@@ -40,7 +44,7 @@ from torch import Tensor
 
 from polymode.prediction import CategoricalPrediction
 
-LOSSES = ("log_prob", "margin")
+LOSSES = ("log_prob", "margin", "member_margin")
 ADAPTIVE = ("predictive_entropy", "mutual_information")
 _ENOUGH = 1.0  # nats of margin that an adaptive attack wants
 
@@ -59,25 +63,28 @@ class Aim(NamedTuple):
     score: str | None = None
     weight: float = 1.0
 
-    def __getitem__(self, rows: slice) -> Aim:  # type: ignore[override]
+    def rows(self, which: slice | Tensor) -> Aim:
         """Return the aim of some inputs."""
-        targets = None if self.targets is None else self.targets[rows]
-        return self._replace(labels=self.labels[rows], targets=targets)
+        targets = None if self.targets is None else self.targets[which]
+        return self._replace(labels=self.labels[which], targets=targets)
 
     def rise(self, prediction: CategoricalPrediction) -> Tensor:
         """Return what the attack raises, (B,), differentiable."""
-        log_probs, bounded = prediction.log_mean, self.score is not None
+        each, bounded = self.loss == "member_margin", self.score is not None
+        log_probs = prediction.log_probs if each else prediction.log_mean  # (S, B, C) or (B, C)
         chosen = self.labels if self.targets is None else self.targets
-        own = log_probs.gather(1, chosen[:, None]).squeeze(1)
-        others = log_probs.scatter(1, chosen[:, None], -torch.inf)
-        if self.loss == "margin":
-            gap = others.amax(1) - own
+        place = chosen[:, None].expand(*log_probs.shape[:-1], 1)
+        own = log_probs.gather(-1, place).squeeze(-1)
+        others = log_probs.scatter(-1, place, -torch.inf)
+        if self.loss != "log_prob":
+            gap = others.amax(-1) - own
             gap = gap if self.targets is None else -gap
-            value = gap.clamp(max=_ENOUGH) if bounded else gap
+            gap = gap.clamp(max=_ENOUGH) if bounded else gap
+            value = gap.mean(0) if each else gap
         elif self.targets is not None:
             value = own
         else:
-            value = others.logsumexp(1) if bounded else -own
+            value = others.logsumexp(-1) if bounded else -own
         if self.score is None:
             return value
         uncertainty: Tensor = getattr(prediction, self.score)

@@ -150,7 +150,7 @@ def wide_outputs(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
 
 
 def wide_graph(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
-    """Return the same with the graph back to x, for networks that are not differentiated themselves.
+    """Return the same with the graph back to x, for parameters that are not differentiated.
 
     Backward, too, the convolution is one: it adds up what members ask of the inputs they share.
     """

@@ -7,7 +7,7 @@ The numbers are those of the examination "attack", or of `pm.adversary.sweep` th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 UNITS = {"predictive_entropy": "nats", "mutual_information": "nats"}
 AGAINST = {"eps": "size of the attack, eps", "step": "step of the attack at the largest eps"}
 MOST = 100  # points of a line with markers
+WORDS, GAP = 0.24, 0.06  # room below and beside an image, in parts of its sides
 
 
 class AttackCurves(PanelDisplay):
@@ -112,6 +113,8 @@ def attack_curves(
         for key, values in data.items()
         if key not in ("against", "metric") and not key.endswith(" x") and np.isfinite(values).all()
     )
+    raised = {str(flag).partition(":")[0] for a in found.values() for flag in a["flags"]} - {""}
+    flags = f" Flags raised: {', '.join(sorted(raised))}." if raised else ""
     sizes = {int(arrays["examples"][0]) for arrays in found.values()}
     count = " and ".join(f"{size:,}" for size in sorted(sizes))
     name = label or ", ".join(found)
@@ -120,7 +123,7 @@ def attack_curves(
         data,
         label=name,
         styles=styles or palette(found),
-        caption=f"{name}: means over {count} attacked inputs as {what}.",
+        caption=f"{name}: means over {count} attacked inputs as {what}.{flags}",
         alt=f"Scores under attack against {against}: {ends or 'curves with gaps'}.",
     )
 
@@ -144,25 +147,32 @@ class AttackTrajectory(Display):
     dense = True
 
     def plot(self, ax: Axes) -> Axes:
-        """Draw the images of all examples as one."""
-        images = self.data["images"]
+        """Draw the images of all examples as one, with room below each for words."""
+        images = np.clip(self.data["images"], 0, 1)
         rows, columns, channels, height, width = images.shape
-        tiles = images.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
-        tiles = np.clip(tiles, 0, 1)
-        tiles = tiles[..., 0] if channels == 1 else tiles
-        ax.imshow(tiles, cmap="gray", vmin=0, vmax=1, interpolation="none", aspect="equal")
-        ax.set_xticks(
-            (np.arange(columns) + 0.5) * width - 0.5, [f"step {s}" for s in self.data["image step"]]
-        )
-        labels = [f"label {label}" for label in self.data["image label"]]
-        ax.set_yticks((np.arange(rows) + 0.5) * height - 0.5, labels)
-        ax.tick_params(length=0)
+        down, across = height * (1 + WORDS), width * (1 + GAP)
         for row in range(rows):
             for column in range(columns):
-                words = f"{self.data['image class'][row, column]:.0f}"
-                words += f" · {self.data['image entropy'][row, column]:.2f}"
-                place = (column + 0.04) * width - 0.5, (row + 0.96) * height - 0.5
-                ax.text(*place, words, color="#E69F00", fontsize=6.5, va="bottom")
+                tile = images[row, column].transpose(1, 2, 0)
+                left, top = column * across, row * down
+                ax.imshow(
+                    tile[..., 0] if channels == 1 else tile,
+                    extent=(left, left + width, top + height, top),
+                    cmap="gray",
+                    vmin=0,
+                    vmax=1,
+                    interpolation="none",
+                )
+                words = f"{self.data['image class'][row, column]:.0f} · "
+                words += f"{self.data['image entropy'][row, column]:.2f}"
+                place = left + width / 2, top + height * (1 + 0.45 * WORDS)
+                ax.text(*place, words, fontsize=6.5, ha="center", va="center", color=INK)
+        ax.set(xlim=(0, columns * across), ylim=(rows * down, 0), aspect="equal")
+        steps = [f"step {step}" for step in self.data["image step"]]
+        ax.set_xticks(np.arange(columns) * across + width / 2, steps)
+        labels = [f"label {label}" for label in self.data["image label"]]
+        ax.set_yticks(np.arange(rows) * down + height / 2, labels)
+        ax.tick_params(length=0)
         for spine in ax.spines.values():
             spine.set_visible(False)
         return ax
@@ -186,8 +196,8 @@ def attack_trajectory(
     data = {key: np.asarray(arrays[key]) for key in keys}
     rows, columns = data["images"].shape[:2]
     told = "; ".join(
-        f"label {data['image label'][row]}, predicted {data['image class'][row, 0]:.0f} at first and"
-        f" {data['image class'][row, -1]:.0f} in the end"
+        f"label {data['image label'][row]}, predicted {data['image class'][row, 0]:.0f} at first"
+        f" and {data['image class'][row, -1]:.0f} in the end"
         for row in range(rows)
     )
     made = AttackTrajectory(
@@ -198,7 +208,7 @@ def attack_trajectory(
         " predicted class and the predictive entropy [nats].",
         alt=f"Images along an attack, {rows} × {columns}: {told}.",
     )
-    made.size = (0.95 * columns + 0.9, 0.95 * rows + 0.7)
+    made.size = (0.85 * columns + 0.7, 1.0 * rows + 0.6)
     return made
 
 
@@ -212,7 +222,7 @@ def attack(
         findings: of the examination "attack". label, style: of the method.
     """
     name, arrays = label or "attack", dict(findings.arrays)
-    look = {"styles": {name: style or Style()}}
+    look: dict[str, Any] = {"styles": {name: style or Style()}}
     options = findings.label.partition(":")[2]
     title = f"{name} ({options})" if options else name
     found: dict[str, Display] = {
