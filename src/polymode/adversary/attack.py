@@ -27,6 +27,8 @@ from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, Prediction
 
 CHECKS = ("none", "quick", "full")
+ORIGINS = ("labels", "predicted")
+KEPT = ("best", "last", None)
 
 
 def attack(
@@ -96,9 +98,9 @@ def attack(
     check_options(chosen.value, f"the attack '{kind}'", options)
     check_number("eps", eps, zero=True, infinite=True)
     check_choice("loss", loss, LOSSES)
-    check_choice("away_from", away_from, ("labels", "predicted"))
+    check_choice("away_from", away_from, ORIGINS)
     check_choice("checks", checks, CHECKS)
-    check_choice("keep", keep, ("best", "last", None))
+    check_choice("keep", keep, KEPT)
     inputs, labels = check_inputs(post, x, y, norm, box, scaling, eps)
     wanted = check_targets(targets, labels, post.target_size)
     score = _adaptive(post, adaptive, weight, samples_per_mode)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
 from polymode.adversary.ball import NORMS
 from polymode.adversary.check import check_choice, check_number
 from polymode.adversary.detection import Sweep, check_rejection, sweep
@@ -46,6 +47,9 @@ def check(
     target: int | None = None,
     adaptive: str | None = None,
     loss: str = "log_prob",
+    away_from: str = "labels",
+    keep: str | None = None,
+    checks: str = "full",
     num_examples: int = 200,
     rejection: float = 0.05,
     **options: Any,
@@ -57,6 +61,9 @@ def check(
     check_choice("norm", norm, NORMS)
     check_choice("adaptive", adaptive, (*ADAPTIVE, None))
     check_choice("loss", loss, LOSSES)
+    check_choice("away_from", away_from, ORIGINS)
+    check_choice("keep", keep, KEPT)
+    check_choice("checks", checks, CHECKS)
     for radius in radii_of(eps):
         check_number("eps", radius, zero=True)
     check_steps("attack", num_examples=num_examples)
@@ -106,6 +113,8 @@ def attack_examination(
     target: int | None = None,
     adaptive: str | None = None,
     loss: str = "log_prob",
+    away_from: str = "labels",
+    keep: str | None = None,
     steps: int | None = None,
     step_size: float | None = None,
     restarts: int | None = None,
@@ -119,7 +128,8 @@ def attack_examination(
     """Return what an attack does to the first test inputs; see the module.
 
     Args:
-        kind, norm, adaptive, loss, samples_per_mode, eval_samples_per_mode, checks: see `attack`.
+        kind, norm, adaptive, loss, away_from, keep, samples_per_mode, eval_samples_per_mode,
+            checks: see `attack`.
         eps: one radius, of which fifths are taken as well, or several.
         target: class that all inputs of other classes are to become; None for any but the label.
         steps, step_size, restarts, queries: of the kind.
@@ -145,6 +155,8 @@ def attack_examination(
         targets=target,
         adaptive=adaptive,
         loss=loss,
+        away_from=away_from,
+        keep=keep,
         samples_per_mode=samples_per_mode,
         eval_samples_per_mode=eval_samples_per_mode,
         rejection=rejection,

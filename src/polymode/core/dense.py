@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten
+from polymode.core.concrete import ConcreteDropout
+from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten, repeat_rows
 from polymode.core.trace import trace
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
     if is_flatten(node, template):
         source = _name(node.args[0])
         return lambda run: run[source].flatten(2)
+    if target is repeat_rows:
+        source, times = _name(node.args[0]), node.args[1]
+        assert isinstance(times, int)
+        return lambda run: repeat_rows(run[source], times, axis=1)
     if called(node, template) in ELEMENTWISE:
         return _elementwise_step(node, function_of(node, template))
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
@@ -124,6 +129,8 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
         layer = _layer_norm(path, module)
     elif isinstance(module, nn.BatchNorm1d) and kind is nn.BatchNorm1d and module.momentum:
         layer = _batch_norm(path, module)
+    elif isinstance(module, ConcreteDropout):
+        layer = module.for_members(path)
     else:
         return None
     return lambda run: layer(run["tensors"], run[source])

@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import PLAIN, called, is_kind, is_relu
+from polymode.core.concrete import ConcreteDropout
+from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
+
+
+class _Tracer(fx.Tracer):
+    """Takes layers of this library, like those of torch, as they are."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ConcreteDropout) or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -31,7 +39,7 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
         return None
     before = _state(module)
     try:
-        graph = fx.Tracer().trace(module)
+        graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None

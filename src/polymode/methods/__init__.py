@@ -6,6 +6,7 @@ loops of one's own.
 """
 
 from polymode.methods import (
+    concrete_dropout,
     deep_ensemble,
     dropout,
     feature_rde,
@@ -17,6 +18,8 @@ from polymode.methods import (
     swag,
     weight_rde,
 )
+from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -36,6 +39,7 @@ __all__ = [
     "METHODS",
     "SGHMC",
     "SWAG",
+    "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -44,6 +48,8 @@ __all__ = [
     "Method",
     "Problem",
     "WeightRDE",
+    "alpha_loss",
+    "concrete_dropout",
     "deep_ensemble",
     "dropout",
     "feature_rde",
