@@ -45,6 +45,14 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
+def test_the_code_of_the_page_on_attacks_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", "epochs=3", block), names)
+    assert names["found"].accuracy < names["found"].clean_accuracy
+    assert len(names["known"].attacks) == 3
+
+
 @pytest.mark.parametrize("method", ["dropout", "sghmc", "swag"])
 def test_the_code_of_the_methods_pages_runs(method) -> None:
     (block,) = re.findall(
