@@ -101,6 +101,16 @@ def test_the_examination_has_rows_curves_and_figures(fitted):
     assert targeted["attacked_accuracy"].n < 60  # zeros are left out
 
 
+def test_the_report_shows_the_attack(fitted, tmp_path):
+    post, task = fitted
+    found = pm.examine(post, task, "attack", kind="fgsm", eps=0.2, num_examples=30)
+    small = pm.Task(train=task.train, test=task.test.head(30), likelihood="categorical")
+    pm.report([found.beside(pm.evaluate(post, small))], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "attacked accuracy" in page and "Scores under attack against eps" in page
+    assert "AUROC of attacked against clean inputs by predictive entropy" in page  # the glossary
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
