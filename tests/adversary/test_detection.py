@@ -62,6 +62,8 @@ def test_numbers_of_a_detector_by_hand(fitted, data):
         "predictive_entropy", "mutual_information", "one_minus_confidence", "energy",
         "epistemic_variance",
     }  # fmt: skip
+    unmoved = detection(attack(fitted[0], eps=0.0, **data), rejection=0.1)["predictive_entropy"]
+    assert unmoved.auroc == 0.5 and unmoved.accepted == pytest.approx(0.9)  # 135 of 150
     with pytest.raises(ValueError, match="`rejection` of an attack must be < 1, got 1"):
         detection(found, rejection=1)
 
