@@ -38,6 +38,25 @@ def test_bad_data(changes, message) -> None:
         task(**changes)
 
 
+@pytest.mark.parametrize("execution", ["batched", "loop"])
+@pytest.mark.parametrize("order", ["shared", "own"])
+def test_a_batch_of_one_under_batchnorm_is_said(execution, order) -> None:
+    one = {"batch_size": 1, "data_order": order, "execution": execution, "num_modes": 2}
+    with pytest.raises(ValueError, match="BatchNorm cannot normalise a batch of 1 .*batch_size >="):
+        pm.fit("deep_ensemble", net=net, task=task(), **QUICK | one)
+
+
+@pytest.mark.parametrize("method", ["map", "function_rde", "sghmc"])
+def test_networks_with_nothing_to_train_are_refused(method) -> None:
+    """As they are, they may be taken."""
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter to train: all 8 are frozen.*epochs=0"):
+        pm.fit(method, net=frozen, task=task(), **QUICK)
+    with pytest.raises(ValueError, match="no parameter to train: it has none"):
+        pm.fit(method, net=lambda: nn.AdaptiveAvgPool1d(2), task=task(), **QUICK)
+    assert pm.fit("map", net=frozen, task=task(), **QUICK | {"epochs": 0}).num_modes == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

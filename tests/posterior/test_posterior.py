@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import polymode as pm
+from polymode.core import memory
 from polymode.core.likelihoods import Gaussian
 from polymode.core.scaling import Scaling
 
@@ -53,9 +55,30 @@ def test_bad_inputs(post, x, message) -> None:
 
 
 def test_too_many_predictions_are_refused_before_they_are_made(post, monkeypatch) -> None:
-    monkeypatch.setattr("polymode.posterior.posterior.free_bytes", lambda: 1000)
-    with pytest.raises(ValueError, match=r"need 4.8 kB; 1 kB free.*post.stream"):
-        post.predict(X)
+    """Also those of loaders: by their samplers, or, where these do not tell, as they come."""
+    read: list[int] = []
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+            read.append(row)
+            return X[row], Y[row]
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return (Rows()[row] for row in range(40))
+
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    for x in (X, DataLoader(Rows(), batch_size=4)):
+        with pytest.raises(ValueError, match=r"40 inputs.*need 4.8 kB of.*1 kB free.*post.stream"):
+            post.predict(x)
+    assert not read
+    with pytest.raises(ValueError, match=r"the first 12 inputs .*need 1.44 kB.*post.stream"):
+        post.predict(DataLoader(Stream(), batch_size=4))
+    monkeypatch.undo()
+    assert len(post.predict(DataLoader(Stream(), batch_size=4))) == 40
 
 
 def test_bad_arguments(post) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from polymode.cli.talk import Json, left_table, put, say
+from polymode.cli.talk import Json, left_table, put, say, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def list_(
     if json_:
         put({"folder": str(data_folder()), "datasets": facts})
         return
-    typer.echo(f"Data folder: {data_folder()}\n\n{left_table(header, rows)}")
+    write(f"Data folder: {data_folder()}\n\n{left_table(header, rows)}")
 
 
 @app.command("get")
@@ -113,7 +113,7 @@ def get_(
             failed.append(name)
         else:
             watch.close()
-            typer.echo(f"{name}: {path}")
+            write(f"{name}: {path}")
     raise typer.Exit(1 if failed else 0)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from polymode.cli.talk import Json, put, say, tell_damage
+from polymode.cli.talk import Json, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
         facts = {"out": str(folder.path), "cells": cells, "seconds": seconds}
         put({**facts, "estimate": ahead.pace.text(ahead.todo, ahead.jobs)})
     else:
-        typer.echo(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
-        typer.echo(str(folder.path))
+        write(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
+        write(str(folder.path))
 
 
 def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
@@ -227,14 +227,14 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
         _interrupted(far, command, json_)
     board = leaderboard(folder, predictions=True)
     if board is not None and not quiet and not json_:
-        typer.echo(f"\n{board.table()}\n")
+        write(f"\n{board.table()}\n")
     written = board is not None and _report(folder, board, json_)
     if outcome.failed:
         say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")
     if json_:
         put(_summary(command, folder, outcome, board, written))
     elif written:
-        typer.echo(f"Report: {folder.report}")
+        write(f"Report: {folder.report}")
     raise typer.Exit(0 if written and not outcome.failed else 1)
 
 

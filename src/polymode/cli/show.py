@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli.talk import OUTSIDE, Json, left_table, put, say, tell_damage
+from polymode.cli.talk import OUTSIDE, Json, left_table, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def list_(
         say(f"polymode: none of the {what} matches '{pattern}'; a glob needs quotes in a shell")
         return
     rows = [[str(entry.get(key, "")) for key in columns.values()] for entry in entries]
-    typer.echo(left_table(list(columns), rows))
+    write(left_table(list(columns), rows))
 
 
 Listing = tuple[dict[str, str], list[dict[str, Any]]]
@@ -184,7 +184,7 @@ def report(
         opened = open_folder(folder)
         path = opened.report if out is None else out
         write_report(opened, _board(opened, predictions=True), path)
-    typer.echo(f"Report: {path}")
+    write(f"Report: {path}")
     if open_ and not webbrowser.open(path.resolve().as_uri()):
         say("polymode: no browser could be started here; open the file yourself")
 
@@ -206,9 +206,9 @@ def compare(
     if json_:
         put({**board.to_dict(), "differences": gaps})
         return
-    typer.echo(board.table(full=full))
+    write(board.table(full=full))
     if gaps:
-        typer.echo(f"\n{difference_table(board, gaps)}")
+        write(f"\n{difference_table(board, gaps)}")
 
 
 def table(
@@ -241,7 +241,7 @@ def table(
         raise UsageProblem(
             f"{folder} holds no study, so there is no paper beside it; see `polymode list studies`"
         )
-    typer.echo(FORMATS[name](_board(opened), full), nl=False)
+    write(FORMATS[name](_board(opened), full), end="")
 
 
 def _study_table(folder: Path, name: str, paper: bool) -> None:
@@ -255,7 +255,7 @@ def _study_table(folder: Path, name: str, paper: bool) -> None:
     if paper:
         tables += [claim_table(shown.claims)] if shown.claims else []
         tables += [comparison_table(shown.comparisons)] if shown.comparisons else []
-    typer.echo(STUDY_FORMATS[name](tables), nl=False)
+    write(STUDY_FORMATS[name](tables), end="")
     if paper and outside(shown.comparisons):
         raise typer.Exit(OUTSIDE)
 
@@ -271,13 +271,13 @@ def cite(
     path = Path(what)
     study = read_study(path)["study"] if is_study(path) else what
     if study in STUDIES:
-        typer.echo(STUDIES.get(study).value.bibtex)
+        write(STUDIES.get(study).value.bibtex)
         return
     names = [what]
     if (path / "results.jsonl").is_file():
         names = list(dict.fromkeys(each.method for each in open_folder(path).results()))
     try:
-        typer.echo("\n\n".join(map(bibtex, names)))
+        write("\n\n".join(map(bibtex, names)))
     except ValueError as error:
         raise UsageProblem(str(error)) from error
 
@@ -289,16 +289,16 @@ def check(json_: Json = False) -> None:
 
     versions = environment()["versions"]
     if not json_:
-        typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+        write(", ".join(f"{name} {version}" for name, version in versions.items()))
     outcomes = []
     for outcome in checks():
         outcomes.append(outcome)
         line = f"{'ok  ' if outcome.passed else 'FAIL'} {outcome.name}: {outcome.detail}"
-        typer.echo(line, err=json_)
+        (say if json_ else write)(line)
     failed = sum(not outcome.passed for outcome in outcomes)
     if json_:
         results = [outcome._asdict() for outcome in outcomes]
         put({"versions": versions, "passed": not failed, "checks": results})
     else:
-        typer.echo("All is well." if not failed else f"{failed} check(s) failed.")
+        write("All is well." if not failed else f"{failed} check(s) failed.")
     raise typer.Exit(1 if failed else 0)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polymode.core.values import plain
+
 if TYPE_CHECKING:
     from polymode.runs.folder import RunFolder
 
+_UNSAFE = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # JSON leaves them be
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 
 Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all talk on stderr")]
@@ -18,7 +22,12 @@ Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all 
 
 def say(text: str) -> None:
     """Tell the user something that is no data."""
-    typer.echo(text, err=True)
+    typer.echo(plain(text), err=True)
+
+
+def write(text: str, *, end: str = "\n") -> None:
+    """Print data as text."""
+    typer.echo(plain(text) + end, nl=False)
 
 
 def tell_damage(folder: RunFolder, what: str) -> None:
@@ -28,8 +37,9 @@ def tell_damage(folder: RunFolder, what: str) -> None:
 
 
 def put(content: Any) -> None:
-    """Print data as JSON."""
-    typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
+    """Print data as JSON; what a terminal would take for a command is written as its number."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    typer.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

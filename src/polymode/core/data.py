@@ -203,11 +203,17 @@ class Loader:
                 raise ValueError("the data set is empty: 0 examples")
         return self._num_examples
 
+    @property
+    def is_counted_unread(self) -> bool:
+        """Whether the length is known without a pass over the data."""
+        rows = isinstance(self.loader, DataLoader) and not _streams(self.loader)
+        return rows and getattr(self.loader, "batch_sampler", None) is not None
+
     def _count(self) -> int:
         """Return how many examples one pass yields: a sampler may draw a part of the data set."""
-        if isinstance(self.loader, DataLoader) and not _streams(self.loader):
-            if self.loader.batch_sampler is not None:  # it tells which rows, and reads none
-                return sum(len(rows) for rows in self.loader.batch_sampler)
+        if self.is_counted_unread:  # the sampler tells which rows, and reads none
+            batches: Iterable[Any] = self.loader.batch_sampler  # type: ignore[attr-defined]
+            return sum(len(rows) for rows in batches)
         return sum(len(pair(batch)[0]) for batch in self.loader)
 
     def _generators(self) -> list[torch.Generator]:

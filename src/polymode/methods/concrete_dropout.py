@@ -151,7 +151,7 @@ def divergences(
     behind = {name: path for path, layer in layers.items() for name in layer.weights}
     total = torch.zeros(())
     for name, tensor in params.items():
-        square = 0.5 * prior_precision * tensor.flatten(1).square().sum(1)
+        square = 0.5 * prior_precision * tensor.reshape(len(tensor), -1).square().sum(1)
         if name in behind:
             square = square * (1 + odds[behind[name]].exp())  # 1/(1 − p)
         total = total + square
@@ -219,7 +219,8 @@ def _masks(module: nn.Module, path: str, x: Tensor) -> int:
         before = layer.register_forward_pre_hook(lambda *_: places.append(len(shapes)))
         behind = layer.register_forward_hook(after)
         module(repeat_rows(x[:1], 2))
-    before.remove(), behind.remove()
+    before.remove()
+    behind.remove()
     return count // 2
 
 

@@ -19,8 +19,8 @@ prior scale; the Cauchy distribution's own scale is 1/√s, about 32, a weak pri
 Where this differs from that code:
 - directions: theirs takes the first K of eigenvalues in rising order, the smallest; here they are
   the largest, as in the projected gradient descent that it follows.
-- bandwidth: theirs squares a median of distances that are squared already; here h = median /
-  ln(M + 1), as in the other repulsive ensembles of this library.
+- bandwidth: theirs squares a median of distances that are squared already; here h is
+  that of the other repulsive ensembles of this library, for kde median / ln(M + 1).
 - head: theirs is one for all members, so that their features mean the same (`head="shared"`). By
   default members are whole networks, each with its own head ("own"); features then differ by more
   than what the kernel is meant to see. FoRDE's authors do not say which they took.

@@ -165,6 +165,8 @@ def _train(
     data = _in_units(task.train, units, stack)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, units.likelihood, task.target_size)
+    if not ready and config.epochs != 0:
+        _require_trainable(stack)
     steps = data.num_batches(config.batch_size)
     problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
@@ -205,14 +207,33 @@ def _train(
     )
 
 
+def _require_trainable(stack: Stack) -> None:
+    """Refuse to train networks of which nothing changes."""
+    if stack.params:
+        return
+    frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
+    why = f"all {frozen:,} are frozen" if frozen else "it has none"
+    raise ValueError(
+        f"the network has no parameter to train: {why}. Call requires_grad_(True) on what shall"
+        " learn; networks that are trained already are taken as they are with epochs=0"
+    )
+
+
 def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
-    """Warn of networks that are never trained, and of a batch size that a loader does not take."""
+    """Warn of networks that are never trained, of a rate that a function of yours does not know,
+    and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
         warnings.warn(
             "epochs=0 with a function that makes new networks: they stay as they were drawn,"
             " and have learnt nothing. Take epochs >= 1, or give trained networks, net=my_module",
             stacklevel=4,
         )
+    if isinstance(config, Training) and callable(config.optimizer):
+        if config.lr != type(config).lr:
+            warnings.warn(
+                f"lr={config.lr:g} has no effect: the optimizer is a function with its own rate",
+                stacklevel=4,
+            )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
         return
     own = getattr(task.train.loader, "batch_size", None)

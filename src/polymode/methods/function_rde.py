@@ -41,6 +41,7 @@ Shapes: `M` modes, `B` batch, `Q` points, `K` network outputs, `C` outputs that 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -104,6 +105,11 @@ class FunctionRDE(MAP):
         noise = self.points_noise
         valid = isinstance(noise, (int, float)) and 0 < noise < math.inf
         self._require(valid, "points_noise", "finite and > 0")
+        if noise != type(self).points_noise and self.points != "perturbed":
+            raise ValueError(
+                "`points_noise` of FunctionRDE belongs to points='perturbed', not to"
+                f" {repr(self.points) if isinstance(self.points, str) else 'given inputs'}"
+            )
         if self.prior == "function" and self.prior_precision == 0:
             raise ValueError(
                 "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
@@ -139,6 +145,12 @@ class State(NamedTuple):
 def init(config: FunctionRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; warns of members that coincide."""
     warn_of_coincident(stack)
+    if config.outputs != type(config).outputs and not problem.likelihood.classification:
+        warnings.warn(
+            f"outputs='{config.outputs}' has no effect: in regression members are compared by the"
+            " predicted means",
+            stacklevel=2,
+        )
     points = None
     if not isinstance(config.points, str):
         points = torch.tensor(config.points, dtype=stack.dtype, device=stack.device)
@@ -208,7 +220,7 @@ def function_force(
     squared = squared_distances(rows, rows)
     mixing = None
     if config.estimator == "svgd":
-        kernel, matrix = kernel_and_slope(squared)
+        kernel, matrix = kernel_and_slope("svgd", squared)
         mixing, matrix = kernel / len(rows), matrix / len(rows)
     else:
         matrix = coefficients(config.estimator, squared)
@@ -232,8 +244,8 @@ def _prior_gradient(
             tensor[k] = scale * noise.to(tensor.device)
     samples = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
     squared = squared_distances(samples, samples)
-    median = median_lengthscale(squared.double()) * math.log(len(samples) + 1)
-    return ssge(samples, _PRIOR_WIDTH * median, at=values.detach().flatten(1)).view(values.shape)
+    width = _PRIOR_WIDTH * median_lengthscale(squared.double())
+    return ssge(samples, width, at=values.detach().flatten(1)).view(values.shape)
 
 
 def _points(config: FunctionRDE, state: State, batch: Batch) -> Tensor | None:

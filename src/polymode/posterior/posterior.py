@@ -24,7 +24,7 @@ from polymode.core.data import Arrays, Loader
 from polymode.core.history import History
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.likelihoods import Likelihood
-from polymode.core.memory import free_bytes, human
+from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
 from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
@@ -137,20 +137,31 @@ class Posterior:
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         samples = self._samples(samples_per_mode)
-        if not isinstance(x, (Loader, DataLoader)):
-            rows, number = len(x), self.num_modes * samples
-            need = rows * number * self.target_size * self.weights.like.dtype.itemsize
-            if need > free_bytes():
-                raise ValueError(
-                    f"predictions for {rows:,} inputs × {number} samples × {self.target_size}"
-                    f" outputs need {human(need)}; {human(free_bytes())} free."
-                    " Use post.stream(x), which yields them in parts"
-                )
+        data = Loader(x) if isinstance(x, DataLoader) else x
+        if not isinstance(data, Loader) or data.is_counted_unread:
+            self._require_room(len(data), samples)
         parts = [
-            Prediction.cat(list(self._stream(part, x, samples, seed, batch_size)))
+            Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
             for part in self.weights.parts()
         ]
         return parts[0] if len(parts) == 1 else Prediction.join(parts)
+
+    def _bounded(
+        self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
+    ) -> Iterator[Prediction]:
+        """Yield predictions that are to be held together, as long as there is room to join them:
+        how many there will be is not known of every loader."""
+        rows = 0
+        for made in self._stream(weights, x, samples, seed, batch_size):
+            rows += len(made)
+            self._require_room(rows, samples, "the first ")
+            yield made
+
+    def _require_room(self, rows: int, samples: int, which: str = "") -> None:
+        number, size = self.num_modes * samples, self.target_size
+        need = rows * number * size * self.weights.like.dtype.itemsize
+        what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
+        require_free(need, what, "Use post.stream(x), which yields them in parts")
 
     def stream(
         self,

@@ -17,6 +17,7 @@ import torch
 from polymode import nets
 from polymode._version import __version__
 from polymode.core.data import Arrays
+from polymode.core.modules import not_too_large
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
 from polymode.examinations import Findings, read_asked
@@ -381,7 +382,8 @@ def _check_net(recipe: Recipe, task: Task) -> None:
                 f" Options: {', '.join(known)}"
             )
     try:
-        recipe.net(task.input_shape, task.num_outputs)
+        with not_too_large():
+            recipe.net(task.input_shape, task.num_outputs)
     except TypeError as error:
         raise UsageProblem(f"options of net {name}: {error}") from error
 

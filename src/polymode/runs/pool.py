@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode.core.events import Event
 from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.folder import Place
 from polymode.runs.plan import Cell, Recipe
 
 PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoints
@@ -39,7 +39,7 @@ class _Worker(NamedTuple):
 def run_cells(
     recipe: Recipe,
     cells: Sequence[Cell],
-    checkpoint: Callable[[str], Path],
+    place: Callable[[str], Place],
     tell: Tell,
     *,
     jobs: int,
@@ -59,7 +59,7 @@ def run_cells(
                 cell = todo.pop(0)
                 busy[worker] = cell
                 tell(cell, None)
-                _send(worker, (cell, checkpoint(cell.key)))
+                _send(worker, (cell, place(cell.key)))
             idle += _listen(busy, tell)
     except KeyboardInterrupt:
         _interrupt(busy, tell)
@@ -190,9 +190,9 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
     torch.set_num_threads(threads)
     task = recipe.task()
     while True:
-        cell, checkpoint = pipe.recv()
+        cell, place = pipe.recv()
         try:
-            outcome: Finished | Failed = run_cell(recipe, task, cell, checkpoint, pipe.send)
+            outcome: Finished | Failed = run_cell(recipe, task, cell, place, pipe.send)
         except Exception as error:
             outcome = failure(error)
         pipe.send(outcome)

@@ -20,6 +20,7 @@ from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
 from polymode.core.options import Augment
 from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
+from polymode.core.values import plain
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
@@ -122,7 +123,8 @@ class Task:
     ) -> None:
         if target_size is not None and (not isinstance(target_size, int) or target_size < 1):
             raise ValueError(f"`target_size` of Task must be an integer >= 1, got {target_size!r}")
-        self.name, self.description, self.truth, self.exact = name, description, truth, exact
+        self.name, self.description = plain(name), plain(description)
+        self.truth, self.exact = truth, exact
         self.likelihood = as_likelihood(likelihood)
         data = _read(train, "train")
         x, y = _look(data, "train")
@@ -170,14 +172,16 @@ class Task:
         known = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
         if known:
             return self.likelihood.target_size(first)
-        parts = [first]
+        labels = first
         if isinstance(data, Loader):
             with torch.random.fork_rng(devices=[]):
-                parts = [
-                    check_targets(self.likelihood, None, y, "train") for _, y in data.batches(PROBE)
-                ]
-        size = max(self.likelihood.target_size(some) for some in parts)
-        least = min(int(some.min()) for some in parts)
+                labels = torch.cat(
+                    [
+                        check_targets(self.likelihood, None, y, "train")
+                        for _, y in data.batches(PROBE)
+                    ]
+                )
+        size, least = self.likelihood.target_size(labels), int(labels.min())
         if least > 0:
             warnings.warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
@@ -229,7 +233,7 @@ class Task:
     def _class_names(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         if names is not None and len(names) != self.target_size:
             raise ValueError(f"{len(names)} `class_names` for {self.target_size} classes")
-        return None if names is None else tuple(map(str, names))
+        return None if names is None else tuple(plain(str(name)) for name in names)
 
     def _ood(self, key: str, source: Any) -> Tensor | Arrays:
         """Return OOD inputs, or inputs with targets; labels may be of classes the task has not."""
