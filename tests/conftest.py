@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would be wrapped to it
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

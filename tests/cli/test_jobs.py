@@ -168,3 +168,16 @@ def test_the_first_process_too_is_born_with_interrupts_blocked(monkeypatch):
     pool._start(None, 1)  # type: ignore[arg-type]
     assert signal.SIGINT in masks[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_warnings_of_workers_are_passed_on_to_the_parent():
+    class Process:
+        sentinel = multiprocessing.Pipe()[0]  # never ready: the process lives
+
+    here, there = multiprocessing.Pipe()
+    worker = pool._Worker(Process(), here)
+    busy = {worker: "cell"}
+    there.send(pool._Warned("labels skip 0"))
+    with pytest.warns(UserWarning, match="labels skip 0"):
+        assert pool._listen(busy, lambda *news: pytest.fail(str(news)), 5.0) == []
+    assert busy == {worker: "cell"}

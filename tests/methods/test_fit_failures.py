@@ -125,13 +125,31 @@ def test_divergence_is_told_at_its_step() -> None:
 
 def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
     """The loss of the only step is finite, its update is not: nothing is returned or kept."""
-    with pytest.raises(Divergence, match="is not finite after it"):
+    with pytest.raises(Divergence, match="is not finite after this step"):
         pm.fit(
             "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
             task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
             progress="silent", checkpoint=tmp_path,
         )  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["training.lock"]
+
+
+def adam_at(lr: float, **options):
+    return pm.fit(
+        "deep_ensemble", net=net, task=task(), lr=lr, epochs=5, progress="silent", **options
+    )
+
+
+def test_a_loss_that_has_grown_warns_also_after_a_resume(tmp_path) -> None:
+    """Adam's steps are as long as the rate, so the loss of 10⁹ nats that it ends at is finite."""
+    with pytest.warns(
+        UserWarning, match=r"5 of 5 members\)\. Try lr=0\.001 instead of 1e\+06"
+    ) as seen:
+        post = adam_at(1e6, checkpoint=tmp_path)
+    assert len(seen) == 1 and post.history.train_loss[-1][0] > 1e6
+    with pytest.warns(UserWarning, match="training has diverged: the loss of member"):
+        adam_at(1e6, checkpoint=tmp_path)  # nothing is left to train
+    adam_at(0.1)  # too fast for a good fit, and no reason to warn
 
 
 def test_several_labels_are_never_reduced_to_one() -> None:
@@ -143,8 +161,9 @@ def test_several_labels_are_never_reduced_to_one() -> None:
 
 def test_a_device_that_is_not_here_takes_one_line(monkeypatch) -> None:
     def none_here(*size, **options):
-        raise RuntimeError("The MPS backend is not here.\nMore lines\nof torch")
+        raise RuntimeError("The MPS backend is not here. This could be because.\nMore lines")
 
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.empty", none_here)
     with pytest.raises(ValueError, match="device='cpu'") as caught:
         pm.fit("map", net=net, task=task(), device="mps", **QUICK)

@@ -110,3 +110,19 @@ def test_predictions_are_in_the_units_of_the_targets(tmp_path) -> None:
     again = pm.load(tmp_path, net=net).predict(x)
     assert torch.equal(again.mean, prediction.mean) and torch.equal(again.std, prediction.std)
     assert pm.evaluate(post, task)["test", "rmse"].value < 5
+
+
+def test_some_modes_have_a_configuration_and_curves_of_their_own() -> None:
+    task = pm.task("two_moons", num_train=40)
+    post = pm.fit("deep_ensemble", net=pm.nets.mlp, task=task, epochs=2, progress="silent")
+    part = post[1:3]
+    assert (post.config["num_modes"], part.config["num_modes"], part.num_modes) == (5, 2, 2)
+    assert part.history.train_loss == tuple(row[1:3] for row in post.history.train_loss)
+    assert len(post.history.train_loss[0]) == 5 and part.config["lr"] == post.config["lr"]
+
+
+def test_a_device_that_is_not_here_is_refused_on_load(post, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    post.save(tmp_path)
+    with pytest.raises(ValueError, match="torch has no MPS device here; use device='cpu'"):
+        pm.load(tmp_path, net=post.members[0], device="mps")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from polymode.cli import keep_what_is_done
 from polymode.cli.talk import Json, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
@@ -43,7 +44,7 @@ Settings = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
+    typer.Option(metavar="FILE", help="all of this in TOML; the command line takes precedence"),
 ]
 Preset = Annotated[
     str | None,
@@ -51,7 +52,7 @@ Preset = Annotated[
 ]
 PartNames = Annotated[
     list[str] | None,
-    typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
+    typer.Option(metavar="PART", help="only this part of the study; repeat it for several"),
 ]
 NetName = Annotated[
     str | None,
@@ -72,7 +73,7 @@ Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in i
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only the path of the report")]
 
 
 def run(
@@ -218,6 +219,7 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
     from polymode.cli.progress import watcher
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
+    keep_what_is_done()
     tell_damage(folder, "counts as not done")
     command = plan.command(str(folder.path), *in_jobs(jobs))
     try:

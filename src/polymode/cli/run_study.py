@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from polymode.cli import keep_what_is_done
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
@@ -60,6 +61,7 @@ def run_study(
         folders[part].check(plan.data)
     if dry_run:
         _dry_run(plans, folders, jobs, fresh, json_)
+    keep_what_is_done()
     begin_study(path, wanted, list(plans))
     outcomes: dict[str, Outcome] = {}
     for part, plan in plans.items():

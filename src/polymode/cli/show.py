@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli.talk import OUTSIDE, Json, left_table, put, say, tell_damage, write
+from polymode.cli.talk import OUTSIDE, Json, put, say, tell_damage, write
+from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -18,22 +19,24 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
 LEFT_OUT = "is left out; `polymode run` makes it again"
-Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
+Full = Annotated[bool, typer.Option("--full", help="every metric, not only the headlines")]
 
 
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, tasks, studies, metrics, examinations or nets")
+        str,
+        typer.Argument(help="methods, options, tasks, studies, metrics, examinations or nets"),
     ],
     pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
     json_: Json = False,
 ) -> None:
-    """Show what there is: methods, tasks, studies, metrics, examinations or nets."""
+    """Show what there is; `list options forde` shows the options of a method."""
     from polymode.core.registry import suggest
     from polymode.core.store import json_safe
 
     kinds = {
         "methods": _methods,
+        "options": _options,
         "tasks": _tasks,
         "studies": _studies,
         "metrics": _metrics,
@@ -51,7 +54,7 @@ def list_(
         say(f"polymode: none of the {what} matches '{pattern}'; a glob needs quotes in a shell")
         return
     rows = [[str(entry.get(key, "")) for key in columns.values()] for entry in entries]
-    write(left_table(list(columns), rows))
+    write(left_table(list(columns), rows, terminal_width()))
 
 
 Listing = tuple[dict[str, str], list[dict[str, Any]]]
@@ -63,6 +66,22 @@ def _methods(pattern: str) -> Listing:
 
     entries = [{"name": name, **METHODS.get(name).metadata} for name in METHODS.names(pattern)]
     return {"method": "name", **{k: k for k in ("kind", "cost", "paper", "summary")}}, entries
+
+
+def _options(pattern: str) -> Listing:
+    from polymode.methods import METHODS
+    from polymode.methods.option_table import options
+
+    entries = []
+    for method in METHODS.names(pattern):
+        for option in options(method):
+            cells = dict(
+                zip(("name", "default", "allowed", "meaning"), option.cells(), strict=True)
+            )
+            entries.append({"method": method, **cells})
+    columns = {"option": "name", **{k: k for k in ("default", "allowed", "meaning")}}
+    one = len({entry["method"] for entry in entries}) == 1
+    return columns if one else {"method": "method", **columns}, entries
 
 
 def _tasks(pattern: str) -> Listing:
@@ -135,7 +154,7 @@ def open_folder(path: Path) -> RunFolder:
         parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
         raise UsageProblem(f"{path} holds a study; give the folder of one of its parts: {parts}")
     if not (path / "results.jsonl").is_file():
-        raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
+        raise UsageProblem(f"{path} is not the folder of a run: it has no results.jsonl")
     folder = RunFolder(path)
     tell_damage(folder, LEFT_OUT)
     return folder
@@ -239,7 +258,8 @@ def table(
     opened = open_folder(folder)
     if paper:
         raise UsageProblem(
-            f"{folder} holds no study, so there is no paper beside it; see `polymode list studies`"
+            f"{folder} holds no study, so there is no paper to compare with; see"
+            " `polymode list studies`"
         )
     write(FORMATS[name](_board(opened), full), end="")
 

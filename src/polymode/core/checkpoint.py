@@ -109,7 +109,7 @@ def _check(path: Path, metadata: dict[str, Any], identity: dict[str, Any]) -> No
     """Refuse the checkpoint of another release or run."""
     schema = metadata.get("schema", 0)
     if type(schema) is not int:
-        raise FileProblem(f"{path} is no checkpoint: its schema version is {schema!r:.40}")
+        raise FileProblem(f"{path} is not a checkpoint: its schema version is {schema!r:.40}")
     if schema != SCHEMA:
         newer = "a newer release: upgrade polymode" if schema > SCHEMA else "an earlier release"
         raise FileProblem(

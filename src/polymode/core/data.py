@@ -104,7 +104,7 @@ class Arrays:
             for i, j in todo:
                 yield self._inputs(x[i:j]), y[i:j]
         else:
-            for i, j in todo:  # whole rows are copied: far quicker than indexing by a tensor
+            for i, j in todo:  # whole rows are copied: far faster than indexing by a tensor
                 rows = order[i:j]
                 yield self._inputs(stored.index_select(0, rows)), targets.index_select(0, rows)
 
@@ -185,7 +185,7 @@ class Loader:
     def __init__(self, loader: Iterable[Any]) -> None:
         if hasattr(loader, "__next__"):
             raise ValueError(
-                "the loader is an iterator, which can be passed over once; give a DataLoader, a"
+                "the loader is an iterator, which can be read only once; give a DataLoader, a"
                 " Dataset, arrays, or an object whose __iter__ starts anew"
             )
         self.loader = loader
@@ -387,7 +387,7 @@ def _tensor(array: Any, what: str) -> Tensor:
         raise ValueError(f"{what} cannot be read as an array of numbers: {error}") from None
     if tensor.dim() == 0:
         raise ValueError(
-            f"{what} must be an array with one row an example, got the number {tensor}"
+            f"{what} must be an array with one row per example, got the number {tensor}"
         )
     if isinstance(array, Tensor):
         return tensor

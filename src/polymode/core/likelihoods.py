@@ -340,7 +340,7 @@ class HeteroscedasticGaussian(_Regression):
     def components(self, outputs: Tensor, params: Params) -> Components:
         if outputs.shape[-1] % 2:
             raise ValueError(
-                "HeteroscedasticGaussian needs 2 outputs a target dimension (means, then raw"
+                "HeteroscedasticGaussian needs 2 outputs per target dimension (means, then raw"
                 f" scales), got {outputs.shape[-1]}."
             )
         loc, raw = outputs.chunk(2, -1)

@@ -282,6 +282,6 @@ def _require_finite(stack: Stack, step: int, passes: Passes) -> None:
     for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
             raise Divergence(
-                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after it."
-                f" {passes.advice}"
+                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after this"
+                f" step. {passes.advice}"
             )

@@ -103,7 +103,7 @@ def human(num_bytes: float) -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Ask the C library, once a process, to keep what tensors free for the next ones.
+    """Ask the C library, once per process, to keep what tensors free for the next ones.
 
     By default glibc hands blocks of some megabytes back to the system, and every step of training
     gets them anew, page by page, filled with zeros: 5 to 20 % of the time of a ResNet-8. Heaps of

@@ -139,7 +139,7 @@ def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int 
         what = f"lacks '{missing[0]}'" if missing else f"has an unexpected '{surplus[0]}'"
         raise ValueError(
             f"architectures differ: {who} {what} ({len(missing)} missing, {len(surplus)} unexpected"
-            f" tensors beside {expected})"
+            f" tensors compared with {expected})"
         )
     for name, tensor in first.items():
         if tensor.shape != other[name].shape:

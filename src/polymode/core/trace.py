@@ -22,10 +22,12 @@ from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
 
 
 class _Tracer(fx.Tracer):
-    """Takes layers of this library, like those of torch, as they are."""
+    """Takes layers of this library, like those of torch, as they are, and those that know how to
+    run for all members as one step, see `core/dense.py`."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ConcreteDropout) or super().is_leaf_module(m, module_qualified_name)
+        known = isinstance(m, ConcreteDropout) or hasattr(m, "for_all_members")
+        return known or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -92,7 +94,7 @@ def _is_fresh(node: fx.Node, module: nn.Module) -> bool:
 
 
 def quick_module(template: nn.Module, *, gradients: bool) -> nn.Module | None:
-    """Return the network in its quick form, or None where that is not quicker."""
+    """Return the network in its quick form, or None where that is not faster."""
     traced = trace(template)
     if traced is None:
         return None

@@ -55,17 +55,17 @@ class Training(Passes):
     """Options of gradient training: those of `Passes`, and
 
     Args:
-        optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
-            of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
-            lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight decay: the prior is
-            the method's `prior_precision`. It is then adam.
+        optimizer: the optimiser: "adam", "adamw", "sgd", "nesterov", "rmsprop", "adagrad", or a
+            function from the list of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p:
+            torch.optim.SGD(p, lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight
+            decay, since the prior is the method's `prior_precision`; it is then the same as adam.
         lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
             adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
-        momentum: of sgd, nesterov and rmsprop, in [0, 1); of nesterov > 0.
-        schedule: a name, factor of `lr`, followed step by step: constant; cosine and linear, down
-            to 0 at the end; ramp, 1 for the first half, then linear to 0.01 at nine tenths. Or a
-            function from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
-        schedule_unit: "epoch" or "step", when a torch scheduler steps.
+        momentum: momentum of sgd, nesterov and rmsprop, in [0, 1); nesterov needs > 0.
+        schedule: factor of `lr` at each step: "constant"; "cosine" and "linear", down to 0 at the
+            end; "ramp", 1 for the first half, then linear to 0.01 at nine tenths. Or a function
+            from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
+        schedule_unit: how often a torch scheduler steps: once per "epoch" or per "step".
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
     """
 
@@ -107,8 +107,8 @@ class Training(Passes):
         named = isinstance(self.optimizer, str)
         clip = "" if self.clip_norm else " or clip_norm=1.0"
         return (
-            f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs'"
-            " scale"
+            f"Try {rate if named else 'a smaller learning rate'}{clip}, and check the scale of"
+            " the inputs"
         )
 
 

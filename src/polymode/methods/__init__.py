@@ -2,7 +2,7 @@
 
 Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 (`pm.methods.DeepEnsemble(num_modes=10)`) and a functional core, `init` and `step`, for training
-loops of one's own.
+custom training loops.
 """
 
 from polymode.methods import (
@@ -12,10 +12,12 @@ from polymode.methods import (
     feature_rde,
     forde,
     function_rde,
+    ivon,
     lit,
     map,
     sghmc,
     swag,
+    vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
@@ -26,19 +28,24 @@ from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.ivon import IVON
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
+from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "IVON",
     "LIT",
     "MAP",
     "METHODS",
     "SGHMC",
     "SWAG",
+    "VI",
     "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
@@ -46,6 +53,8 @@ __all__ = [
     "FoRDE",
     "FunctionRDE",
     "Method",
+    "Option",
+    "Options",
     "Problem",
     "WeightRDE",
     "alpha_loss",
@@ -56,9 +65,12 @@ __all__ = [
     "fit",
     "forde",
     "function_rde",
+    "ivon",
     "lit",
     "map",
+    "options",
     "sghmc",
     "swag",
+    "vi",
     "weight_rde",
 ]

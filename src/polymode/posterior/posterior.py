@@ -117,6 +117,8 @@ class Posterior:
             raise TypeError(f"a posterior is indexed by a slice of its modes, got {modes!r}")
         part = copy.copy(self)
         part.weights = self.weights[modes]
+        part.config = {**self.config, "num_modes": part.num_modes}
+        part.history = self.history.of_modes(modes)
         return part
 
     def predict(
@@ -131,9 +133,9 @@ class Posterior:
 
         Args:
             x: an array or tensor, or data (`task.test`) or a loader of (inputs, targets) whose
-                targets are not looked at.
+                targets are ignored.
             samples_per_mode: L; by default the number that the method was given.
-            seed: of the samples, where the posterior draws; the same seed gives the same ones.
+            seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         samples = self._samples(samples_per_mode)
@@ -276,7 +278,7 @@ class Posterior:
         if not x.is_floating_point():
             return x.to(like.device)
         x = x.to(like.device, like.dtype)
-        if not torch.isfinite(x.sum()):  # a sum is quick; it may overflow, so look closer
+        if not torch.isfinite(x.sum()):  # a sum is fast; it may overflow, so look closer
             rows = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
             if len(rows):
                 raise ValueError(
@@ -291,7 +293,7 @@ class Posterior:
             yield self.weights.draw(number, seed)
 
     def sample(self, num_samples: int, *, seed: int = 0) -> Stack:
-        """Return `num_samples` networks drawn from the posterior: modes with replacement, and of
+        """Return `num_samples` networks drawn from the posterior: modes with replacement, and from
         each mode its next sample, or any of those that it keeps."""
         if not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"`num_samples` must be an integer of at least 1, got {num_samples!r}")
@@ -304,7 +306,7 @@ class Posterior:
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
     def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
-        """Write the posterior to `folder`; what was there stays whole until the new one is.
+        """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
             folder: a folder of its own.

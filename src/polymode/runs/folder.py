@@ -164,7 +164,7 @@ class RunFolder:
         if version != __version__:
             raise UsageProblem(
                 f"{self.path} holds results of polymode {version}, this is {__version__}; their"
-                " numbers do not belong into one table: choose another --out"
+                " numbers do not belong in one table: choose another --out"
             )
 
     def config(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class RunFolder:
         except ValueError as error:
             raise UsageProblem(f"{self.path / name} cannot be read: {error}") from error
         if not isinstance(content, dict):
-            raise UsageProblem(f"{self.path / name} cannot be read: it holds no JSON object")
+            raise UsageProblem(f"{self.path / name} cannot be read: it does not hold a JSON object")
         return content
 
     def append(self, name: str, content: Mapping[str, Any], *, sync: bool = True) -> None:

@@ -98,7 +98,7 @@ class Plan:
     """What a run will do: arms × seeds, one task and network.
 
     In the part of a study (`study`: its name and the part's) arms have names of their own; else
-    they are called as their methods. `examined` are the examinations that were asked for beside
+    they are called as their methods. `examined` are the examinations that were asked for besides
     those of the part.
     """
 

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -29,6 +30,12 @@ PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoi
 
 Tell = Callable[[Cell, "Event | Finished | Failed | None"], None]
 """Called with a cell and what is new of it; None when it starts."""
+
+
+class _Warned(NamedTuple):
+    """A warning of a worker, on its way to the parent."""
+
+    text: str
 
 
 class _Worker(NamedTuple):
@@ -84,6 +91,9 @@ def _listen(busy: dict[_Worker, Cell], tell: Tell, timeout: float | None = None)
             worker.process.join()
             worker.pipe.close()
             news = _death(worker.process)
+        elif isinstance(news, _Warned):
+            warnings.warn(news.text, stacklevel=2)
+            continue
         elif not isinstance(news, Event):
             free.append(worker)
         cell = busy[worker] if isinstance(news, Event) else busy.pop(worker)
@@ -188,6 +198,7 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    warnings.showwarning = lambda message, *where, **further: pipe.send(_Warned(str(message)))
     task = recipe.task()
     while True:
         cell, place = pipe.recv()

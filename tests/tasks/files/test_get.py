@@ -132,7 +132,7 @@ def test_without_a_checksum_the_content_is_still_checked(server, register, make_
     dataset = register("small", replace(facts, originals=bare))
     assert dataset.checksums == "none"
     server.faults[IMAGES] = ["other"]
-    with pytest.raises(FileProblem, match="is no idx file"):
+    with pytest.raises(FileProblem, match="is not an idx file"):
         get("small")
     assert not (data / "small.npz").exists()
 

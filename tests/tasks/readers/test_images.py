@@ -172,7 +172,7 @@ def test_a_pipe_in_the_place_of_a_table_is_refused(tmp_path):
 
 
 def test_wrong_folders_and_options_are_named(tmp_path):
-    with pytest.raises(FileProblem, match="is no folder"):
+    with pytest.raises(FileProblem, match="is not a folder"):
         read_image_folder(tmp_path / "nowhere")
     with pytest.raises(FileProblem, match="has no PNG or JPEG image in a subfolder"):
         read_image_folder(tmp_path)

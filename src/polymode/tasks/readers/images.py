@@ -66,7 +66,7 @@ def read_image_folder(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileProblem(f"{folder} is no folder")
+        raise FileProblem(f"{folder} is not a folder")
     pairs = _from_subfolders(folder) if labels is None else _from_table(folder, Path(labels))
     if not pairs:
         raise FileProblem(
