@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal", "evaluate",
-    "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks", "load",
-    "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "task", "tasks",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
+    "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "report",
+    "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).

@@ -10,8 +10,8 @@ arXiv:2404.19640). So beside each curve of the paper stands PGD with and without
 predictive entropy, and a deep ensemble and FoRDE are attacked alike. The original's FGSM on the
 dropout networks took a softmax of probabilities; here all are attacked through log p(y|x).
 
-smoke: digits, which needs no files. cpu: 2 × 200 on 10,000 images, 300 attacked ones, η in steps of 0.05, 5 seeds; about 14
-minutes of one core.
+smoke: digits, which needs no files. cpu: 2 × 200 on 10,000 images, 300 attacked ones, η in steps of
+0.05, 5 seeds; about 14 minutes of one core.
 """
 
 from __future__ import annotations
