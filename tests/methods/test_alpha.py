@@ -197,6 +197,22 @@ def test_passes_of_a_step_are_passes_over_repeated_rows(execution) -> None:
             torch.testing.assert_close(gradient, leaf.grad)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_the_prior_weighs_as_one_nth(alpha) -> None:
+    """One step of plain SGD with rate 1: the prior moves every parameter by −λ θ / N more."""
+    task = pm.Task(train=(X, Y), likelihood="categorical")
+    moved = [
+        pm.fit(
+            "dropout", net=layers, task=task, alpha=alpha, num_passes=3, epochs=1, lr=1.0,
+            optimizer="sgd", prior_precision=prior, dtype=torch.float64, progress="silent",
+        ).stack.params
+        for prior in (0.0, 2.5)
+    ]  # fmt: skip
+    start = Stack(layers, 1, dtype=torch.float64).params
+    for name, theta in start.items():
+        torch.testing.assert_close(moved[1][name] - moved[0][name], -2.5 * theta / len(X))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_learned_noise_reaches_that_of_the_data(alpha) -> None:
     """The sign of log τ: with the printed one the noise would grow without end.

@@ -13,7 +13,6 @@ Shapes: `M` modes, `B` batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +40,10 @@ class ConcreteDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._dropped(x, self.log_odds) if self.training else x
 
-    def for_members(self, path: str) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-        """Return the layer of all members, x (M, B, ...), given tensors (M, ...) by name."""
-
-        def apply(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-            odds = tensors[f"{path}.log_odds"]
-            return self._dropped(x, odds.view(-1, *(1,) * (x.dim() - 1))) if self.training else x
-
-        return apply
+    def for_all_members(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The same for a stack: log-odds (M,), inputs (M, B, ...)."""
+        odds = tensors["log_odds"].view(-1, *(1,) * (x.dim() - 1))
+        return self._dropped(x, odds) if self.training else x
 
     def _dropped(self, x: Tensor, log_odds: Tensor) -> Tensor:
         like = x

@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.concrete import ConcreteDropout
 from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten, repeat_rows
 from polymode.core.trace import trace
 
@@ -134,8 +133,6 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
         layer = _layer_norm(path, module)
     elif isinstance(module, nn.BatchNorm1d) and kind is nn.BatchNorm1d and module.momentum:
         layer = _batch_norm(path, module)
-    elif isinstance(module, ConcreteDropout):
-        layer = module.for_members(path)
     else:
         return None
     return lambda run: layer(run["tensors"], run[source])

@@ -17,17 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.concrete import ConcreteDropout
 from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
-
-
-class _Tracer(fx.Tracer):
-    """Takes layers of this library, like those of torch, as they are, and those that know how to
-    run for all members as one step, see `core/dense.py`."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, ConcreteDropout) or hasattr(m, "for_all_members")
-        return known or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -45,6 +35,13 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None
+
+
+class _Tracer(fx.Tracer):
+    """Takes layers that know how to run for all members as one step, see `core/dense.py`."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return hasattr(m, "for_all_members") or super().is_leaf_module(m, module_qualified_name)
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:

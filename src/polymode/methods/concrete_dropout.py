@@ -62,8 +62,8 @@ class ConcreteDropout(Dropout):
     """Options of `concrete_dropout`: those of `dropout`, and
 
     Args:
-        relaxation: t of the masks, > 0: the smaller, the nearer they are to 0 and 1, and the
-            noisier the gradient of the rates. The paper's is 0.1.
+        relaxation: temperature t of the relaxed masks, > 0: the smaller, the nearer they are to 0
+            and 1, and the noisier the gradient of the rates. The paper's is 0.1.
     """
 
     relaxation: float = 0.1

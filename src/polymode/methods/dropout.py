@@ -67,7 +67,7 @@ class Dropout(MAP):
     """Options of `dropout`: those of `map`, and
 
     Args:
-        alpha: of the divergence, ≥ 0: 0 is variational inference, 0.5 and 1 are the paper's.
+        alpha: α of the divergence, ≥ 0: 0 is variational inference, 0.5 and 1 are the paper's.
         num_passes: K noisy passes of each example in a training step, ≥ 1; None is 1 for alpha = 0
             and 10 otherwise, as in the paper. With one pass alpha has no effect.
         samples_per_mode: L noisy passes of each network in a prediction, ≥ 1.
