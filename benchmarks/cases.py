@@ -143,6 +143,12 @@ def data(case: Case) -> tuple[Tensor, Tensor]:
     return noise + prototypes[y], y
 
 
+def in_the_box(case: Case) -> tuple[Tensor, Tensor]:
+    """The same inputs, moved into [0, 1]: most of them within four standard deviations."""
+    x, y = data(case)
+    return ((x + 4) / 8).clamp(0, 1), y
+
+
 @lru_cache(maxsize=2)
 def images(case: Case) -> tuple[Tensor, Tensor]:
     """Images as bytes (N, C, H, W), smooth with some noise, and labels."""
@@ -296,6 +302,9 @@ CASES = {
              noisy_lenet, _GREY, num_modes=1, num_examples=1280),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
+        Case("attack_pgd_lenet", "pgd",
+             "PGD on the mixture of 10 LeNets, 250 images 1x28x28, 20 steps",
+             lenet, _GREY, num_examples=250, epochs=20, batch_size=250),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
              input_shape=_GREY, num_examples=60_000),
         Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",

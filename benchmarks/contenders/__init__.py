@@ -15,7 +15,7 @@ from typing import Any
 from ..cases import Case
 
 PEER = "torch_uncertainty"
-PEERS = (PEER, "torchmetrics_scores")  # files that need the peers' interpreter
+PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
 MATMUL = "matmul"
 
 
@@ -196,6 +196,15 @@ KINDS = {
         {"loop over networks": "drawing.attack_loop", "predict_batch": "drawing.attack"},
         figure="cpu",
         ratio="CPU ratio",
+    ),
+    "pgd": Kind(
+        {
+            "loop over networks": "attacking.loop",
+            "foolbox": "foolbox_pgd.attack",
+            "polymode": "attacking.polymode",
+        },
+        figure="cpu",
+        check="accuracy",
     ),
     "short": Kind(
         {"plain_loop": "plain_loop.train", "polymode": "polymode_stack.train"}, check="loss"

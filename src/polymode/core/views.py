@@ -71,7 +71,8 @@ class Views:
             module = copy.deepcopy(self.apart.get(k, self.network.template))
         for name, stacked in {**self.params, **self.frozen}.items():
             value = stacked.detach()[k]
-            parameter = nn.Parameter(value if share else value.clone(), name in self.params)
+            learns = name in self.params and (stacked.requires_grad or not share)
+            parameter = nn.Parameter(value if share else value.clone(), learns)
             for alias in self.network.aliases[name]:
                 assign(module, alias, parameter)
         for name, stacked in self.buffers.items():
