@@ -17,7 +17,7 @@ SOURCE = Path(pm.__file__).parent
 ORDER = [
     "_version", "core", "likelihoods", "nets", "tasks", "prediction", "recalibration", "conformal",
     "posterior",
-    "methods", "metrics", "examinations", "symmetry", "adversary", "plots", "runs", "studies",
+    "methods", "metrics", "symmetry", "examinations", "adversary", "plots", "runs", "studies",
     "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
