@@ -127,7 +127,7 @@ class Tangent:
             def outputs(params: Tensors) -> Tensor:
                 return functional_call(self.module, params, (example[None],))[0]
 
-            _, back = vjp(outputs, params)
+            back = vjp(outputs, params)[1]
             if self.survey.loops:
                 each = [back(v)[0] for v in mine]
                 return {name: torch.stack([one[name] for one in each]) for name in params}

@@ -1,11 +1,11 @@
-r"""Linearised Laplace: a Gaussian around a trained network, and the network made linear in its weights.
+r"""Linearised Laplace: a Gaussian around a trained network, made linear in its weights.
 
     q(θ) = N(θ̃, H⁻¹),   H = Σ_n J_nᵀ Λ_n J_n + Λ,   J_n = ∂f(x_n)/∂θ at θ̃
     f(x) ~ N(f(x; θ̃), J(x) H⁻¹ J(x)ᵀ)
 
-Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one number
-for all parameters, per layer, or per group. `structure` says which entries of the curvature are
-kept (`curvature.py`). Predictions are those of the linear model: closed form for Gaussian noise;
+Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one
+number for all parameters, per layer, or per group. `structure` says which entries of the curvature
+are kept (`curvature.py`). Predictions are those of the linear model: closed form for Gaussian noise;
 for classes draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
 
 Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained

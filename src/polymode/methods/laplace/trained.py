@@ -1,7 +1,8 @@
 r"""The evidence at the trained weights, and the prior that makes it largest.
 
-.. math:: \log p(D) \approx \log p(D \mid \tilde\theta) - \tfrac12 \left(\log\det H - \log\det\Lambda
-          + \tilde\theta^\top \Lambda \tilde\theta\right), \qquad H = C + \Lambda
+.. math:: \log p(D) \approx \log p(D \mid \tilde\theta) - \tfrac12 \left(\log\det H
+          - \log\det\Lambda + \tilde\theta^\top \Lambda \tilde\theta\right), \qquad
+          H = C + \Lambda
 
 MacKay's fixed point per group, with γ_g = Σ l / (l + λ_g) over the eigenvalues l of its curvature,
 
@@ -107,7 +108,9 @@ def choose(
             part = _part(params[name], block, name)
             squares[groups[name]] += float(part.double().square().sum())
     values, factor = dict.fromkeys(squares, start), 1.0
-    for steps in range(1, _STEPS + 1):
+    steps = 0
+    while steps < _STEPS:
+        steps += 1
         precision = by_parameter({n: groups[n] for n in names}, values, like)
         gamma = GaussianPosterior(blocks, precision).scaled(factor).effective()
         known = dict.fromkeys(squares, 0.0)
