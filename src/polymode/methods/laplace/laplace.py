@@ -5,8 +5,8 @@ r"""Linearised Laplace: a Gaussian around a trained network, made linear in its 
 
 Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one
 number for all parameters, per layer, or per group. `structure` says which entries of the curvature
-are kept (`curvature.py`). Predictions are those of the linear model: closed form for Gaussian noise;
-for classes draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
+are kept (`curvature.py`). Predictions are those of the linear model: in closed form for values,
+for classes by draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
 
 Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained
 as by `map` first. `num_modes` networks give a mixture of Laplace approximations.
