@@ -29,6 +29,7 @@ Shapes: `M` modes, `L` samples per mode, `B` batch, `K` outputs.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,15 +43,17 @@ from polymode.core.memory import free_bytes, human
 from polymode.core.stack import Stack
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
+from polymode.methods.laplace.evidence import choose_prior
 from polymode.methods.laplace.fisher import FISHERS
 from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.groups import KINDS as PRIORS
+from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.links import LINKS
 from polymode.methods.laplace.trained import by_parameter, choose
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
 
-PRIORS = ("single", "per_layer", "per_group")
 EVIDENCES = ("trained", "linear")
 
 
@@ -197,27 +200,22 @@ def _posterior(
     if config.evidence is None:
         same = torch.tensor(config.prior_precision).to(like)
         return GaussianPosterior(found.blocks, dict.fromkeys(names, same)), 0.0
-    if config.evidence == "linear" or config.prior == "per_group":
-        raise ValueError(
-            f"evidence='{config.evidence}' with prior='{config.prior}' is not there yet"
-        )
-    params = {name: stack.params[name].detach()[k] for name in names}
-    groups = layer_groups(names, config.prior)
-    learns = problem.likelihood.learns and found.num_values > 0
-    chosen = choose(found, params, groups, config.prior_precision or 1.0, learns)
-    precision = by_parameter(groups, chosen.precision, like)
-    posterior = GaussianPosterior(found.blocks, precision).scaled(chosen.factor)
+    every = prior_groups(stack, config.prior)
+    groups = {name: every[name] for name in names}
+    if config.evidence == "linear":
+        precisions, factor, report = choose_prior(config, problem, found, stack, k)
+        evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
+    else:
+        params = {name: stack.params[name].detach()[k] for name in names}
+        learns = problem.likelihood.learns and found.num_values > 0
+        start = config.prior_precision or 1.0
+        precisions, factor, evidence, _ = choose(found, params, groups, start, learns)
+    precision = by_parameter(groups, precisions, like)
+    posterior = GaussianPosterior(found.blocks, precision).scaled(factor)
     with torch.no_grad():
         for tensor in stack.extra.values():
-            tensor[k] -= 0.5 * torch.tensor(chosen.factor).log()
-    return posterior.with_precision(precision), chosen.log_evidence
-
-
-def layer_groups(names: Sequence[str], prior: str) -> dict[str, str]:
-    """Return the group of each parameter: one for all, or one per layer."""
-    if prior == "single":
-        return dict.fromkeys(names, "all")
-    return {name: name.rpartition(".")[0] or name for name in names}
+            tensor[k] -= 0.5 * math.log(factor)
+    return posterior.with_precision(precision), evidence
 
 
 def _chosen(config: Laplace, stack: Stack) -> Tensor | None:
@@ -250,6 +248,12 @@ def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
                 " positions",
                 stacklevel=5,
             )
+    if config.prior == "per_group" and len(set(prior_groups(stack, config.prior).values())) == 1:
+        warnings.warn(
+            "prior='per_group' is prior='single' here: normalisation makes no weights of this"
+            " network scale-free",
+            stacklevel=5,
+        )
     if config.structure == "last_layer" and not known.last:
         raise ValueError(
             "structure='last_layer' needs a linear last layer, and none was found in"
