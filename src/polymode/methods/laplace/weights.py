@@ -22,9 +22,14 @@ from polymode.core.linalg.blocks import Block, Diagonal, Kronecker
 from polymode.core.linalg.dense import Dense
 from polymode.core.linalg.low_rank import LowRank
 from polymode.core.linalg.tangent import Survey, Tangent
+from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.methods.laplace.gaussian import GaussianPosterior, output_moments
+from polymode.methods.laplace.gaussian import (
+    GaussianPosterior,
+    joint_moments,
+    output_moments,
+)
 from polymode.methods.laplace.links import bridge, probit
 from polymode.posterior.weights import KINDS, Weights
 
@@ -90,6 +95,23 @@ class LaplaceWeights(Weights):
             for k, posterior in enumerate(self.posteriors)
         ]
         return Moments(torch.stack([m for m, _ in each]), torch.stack([s for _, s in each]))
+
+    def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the Gaussian over the outputs at several inputs together: means (M, B, K) and
+        covariances (M, B, K, B, K). J H^{-1/2} is written out, layer by layer: for few inputs."""
+        numbers = self.num_outputs * len(x)
+        largest = max(sum(block.sizes) for block in self.posteriors[0].blocks)
+        need = numbers * (numbers + 2 * largest) * self.stack.dtype.itemsize
+        if need > free_bytes(self.stack.device):
+            raise ValueError(
+                f"covariances between {len(x):,} inputs × {self.num_outputs} outputs need"
+                f" {human(need)}; {human(free_bytes(self.stack.device))} free. Give fewer inputs"
+            )
+        each = [
+            joint_moments(posterior, self.tangent(k), x, self.num_outputs)
+            for k, posterior in enumerate(self.posteriors)
+        ]
+        return torch.stack([m for m, _ in each]), torch.stack([c for _, c in each])
 
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
         """Return logits (M, L, B, K): draws, or the one that a closed link stands for."""
