@@ -86,7 +86,8 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix.double())
     place = (vectors.abs() * (1 + 1e-9 * _ramp(vectors))).argmax(-2, keepdim=True)
     vectors = vectors * vectors.gather(-2, place).sign()
-    return values.clamp_min(0).to(matrix.dtype), vectors.to(matrix.dtype)
+    vectors = vectors.to(matrix.dtype).contiguous()  # as a file gives them back
+    return values.clamp_min(0).to(matrix.dtype), vectors
 
 
 def _ramp(vectors: Tensor) -> Tensor:

@@ -59,6 +59,10 @@ class Record(NamedTuple):
         """Return some examples."""
         return self._replace(moving=self.moving[:, :, rows], fixed=self.fixed[:, rows])
 
+    def detached(self) -> Record:
+        """Return the same without the graph of the forward pass, to which layer inputs belong."""
+        return self._replace(moving=self.moving.detach(), fixed=self.fixed.detach())
+
     def summed(self) -> Record:
         """Return the same with one position where the fixed part is one everywhere."""
         if self.width > 1 or self.labels or self.positions == 1:

@@ -106,7 +106,7 @@ class Tangent:
             for name in list(builds):
                 with torch.set_grad_enabled(further):
                     record = joined([build(grad) for build, grad in builds.pop(name)])
-                yield name, record
+                yield name, record if further else record.detached()
             if self._singles:
                 yield from self._single(x, cotangents, further)
 

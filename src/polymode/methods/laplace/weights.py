@@ -122,15 +122,7 @@ class LaplaceWeights(Weights):
                 f"`samples_per_mode` must be 1 where link='{self.link}' has no draws, got"
                 f" {samples_per_mode}; take link='mc'"
             )
-        one_logit = moments.loc.shape[-1] == 1  # two classes: the bridge is that of (0, f)
-        if self.link == "bridge" and not one_logit:
-            return bridge(moments).unsqueeze(1)
-        if self.link == "bridge":
-            both = torch.cat([torch.zeros_like(moments.loc), moments.loc], -1)
-            spread = moments.variance
-            log_probs = bridge(Moments(both, torch.cat([torch.zeros_like(spread), spread], -1)))
-            return (log_probs[..., 1:] - log_probs[..., :1]).unsqueeze(1)
-        return probit(moments).unsqueeze(1)
+        return (probit if self.link == "probit" else bridge)(moments).unsqueeze(1)
 
     def draw(self, number: int, seed: int) -> Stack:
         noise = self.stack.normal("draw", seed, number)
