@@ -33,6 +33,9 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "num_components": {"lengthscales": "pca"},
     "directions": {"lengthscales": "pca", "num_components": 2},
     "points_noise": {"points": "perturbed"},
+    "mc_samples": {"fisher": "mc"},
+    "rank": {"structure": "low_rank"},
+    "prior": {"evidence": "trained"},
 }
 
 

@@ -11,6 +11,7 @@ from polymode.methods import (
     feature_rde,
     forde,
     function_rde,
+    laplace,
     lit,
     map,
     sghmc,
@@ -23,6 +24,7 @@ from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.laplace import Laplace
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
@@ -41,6 +43,7 @@ __all__ = [
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
+    "Laplace",
     "Method",
     "Problem",
     "WeightRDE",
@@ -50,6 +53,7 @@ __all__ = [
     "fit",
     "forde",
     "function_rde",
+    "laplace",
     "lit",
     "map",
     "sghmc",

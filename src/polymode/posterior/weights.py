@@ -91,6 +91,11 @@ class Weights(ABC):
         predictions are then made of them and not of samples."""
         return None
 
+    def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
+        """Return outputs (M, L, B, K) that stand for the moments where no likelihood takes these in
+        closed form: draws, or one per mode that has the right prediction."""
+        return moments.draw(samples_per_mode, seeds)
+
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
         """Return L draws as samples that are kept."""
         draws = [changing_tensors(self.draw(number, seed)) for number in range(samples_per_mode)]

@@ -1,1 +1,6 @@
-"""Laplace approximations: curvature, Gaussians, evidence."""
+"""Laplace approximations: Gaussians around trained networks."""
+
+from polymode.methods.laplace.laplace import Laplace, finish, init, step
+from polymode.methods.laplace.weights import LaplaceWeights
+
+__all__ = ["Laplace", "LaplaceWeights", "finish", "init", "step"]
