@@ -34,6 +34,7 @@ from polymode.studies.linearised_laplace.variants import (
     with_one_group,
 )
 from polymode.tasks import Task
+from polymode.tasks.files import DATASETS
 from polymode.tasks.registry import task as make_task
 
 PRECISIONS = (100.0, 10.0, 5.0, 1.0, 0.1)  # those of the talk's illustration
@@ -104,7 +105,10 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
     setup = set_up(tangent, groups, curve.x, curve.data(), new, chunk=400)
     beta = torch.ones(1, dtype=torch.float64)
     rows = [measure("closeness", tangent.closeness([curve.x]), n=len(curve.x))]
-    arrays: dict[str, np.ndarray] = {"grid": GRID, "mean": setup.new_outputs[: len(GRID), 0].numpy()}
+    arrays: dict[str, np.ndarray] = {
+        "grid": GRID,
+        "mean": setup.new_outputs[: len(GRID), 0].numpy(),
+    }
     spreads = {}
     for mean, kind in VARIANTS:
         found = variant(setup, mean, kind, beta, MACKAY)
@@ -114,10 +118,16 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
         on_grid = spread[: len(GRID)].sqrt()
         arrays[f"sd_{name}"] = on_grid.numpy()
         ends = len(GRID), len(GRID) + len(test[0])
-        for where, part, targets in (("test", slice(*ends), test[1]), ("gap", slice(ends[1], None), gap[1])):
+        for where, part, targets in (
+            ("test", slice(*ends), test[1]),
+            ("gap", slice(ends[1], None), gap[1]),
+        ):
             nll = value_nll(setup.new_outputs[part, 0], spread[part] + noise, targets[:, 0])
             own = value_nll(found.mean[part, 0], spread[part] + noise, targets[:, 0])
-            rows += [_nll(f"{where}_nll_{name}", nll, targets), _nll(f"{where}_own_nll_{name}", own, targets)]
+            rows += [
+                _nll(f"{where}_nll_{name}", nll, targets),
+                _nll(f"{where}_own_nll_{name}", own, targets),
+            ]
         gap_sd = spread[ends[1] :].sqrt().max().item()
         rows += [
             measure(f"gap_sd_{name}", gap_sd, n=len(gap[0])),
@@ -142,7 +152,9 @@ def _wasserstein(spreads: dict[str, Tensor], end: int) -> Any:
 def _illustration(setup: Any, end: int, test: Any, gap: Any) -> list[Any]:
     """Return evidences and held-out NLL at the talk's precisions, noise that of M at θ*."""
     one = with_one_group(setup)
-    beta = variant(setup, "linear", "single", torch.ones(1, dtype=torch.float64), MACKAY).choice.beta
+    beta = variant(
+        setup, "linear", "single", torch.ones(1, dtype=torch.float64), MACKAY
+    ).choice.beta
     evidences = {mean: evidence_of(one, mean) for mean in ("trained", "linear")}
     rows = []
     for value in PRECISIONS:
@@ -150,11 +162,15 @@ def _illustration(setup: Any, end: int, test: Any, gap: Any) -> list[Any]:
         spread = covariance_at(one, evidences["linear"], precision, beta).flatten().clamp_min(0)
         for mean, evidence in evidences.items():
             at = evidence(precision, beta).value
-            rows.append(measure(f"illustration_{mean}_{value:g}", at, n=len(one.outputs), unit="nats"))
+            rows.append(
+                measure(f"illustration_{mean}_{value:g}", at, n=len(one.outputs), unit="nats")
+            )
         ends = end, end + len(test[0])
         for where, part, pair in (("test", slice(*ends), test), ("gap", slice(ends[1], None), gap)):
             nll = value_nll(one.new_outputs[part, 0], spread[part] + 1 / beta, pair[1][:, 0])
-            rows.append(measure(f"illustration_{where}_nll_{value:g}", nll, n=len(pair[1]), unit="nats"))
+            rows.append(
+                measure(f"illustration_{where}_nll_{value:g}", nll, n=len(pair[1]), unit="nats")
+            )
     return rows
 
 
@@ -204,7 +220,7 @@ def networks(
     Statistics of BatchNorm are frozen, h = J θ, the curvature is whole. The U-Net is given noisy
     images at half the resolution and learns the clean ones; its NLL is per pixel.
     """
-    images = make_task(task, num_train=num_train, num_test=num_test, ood=[], shifts=[])
+    images = _images(task, num_train, num_test)
     if net == "unet":
         return _image_to_image(seed, images, epochs, width)
     build, options = IMAGE_NETS[net]
@@ -230,6 +246,19 @@ def networks(
         rows += [_nll(f"nll_{mean}_{kind}", nll, new), _nll(f"own_nll_{mean}_{kind}", own, new)]
         rows += _of_choice(found.choice, mean, kind)
     return Findings(tuple(rows))
+
+
+def _images(name: str, num_train: int, num_test: int) -> Task:
+    """Return a task with so many images."""
+    sizes = {"num_train": num_train, "num_test": num_test, "ood": [], "shifts": []}
+    whole = make_task(name, **(sizes if name in DATASETS else {}))
+    train, test = (_all(each) for each in (whole.train, whole.test))
+    return Task(
+        train=(train[0][:num_train], train[1][:num_train]),
+        test=(test[0][:num_test], test[1][:num_test]),
+        likelihood="categorical",
+        target_size=whole.target_size,
+    )
 
 
 def _about(tangent: Tangent, setup: Any, x: Tensor) -> list[Any]:
@@ -274,7 +303,9 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
         pairs.append((noisy, clean.flatten(1)))
     (x, y), (new, targets) = pairs
     centre, size = y.mean(), y.std()
-    task = Task(train=(x, (y - centre) / size), likelihood=Gaussian(noise="learned"), target_scaling=None)
+    task = Task(
+        train=(x, (y - centre) / size), likelihood=Gaussian(noise="learned"), target_scaling=None
+    )
     made = as_image_net(build, options, width)
     post = fit(
         "map", net=made, task=task, seed=seed, epochs=12 * epochs, batch_size=len(x), lr=5e-3,
@@ -287,7 +318,9 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
     targets = (targets - centre) / size
     noise = (setup.outputs - data.targets).square().mean().double()
     rows = _about(tangent, setup, x)
-    rows.append(_nll("nll_map", value_nll(setup.new_outputs, noise.expand_as(targets), targets), new))
+    rows.append(
+        _nll("nll_map", value_nll(setup.new_outputs, noise.expand_as(targets), targets), new)
+    )
     how = Search(steps=40, tolerance=1e-2, learn_noise=True)
     for mean, kind in VARIANTS:
         found = variant(setup, mean, kind, 1 / noise.reshape(1), how)
@@ -298,4 +331,3 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
         rows += _of_choice(found.choice, mean, kind)
         rows.append(measure(f"noise_{mean}_{kind}", float(found.choice.beta[0]) ** -0.5, n=1))
     return Findings(tuple(rows))
-

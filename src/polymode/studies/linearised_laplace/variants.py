@@ -1,9 +1,9 @@
 """The four variants that the study compares, on one trained network, with the whole curvature.
 
-The evidence is taken at the trained weights θ̃ or at the linear model's optimum θ*, the prior has one
-precision or one per normalised group. Kernels are made once and serve all four. Predictions have the linear
-model's covariance, h = J θ, around the network's outputs, as in the reference, or around the linear
-model's own mean h(θ*).
+The evidence is taken at the trained weights θ̃ or at the linear model's optimum θ*, the prior has
+one precision or one per normalised group. Kernels are made once and serve all four. Predictions
+have the linear model's covariance, h = J θ, around the network's outputs, as in the reference, or
+around the linear model's own mean h(θ*).
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def evidence_of(setup: Setup, mean: str) -> DualEvidence:
     )  # fmt: skip
 
 
-def covariance_at(
-    setup: Setup, evidence: DualEvidence, precision: Tensor, beta: Tensor
-) -> Tensor:
+def covariance_at(setup: Setup, evidence: DualEvidence, precision: Tensor, beta: Tensor) -> Tensor:
     """Return the covariances of new outputs, (B, K, K)."""
     return evidence.covariance(precision, beta, setup.cross, setup.own)
 
