@@ -83,6 +83,7 @@ def wanted(setting: Setting, survey: Survey, stack: Stack) -> list[str]:
     return list(survey.last) if setting.structure == "last_layer" else list(stack.params)
 
 
+@torch.no_grad()
 def curvature(
     setting: Setting,
     problem: Problem,

@@ -32,7 +32,7 @@ def image_to_image(input_shape: Sequence[int], num_outputs: int, **options: Any)
 
 _BLOCKS = (1, 1, 1)
 IMAGE_NETS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
-    "transformer": (nets.vit, {"patch": 7, "dim": 48, "depth": 2}),
+    "transformer": (nets.vit, {"patch": 2, "dim": 48, "depth": 2}),
     "cnn": (cnn, {"channels": (16, 48, 80)}),
     "resnet": (nets.resnet, {"blocks": _BLOCKS, "width": 12}),
     "preactivation_resnet": (nets.resnet, {"blocks": _BLOCKS, "width": 12, "preactivation": True}),
@@ -56,8 +56,6 @@ def as_image_net(
             sizes[key] = scaled(options[key])
     if "channels" in options:
         sizes["channels"] = tuple(scaled(size) for size in options["channels"])
-    if "patch" in options and width < 1:
-        sizes["patch"] = 4
     return partial(_built, build, {**options, **sizes})
 
 

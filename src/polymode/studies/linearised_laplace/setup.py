@@ -79,7 +79,7 @@ def _smoke() -> dict[str, Part | Experiment]:
 
 
 def _cpu() -> dict[str, Part | Experiment]:
-    sizes = {"task": "mnist", "num_train": 150, "num_test": 250, "epochs": 40}
+    sizes = {"task": "mnist", "num_train": 150, "num_test": 250, "epochs": 60}
     images = {
         "num_train": 1000,
         "num_test": 500,

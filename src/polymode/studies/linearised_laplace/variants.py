@@ -42,14 +42,14 @@ class Setup(NamedTuple):
     """A linear model with its data, and new inputs, as kernels.
 
     Attributes:
-        tangent: the linear model. index: places of each normalised group's weights.
+        tangent: the linear model. places: of each normalised group's weights.
         outputs, shift: at the training inputs, (N, K). new_outputs, new_shift: at new ones.
         kernels, cross, own: per group, see `evidence_dual.py`.
         data: targets.
     """
 
     tangent: Tangent
-    index: dict[str, Tensor]
+    places: dict[str, Tensor]
     outputs: Tensor
     shift: Tensor
     new_outputs: Tensor
@@ -93,7 +93,7 @@ def set_up(
 def with_one_group(setup: Setup) -> Setup:
     """Return the same with one group of all weights."""
     return setup._replace(
-        index={"all": torch.cat(list(setup.index.values()))},
+        places={"all": torch.cat(list(setup.places.values()))},
         kernels=_summed(setup.kernels),
         cross=_summed(setup.cross),
         own=setup.own.sum(0, keepdim=True),
@@ -138,7 +138,7 @@ def variant(setup: Setup, mean: str, kind: str, beta: Tensor, how: Search) -> Va
 
 def evidence_of(setup: Setup, mean: str) -> DualEvidence:
     return DualEvidence(
-        setup.tangent, setup.kernels, setup.index, setup.outputs, setup.shift, setup.data,
+        setup.tangent, setup.kernels, setup.places, setup.outputs, setup.shift, setup.data,
         mean=mean, newton_steps=3,
     )  # fmt: skip
 
