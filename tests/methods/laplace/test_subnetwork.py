@@ -67,19 +67,34 @@ def test_scores_are_the_formulas(found) -> None:
         select(found, "obd", 39, 1.0)
 
 
+def fit(**options) -> pm.Posterior:
+    task = pm.Task(train=(X, Y), likelihood="categorical")
+    how = {"structure": "subnetwork", "progress": "silent"}
+    return pm.fit("laplace", net=network(), task=task, **how, **options)
+
+
 def change(places: torch.Tensor) -> float:
-    post = pm.fit(
-        "laplace", net=network(), task=pm.Task(train=(X, Y), likelihood="categorical"),
-        structure="subnetwork", subnetwork=places.tolist(), progress="silent",
-    )  # fmt: skip
-    moments = post.weights.moments(X)
+    moments = fit(subnetwork=places.tolist()).weights.moments(X)
     assert moments is not None
     return largest_change(moments)
 
 
+def test_fit_chooses_by_name(found) -> None:
+    for name in ("jacobian_energy", "obd"):
+        places, _ = select(found[0], name, 8, 1.0)
+        ours, named = fit(subnetwork=places.tolist()), fit(subnetwork=name, subnetwork_size=8)
+        torch.testing.assert_close(ours.weights.moments(X).spread, named.weights.moments(X).spread)
+    with pytest.raises(ValueError, match="`subnetwork_size` of Laplace must be an integer"):
+        fit(subnetwork="obd")
+    with pytest.raises(ValueError, match="`subnetwork_size` of Laplace must be None unless"):
+        fit(subnetwork=[1, 2], subnetwork_size=2)
+    with pytest.raises(ValueError, match="one of largest_variance, jacobian_energy, obd, random"):
+        fit(subnetwork="largest", subnetwork_size=2)
+
+
 def test_largest_variance_may_keep_nothing_but_weights_without_effect(found) -> None:
-    """Twelve weights hang on the dead units: a subnetwork of twelve is the trained network, and says
-    so; weighed by energy it is not."""
+    """Twelve weights hang on the dead units: a subnetwork of twelve is the trained network, and
+    says so; weighed by energy it is not."""
     found, _ = found
     idle = DEAD * (3 + 1 + 2)
     with pytest.warns(UserWarning, match="all 12 weights of the subnetwork .* zero curvature"):
