@@ -35,6 +35,8 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "points_noise": {"points": "perturbed"},
     "mc_samples": {"fisher": "mc"},
     "rank": {"structure": "low_rank"},
+    "subnetwork": {"structure": "subnetwork", "subnetwork": "obd", "subnetwork_size": 9},
+    "subnetwork_size": {"structure": "subnetwork", "subnetwork": "obd", "subnetwork_size": 9},
     "prior": {"evidence": "trained"},
 }
 

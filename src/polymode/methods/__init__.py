@@ -12,6 +12,7 @@ from polymode.methods import (
     forde,
     function_rde,
     laplace,
+    laplace_map,
     lit,
     map,
     sghmc,
@@ -25,6 +26,7 @@ from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
 from polymode.methods.laplace import Laplace
+from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
@@ -43,6 +45,7 @@ __all__ = [
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
+    "LaplaceMAP",
     "Laplace",
     "Method",
     "Problem",
@@ -53,6 +56,7 @@ __all__ = [
     "fit",
     "forde",
     "function_rde",
+    "laplace_map",
     "laplace",
     "lit",
     "map",

@@ -84,6 +84,7 @@ class StructuredEvidence:
     def _squares(self, theta: Tensor) -> Tensor:
         return torch.stack([theta[p].double().square().sum() for p in self.places])
 
+    @torch.no_grad()
     def __call__(self, precision: Tensor, beta: Tensor) -> Terms:
         factor = float(beta[0]) if len(beta) else 1.0
         by_group = dict(zip(self.names, precision, strict=True))

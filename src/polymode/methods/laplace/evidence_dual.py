@@ -171,7 +171,7 @@ class DualEvidence:
         """
         number, size = own.shape[1:3]
         scale, factor = self._scale(beta), self.factor(precision, beta)
-        half = cross.combined(precision).view(number * size, *self._unit_root.shape[:2])
+        half = cross.combined(precision).double().view(number * size, *self._unit_root.shape[:2])
         half = (half.unsqueeze(-2) @ self._unit_root).reshape(number * size, -1) * scale
         solved = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
         solved = solved.view(number, size, -1)

@@ -132,7 +132,9 @@ def maximise(evaluate: Evaluate, start: Tensor, beta: Tensor, how: Search | None
         new = new.clamp(low, high)
         if not how.learn_noise:
             new_beta = beta
-        moved = torch.cat([(new / precision).log(), (new_beta / beta).log()]).abs().max()
+        needed = terms.effective >= PRUNED  # the others drift to the end of their range
+        steps_of = torch.cat([(new / precision).log()[needed], (new_beta / beta).log()])
+        moved = steps_of.abs().max() if len(steps_of) else torch.zeros(())
         precision, beta = new, new_beta
         terms = evaluate(precision, beta)
         if moved < how.tolerance:

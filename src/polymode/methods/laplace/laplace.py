@@ -40,6 +40,7 @@ from torch import Tensor
 
 from polymode.core.linalg.tangent import Survey, survey
 from polymode.core.memory import free_bytes, human
+from polymode.core.rng import fold
 from polymode.core.stack import Stack
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
@@ -49,6 +50,7 @@ from polymode.methods.laplace.gaussian import GaussianPosterior
 from polymode.methods.laplace.groups import KINDS as PRIORS
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.links import LINKS
+from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
 from polymode.methods.laplace.trained import by_parameter, choose
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, State
@@ -73,7 +75,9 @@ class Laplace(MAP):
         sharing: how kron treats weights that are used at several positions: "expand" or "reduce".
         rank: directions of structure="low_rank", ≥ 1.
         subnetwork: numbers of the weights that structure="subnetwork" keeps, counted from 0 over
-            all trainable parameters in a row.
+            all trainable parameters in a row; or how they are chosen: "largest_variance",
+            "jacobian_energy", "obd" or "random" (`subnetwork.py`).
+        subnetwork_size: how many are chosen, ≥ 1.
         predictive: "linearised", or "sampled": networks with drawn weights, for comparison.
         link: from Gaussian logits to classes: "mc", "probit" or "bridge".
         output_covariance: "full", or "diagonal": outputs as if independent.
@@ -87,7 +91,8 @@ class Laplace(MAP):
     mc_samples: int = 1
     sharing: str = "expand"
     rank: int = 20
-    subnetwork: Sequence[int] | None = None
+    subnetwork: Sequence[int] | str | None = None
+    subnetwork_size: int | None = None
     predictive: str = "linearised"
     link: str = "mc"
     output_covariance: str = "full"
@@ -108,7 +113,13 @@ class Laplace(MAP):
             self._require_integer(field, 1)
         if self.evidence is None:
             self._require(self.prior_precision > 0, "prior_precision", "> 0: H would be singular")
-        if self.structure == "subnetwork" or self.subnetwork is not None:
+        chosen = isinstance(self.subnetwork, str)
+        if chosen:
+            self._require_name("subnetwork", SELECTIONS)
+            self._require_integer("subnetwork_size", 1)
+        elif self.subnetwork_size is not None:
+            self._require(False, "subnetwork_size", "None unless `subnetwork` is a name")
+        elif self.structure == "subnetwork" or self.subnetwork is not None:
             numbers = isinstance(self.subnetwork, Sequence) and len(self.subnetwork) > 0
             whole = numbers and all(type(n) is int and n >= 0 for n in self.subnetwork or ())
             rule = "numbers of weights, integers of at least 0, where structure='subnetwork'"
@@ -186,7 +197,8 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     look_at_coverage(config, known, stack)
     posteriors, evidences = [], []
     for k in range(stack.num_modes):
-        found = curvature(config.setting, problem, stack, k, known, _chosen(config, stack))
+        chosen = _chosen(config, problem, stack, k)
+        found = curvature(config.setting, problem, stack, k, known, chosen)
         posterior, evidence = _posterior(config, problem, stack, k, found)
         posteriors.append(posterior)
         evidences.append(evidence)
@@ -230,10 +242,14 @@ def _posterior(
     return posterior.with_precision(precision), evidence
 
 
-def _chosen(config: Laplace, stack: Stack) -> Tensor | None:
-    """Return the numbers of a subnetwork in rising order, checked."""
+def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor | None:
+    """Return the numbers of a subnetwork of mode k in rising order, checked."""
     if config.structure != "subnetwork":
         return None
+    if isinstance(config.subnetwork, str):
+        size, seed = config.subnetwork_size or 1, fold(problem.seed, "subnetwork", k)
+        found = diagonals(problem, stack, k, config.batch_size)
+        return select(found, config.subnetwork, size, config.prior_precision or 1.0, seed)[0]
     chosen = torch.as_tensor(config.subnetwork, dtype=torch.long).unique()
     if int(chosen[-1]) >= stack.num_parameters:
         raise ValueError(
@@ -284,7 +300,7 @@ def refuse_too_large(config: Laplace, stack: Stack) -> None:
         return
     size = stack.num_parameters
     if config.structure == "subnetwork":
-        size = len(config.subnetwork or ())
+        size = config.subnetwork_size or len(config.subnetwork or ())
     need, free = 4 * 8 * size**2, free_bytes(stack.device)
     if need > free:
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in stack.params.items()}
