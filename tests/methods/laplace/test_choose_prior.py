@@ -94,6 +94,7 @@ def test_a_subnetwork_has_an_optimum_of_its_own() -> None:
     assert float(evidence.sizes) == len(chosen)
 
 
+@pytest.mark.filterwarnings("ignore:the evidence switched:UserWarning")
 def test_fit_takes_the_prior_of_the_linear_model() -> None:
     """Two lines, post hoc; the evidence at θ* is above that at θ̃, and λ differs."""
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
