@@ -28,7 +28,8 @@ from polymode.tasks import Task
 Examination = Callable[..., Findings]
 
 EXAMINATIONS: Registry[Examination] = Registry(
-    "examination", modules=["polymode.examinations.convergence"]
+    "examination",
+    modules=["polymode.examinations.convergence", "polymode.adversary.examination"],
 )
 
 
