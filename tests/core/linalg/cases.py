@@ -34,7 +34,8 @@ class Tied(nn.Module):
 
     def __init__(self, tie: bool) -> None:
         super().__init__()
-        self.embed, self.hidden, self.last = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5)
+        self.embed = nn.Embedding(5, 3, padding_idx=None if tie else 2)
+        self.hidden, self.last = nn.Linear(3, 3), nn.Linear(3, 5)
         self.places = nn.Parameter(0.1 * torch.randn(4, 3))
         if tie:
             self.last.weight = self.embed.weight

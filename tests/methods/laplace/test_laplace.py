@@ -200,11 +200,13 @@ class Scaled(nn.Module):
 def test_another_prior_is_the_fit_with_it(structure, monkeypatch) -> None:
     """Without the data, and without another decomposition."""
     post, other = (fit(structure=structure, prior_precision=p) for p in (1.0, 7.0))
+    before = post.weights.moments(X).spread
     with monkeypatch.context() as patch:
         patch.setattr(torch.linalg, "eigh", None)
         changed = post.weights.with_precision(7.0)
     expected = other.weights.moments(X).spread
     torch.testing.assert_close(changed.moments(X).spread, expected, rtol=1e-8, atol=1e-11)
+    assert torch.equal(post.weights.moments(X).spread, before)
     layers = fit(structure=structure, prior="per_layer", evidence="trained").weights
     titles = set(layers.groups.values())
     spread = layers.with_precision(dict.fromkeys(titles, 7.0)).moments(X).spread
