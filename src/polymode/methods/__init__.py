@@ -11,6 +11,7 @@ from polymode.methods import (
     feature_rde,
     forde,
     function_rde,
+    hmc,
     lit,
     map,
     sghmc,
@@ -23,6 +24,7 @@ from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.hmc import HMC
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
@@ -31,6 +33,7 @@ from polymode.methods.swag import SWAG
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "HMC",
     "LIT",
     "MAP",
     "METHODS",
@@ -50,6 +53,7 @@ __all__ = [
     "fit",
     "forde",
     "function_rde",
+    "hmc",
     "lit",
     "map",
     "sghmc",
