@@ -45,7 +45,7 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.parametrize("method", ["dropout", "sghmc", "swag"])
+@pytest.mark.parametrize("method", ["dropout", "hmc", "mile", "sghmc", "swag"])
 def test_the_code_of_the_methods_pages_runs(method) -> None:
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S

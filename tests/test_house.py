@@ -14,9 +14,9 @@ import polymode as pm
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "nets", "tasks", "prediction", "recalibration", "conformal", "posterior",
-    "methods", "metrics", "examinations", "plots", "runs", "studies", "report", "cli", "__init__",
-    "__main__",
+    "_version", "core", "chains", "nets", "tasks", "prediction", "recalibration", "conformal",
+    "posterior", "methods", "metrics", "examinations", "plots", "runs", "studies", "report", "cli",
+    "__init__", "__main__",
 ]  # fmt: skip
 
 

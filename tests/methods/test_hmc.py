@@ -53,16 +53,16 @@ def fit(**options) -> pm.Posterior:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_samples_have_mean_and_covariance_of_the_posterior(temperature) -> None:
-    """300 chains with 5 samples each. With ω = L⁻¹ (θ − mean), covariance = L Lᵀ, the mean of ω is
+    """200 chains with 5 samples each. With ω = L⁻¹ (θ − mean), covariance = L Lᵀ, the mean of ω is
     0 and its covariance I; z = error / MCSE from the independent chains. The largest of nine |z|
     exceeds 4.5 for 6 seeds in 100,000; the seed is fixed. Another temperature is refused."""
     post = fit(
-        num_modes=300, epochs=110, burn_in=80, thinning=6, samples_per_mode=5, leapfrog_steps=6,
+        num_modes=200, epochs=110, burn_in=80, thinning=6, samples_per_mode=5, leapfrog_steps=6,
         temperature=temperature,
     )  # fmt: skip
     kept = post.weights.tensors()
     theta = torch.cat([kept["kept/network/weight"][..., 0, :], kept["kept/network/bias"]], -1)
-    assert theta.shape == (5, 300, 3)
+    assert theta.shape == (5, 200, 3)
 
     def largest_score(temperature: float) -> float:
         mean, covariance = exact(temperature)
@@ -70,10 +70,10 @@ def test_samples_have_mean_and_covariance_of_the_posterior(temperature) -> None:
         first, second = torch.triu_indices(3, 3)
         found = torch.cat([white, white[..., first] * white[..., second]], -1).mean(0)
         truth = torch.cat([torch.zeros(3), torch.eye(3)[first, second]])
-        return ((found.mean(0) - truth) / (found.std(0) / 300**0.5)).abs().max().item()
+        return ((found.mean(0) - truth) / (found.std(0) / 200**0.5)).abs().max().item()
 
     assert largest_score(temperature) < 4.5
-    assert largest_score(1.3 * temperature) > 6
+    assert largest_score(1.5 * temperature) > 6
     assert (post.weights.facts["acceptance"] > 0.5).all()
     assert (post.weights.facts["divergences"] == 0).all()
 

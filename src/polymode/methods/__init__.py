@@ -14,6 +14,7 @@ from polymode.methods import (
     hmc,
     lit,
     map,
+    mile,
     sghmc,
     swag,
     weight_rde,
@@ -28,6 +29,7 @@ from polymode.methods.hmc import HMC
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.mile import MILE
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
 from polymode.methods.weight_rde import WeightRDE
@@ -37,6 +39,7 @@ __all__ = [
     "LIT",
     "MAP",
     "METHODS",
+    "MILE",
     "SGHMC",
     "SWAG",
     "DeepEnsemble",
@@ -56,6 +59,7 @@ __all__ = [
     "hmc",
     "lit",
     "map",
+    "mile",
     "sghmc",
     "swag",
     "weight_rde",
