@@ -27,6 +27,7 @@ from polymode._version import __version__
 if TYPE_CHECKING:
     from polymode import conformal, methods, metrics, nets, plots, recalibration  # noqa: F401
     from polymode.examinations import examine
+    from polymode.examinations.reference import reference
     from polymode.methods import fit
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "examine",
-    "fit", "list_methods", "load", "methods", "nets", "report", "task",
+    "fit", "list_methods", "load", "methods", "nets", "reference", "report", "task",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -53,6 +54,7 @@ _HOMES = {
     "fit": "methods",
     "list_methods": "report",
     "load": "posterior",
+    "reference": "examinations.reference",
     "report": "report",
     "task": "tasks",
 }

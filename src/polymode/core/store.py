@@ -68,9 +68,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def cache_folder() -> Path:
-    """Return `$POLYMODE_CACHE`, by default `polymode` in the user's cache."""
-    named = os.environ.get("POLYMODE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "polymode"
+    """Return `$POLYMODE_CACHE`, by default `polymode` in the user's cache, `$XDG_CACHE_HOME` or
+    `~/.cache`."""
+    if named := os.environ.get("POLYMODE_CACHE"):
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(home) if home.startswith("/") else Path.home() / ".cache"  # as the XDG text says
+    return root / "polymode"
 
 
 def is_alive(process: int) -> bool:
