@@ -157,6 +157,15 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "whole": Kind(
+        {
+            "gradients alone": "whole.gradients",
+            "leapfrog steps": "whole.leapfrog_steps",
+            "microcanonical steps": "whole.langevin_steps",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
     "draws": Kind(
         {"draw + forward": "drawing.draw_and_forward", "predict": "drawing.predict_draws"},
         figure="cpu",

@@ -51,36 +51,45 @@ def directions(noise: Tensor) -> Tensor:
     return torch.nn.functional.normalize(noise, dim=1)
 
 
-def kick(velocity: Tensor, gradient: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the directions after a kick of `length` (M, 1), and ΔK (M,) in float64.
+def kick(velocity: Tensor, gradient: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the directions after a kick of `length` (M, 1), δ and the growth g, (M, 1) each.
 
-    Numerator and denominator are multiplied by 2 exp(−δ), which keeps large δ finite.
+    cosh δ + (e·u) sinh δ = g exp(δ)/2, so that ΔK = (d − 1) (log g + δ − log 2): with exp(−δ) large
+    δ stay finite.
     """
-    dimension = velocity.shape[1]
-    norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min(1e-30)
-    along = (velocity * gradient).sum(1, keepdim=True) / norm
-    delta = length * norm / max(dimension - 1, 1)
+    norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min_(1e-30)
+    along = torch.linalg.vecdot(velocity, gradient).unsqueeze(1).div_(norm)
+    delta = length * norm / max(velocity.shape[1] - 1, 1)
     fade = torch.exp(-delta)
-    towards = (1 - fade) * (1 + fade + along * (1 - fade)) / norm
-    turned = torch.addcmul(2 * fade * velocity, towards, gradient)
-    growth = (1 + fade**2 + along * (1 - fade**2)).double().clamp_min(1e-300)
-    change = max(dimension - 1, 1) * (delta.double() - math.log(2.0) + growth.log())
-    return torch.nn.functional.normalize(turned, dim=1), change.squeeze(1)
+    rest, both = 1 - fade, 1 + fade
+    sum_ = torch.addcmul(both, along, rest)
+    fade = fade.mul_(2)
+    growth = torch.addcmul(-fade, both, sum_).clamp_min_(1e-30)
+    turned = torch.addcmul(
+        velocity * fade.div_(growth), rest.mul_(sum_).div_(norm * growth), gradient
+    )
+    return turned, delta, growth
 
 
 def deterministic_step(
     target: LogDensity, point: Point, velocity: Tensor, step_size: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
-    """Return point, directions and ΔE (M,) after one step without noise; two gradients."""
+    """Return point, directions and ΔE (M,) in float64 after one step without noise; two
+    gradients."""
     position, before, gradient = point
-    velocity, first = kick(velocity, gradient, KICK * step_size)
-    position = torch.addcmul(position, velocity, 0.5 * step_size)
+    outer, half = KICK * step_size, 0.5 * step_size
+    velocity, delta, growth = kick(velocity, gradient, outer)
+    position = torch.addcmul(position, velocity, half)
     _, gradient = target(position)
-    velocity, second = kick(velocity, gradient, (1 - 2 * KICK) * step_size)
-    position = torch.addcmul(position, velocity, 0.5 * step_size)
+    velocity, *second = kick(velocity, gradient, (1 - 2 * KICK) * step_size)
+    position = torch.addcmul(position, velocity, half)
     value, gradient = target(position)
-    velocity, third = kick(velocity, gradient, KICK * step_size)
-    return Point(position, value, gradient), velocity, first + second + third - (value - before)
+    velocity, *third = kick(velocity, gradient, outer)
+    delta = delta + second[0] + third[0]
+    growth = growth.double() * second[1] * third[1]
+    change = (growth.log_() + delta - 3 * math.log(2.0)).squeeze(1)
+    change = change.mul_(max(velocity.shape[1] - 1, 1)) - (value - before)
+    return Point(position, value, gradient), velocity, change
 
 
 def langevin_step(
@@ -97,14 +106,17 @@ def langevin_step(
         noise: standard normal (M, P). step_size: ε (M, 1). decoherence: L (M, 1).
     """
     end, turned, change = deterministic_step(target, point, velocity, step_size)
-    ratio = torch.expm1(2 * step_size / decoherence)
-    turned = directions(turned + (ratio / noise.shape[1]).sqrt() * noise)
-    lost = ~(torch.isfinite(change) & torch.isfinite(end.log_density))
-    stays = lost[:, None]
-    point = Point(
-        torch.where(stays, point.position, end.position),
-        torch.where(lost, point.log_density, end.log_density),
-        torch.where(stays, point.gradient, end.gradient),
-    )
-    velocity = torch.where(stays, directions(noise), turned)  # elsewhere, from where it was
-    return Move(point, velocity, change.where(~lost, 0.0), lost)
+    spread = torch.expm1(2 * step_size / decoherence).div_(noise.shape[1]).sqrt_()
+    turned = torch.addcmul(turned, spread, noise)
+    turned = turned.div_(torch.linalg.vector_norm(turned, dim=1, keepdim=True))
+    lost = ~torch.isfinite(change)  # of which log π is a part
+    if lost.any():
+        stays = lost[:, None]
+        end = Point(
+            torch.where(stays, point.position, end.position),
+            torch.where(lost, point.log_density, end.log_density),
+            torch.where(stays, point.gradient, end.gradient),
+        )
+        turned = torch.where(stays, directions(noise), turned)  # elsewhere, from where it was
+        change = change.where(~lost, 0.0)
+    return Move(end, turned, change, lost)

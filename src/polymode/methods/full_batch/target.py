@@ -54,45 +54,50 @@ class LogPosterior:
         self.prior_precision, self.temperature = prior_precision, temperature
         self.leaves = stack.leaves()
         self.num_weights = stack.num_parameters
+        self.precision = torch.full_like(rows_of(stack)[0], prior_precision / problem.num_examples)
+        self.precision[self.num_weights :] = 0.0  # flat in what the likelihood itself learns
+        self._sizes = [leaf.numel() // len(stack) for leaf in self.leaves]
+        self._places = [leaf.detach() for leaf in self.leaves]
+        if all(leaf.is_contiguous() for leaf in self.leaves):
+            self._places = [leaf.view(len(stack), -1) for leaf in self._places]
 
-    @torch.no_grad()
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return log π (M,) in float64 and its gradient (M, P)."""
         self.move(rows)
-        value = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-        gradient = torch.empty_like(rows)
-        parts = self.stack.as_leaves(gradient)
-        nll = self.problem.likelihood.nll
-        for number, (x, y) in enumerate(self.batches):
-            with torch.enable_grad():
-                losses = self.stack.gradients(nll, x, y, step=0)
-            value.sub_(losses, alpha=len(x))
-            found = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
-            if number == 0:
-                torch._foreach_copy_(parts, found)
-                scale = len(x)
+        mean, losses = None, None
+        for x, y in self.batches:
+            found = self.stack.gradients(self.problem.likelihood.nll, x, y, step=0)
+            grads = [
+                leaf.grad.reshape(len(rows), -1) for leaf in self.leaves if leaf.grad is not None
+            ]
+            gradient, share = torch.cat(grads, 1), len(x) / self.problem.num_examples
+            if len(self.batches) == 1:
+                mean, losses = gradient, found
+            elif mean is None or losses is None:
+                mean, losses = gradient.mul_(share), found.double().mul_(share)
             else:
-                torch._foreach_add_(parts, found, alpha=len(x) / scale)
-        gradient.mul_(-scale / self.temperature)
-        if self.prior_precision:
-            weights = rows[:, : self.num_weights]
-            strength = self.prior_precision / self.temperature
-            gradient[:, : self.num_weights].sub_(weights, alpha=strength)
-            squares = torch.linalg.vector_norm(weights, dim=1, dtype=torch.float64).square_()
-            value.sub_(squares, alpha=0.5 * self.prior_precision)
-        return value.div_(self.temperature), gradient
+                mean, losses = mean.add_(gradient, alpha=share), losses.add_(found, alpha=share)
+        assert mean is not None and losses is not None
+        scale = self.problem.num_examples / self.temperature
+        gradient = torch.addcmul(mean, self.precision, rows).mul_(-scale)
+        return losses.double().mul_(-scale).sub_(self._prior(rows), alpha=0.5), gradient
 
-    @torch.no_grad()
+    def _prior(self, rows: Tensor) -> Tensor:
+        """Return λ ‖θ‖² / T, (M,)."""
+        weights = rows[:, : self.num_weights]
+        return torch.linalg.vecdot(weights, weights).mul_(self.prior_precision / self.temperature)
+
     def move(self, rows: Tensor) -> None:
         """Set the networks' parameters to rows (M, P)."""
-        torch._foreach_copy_(self.leaves, self.stack.as_leaves(rows))
+        if self._places[0].dim() == 2 and self._places[0].shape[1:] == (self._sizes[0],):
+            torch._foreach_copy_(self._places, list(rows.split(self._sizes, 1)))
+        else:  # another memory format
+            torch._foreach_copy_(self._places, self.stack.as_leaves(rows))
 
     def loss(self, rows: Tensor, value: Tensor) -> Tensor:
         """Return the mean negative log-likelihood (M,), nats per example, from log π at rows."""
-        weights = rows[:, : self.num_weights]
-        squares = torch.linalg.vector_norm(weights, dim=1, dtype=torch.float64).square_()
-        total = -self.temperature * value - 0.5 * self.prior_precision * squares
-        return total / self.problem.num_examples
+        total = value.add(self._prior(rows), alpha=0.5)
+        return total.mul_(-self.temperature / self.problem.num_examples)
 
 
 def rows_of(stack: Stack) -> Tensor:
