@@ -95,7 +95,7 @@ def _speed_up(case: dict[str, Any], start: str) -> str:
 
 
 def forde_tables(report: dict[str, Any]) -> str:
-    """Return what FoRDE costs: time and memory beside a deep ensemble, growth with members."""
+    """Return the cost of FoRDE: time and memory relative to a deep ensemble, and its growth."""
     cases = {case["name"]: case for case in report["cases"] if case["name"].startswith("forde_")}
     if not cases:
         return "not measured yet"
@@ -106,8 +106,8 @@ def forde_tables(report: dict[str, Any]) -> str:
     rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
     for line in ("forde", "forde, chunk_size=1"):
         beside = [_forde_ratio(case, line, PLAIN) for case in ratios.values()]
-        rows.append([f"{line}, beside the {PLAIN}", *beside])
-    grown = [["ms a step", "deep ensemble", *GROWTH]]
+        rows.append([f"{line}, compared with the {PLAIN}", *beside])
+    grown = [["ms per step", "deep ensemble", *GROWTH]]
     for case in growth.values():
         steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
         title = case["title"].split(",")[0].removeprefix("repulsion of ")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from polymode.methods import METHODS, sghmc
+from polymode.methods import MAP, METHODS, sghmc
+from polymode.methods import map as map_
 from polymode.methods.method import Method
 
 from .test_methods import check_resume
+from .test_options import dead_options
 
 
 def test_a_sampler_that_loses_its_samples_on_resume_fails(tmp_path) -> None:
@@ -39,3 +43,32 @@ def test_a_sampler_that_loses_its_samples_on_resume_fails(tmp_path) -> None:
             check_resume("forgetful", tmp_path)
     finally:
         METHODS._entries.pop("forgetful", None)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_options_without_effect_are_found(speaks) -> None:
+    """Of any type, though numbers that are not valid are refused; not if they say so."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Idle(MAP):
+        number: int = 4
+        share: float = 0.3
+        name: str = "one"
+        flag: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self._require_integer("number", 1)
+            self._require_name("name", ("one", "two"))
+
+    def init(config, problem, stack):
+        if speaks:
+            warnings.warn("number, share, name and flag have no effect", stacklevel=2)
+        return map_.init(config, problem, stack)
+
+    METHODS.register("idle", kind="one mode")(Method(Idle, init, map_.step))
+    try:
+        found = [entry.split("=")[0] for entry in dead_options("idle")]
+    finally:
+        METHODS._entries.pop("idle", None)
+    assert found == ([] if speaks else ["number", "share", "name", "flag"])

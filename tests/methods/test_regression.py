@@ -160,3 +160,13 @@ def test_another_scaling_is_another_run(tmp_path) -> None:
     pm.fit("map", task=loader(1.0), **options)
     with pytest.raises(ValueError, match="target_scaling"):
         pm.fit("map", task=loader(2.0), **options)
+
+
+def test_validation_is_in_the_units_of_every_target() -> None:
+    """Two targets of different scale: the density of both, each in its own units."""
+    x, y = wide(120, size=2)
+    data = (x, y * torch.tensor([1.0, 100.0], dtype=torch.float64))
+    task = pm.Task(train=data, val=data, likelihood=Gaussian(noise="learned_per_output"))
+    post = pm.fit("map", net=lambda: nn.Linear(1, 2), task=task, **QUICK | {"epochs": 200})
+    expected = -post.predict(x).log_prob(data[1]).mean().item()
+    assert post.history.val_nll[-1][0] == pytest.approx(expected, rel=1e-6)

@@ -189,7 +189,8 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
 
     The mean lies within a tenth of the standard error of 64 exact draws. The covariance differs by
     less, in Frobenius norm, than that of 64 exact draws does on average,
-    E‖Ĉ − C‖² = (tr C² + (tr C)²) / 63, with sge, ssge and svgd (which stay a fifth too narrow).
+    E‖Ĉ − C‖² = (tr C² + (tr C)²) / 63, with sge, ssge and svgd. Variances are at least 0.9 of the
+    exact ones with sge and svgd, and 0.75 with ssge, whose kernel is narrower; none are larger.
     kde, whose blur is wider than the narrow directions, gets within half of the covariance's norm.
     A deep ensemble ends with a covariance of 0.
     """
@@ -203,9 +204,9 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
         theta = flat(pm.fit(name, **options, **more).stack.params.values())
         standard = (exact.covariance.diagonal() / 64).sqrt()
         assert ((theta.mean(0) - exact.mean).abs() < 0.1 * standard).all()
-        if more.get("estimator") in ("sge", "ssge", "svgd"):
-            ratio = theta.var(0) / exact.covariance.diagonal()
-            assert ((ratio > 0.75) & (ratio < 0.85)).all()
+        least = {"sge": 0.9, "ssge": 0.75, "svgd": 0.9}.get(more.get("estimator", ""), 0.0)
+        ratio = theta.var(0) / exact.covariance.diagonal()
+        assert ((ratio >= least) & (ratio < 1)).all()
         return (torch.cov(theta.T) - exact.covariance).norm().item()
 
     size = exact.covariance.norm().item()
@@ -218,7 +219,11 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
 
 @pytest.mark.cpu_seconds(6)
 def test_the_default_reaches_the_variance_of_a_gaussian_posterior() -> None:
-    """0.69 to 0.74 of it with 32 members; kde, which blurs, has 0.03 in its narrowest direction."""
+    """0.94 of it with 32 members; kde, which blurs, has 0.03 in its narrowest direction.
+
+    Why not 1: `methods/particles/estimators.py` derives what members lack as they are few. A kernel
+    narrower by ln 33, as in the released code, would reach 0.69.
+    """
     task = pm.task("linear_regression")
     options = {"net": lambda: nn.Linear(3, 1), "task": task, "num_modes": 32, "epochs": 500}
     options |= {"batch_size": 50, "lr": 0.1, "schedule": "linear", "execution": "batched"}
@@ -228,5 +233,5 @@ def test_the_default_reaches_the_variance_of_a_gaussian_posterior() -> None:
         post = pm.fit("weight_rde", dtype=torch.float64, progress="silent", **options, **more)
         return (flat(post.stack.params.values()).var(0) / exact).min().item()
 
-    assert 0.65 < least_ratio() < 1.0
+    assert 0.88 < least_ratio() < 1.0
     assert least_ratio(estimator="kde") < 0.1

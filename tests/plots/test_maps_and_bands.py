@@ -10,6 +10,7 @@ from scipy import stats
 
 from polymode import plots
 from polymode.metrics.results import Kept
+from polymode.plots import regression
 from polymode.prediction import MixturePrediction
 
 
@@ -127,7 +128,7 @@ def test_band_shows_functions_of_all_modes_and_the_share_of_one(gap_results):
 def test_band_quotes_coverage_of_the_test_set_only(gap_results):
     row = gap_results["test", "coverage_90"]
     caption = plots.regression_band(gap_results).caption
-    assert f"On the test set the 90 % interval holds {100 * row.value:.1f} %" in caption
+    assert f"The 90 % interval contains {100 * row.value:.1f} % of" in caption
 
 
 def even_normals(made, scale, n=200):
@@ -179,7 +180,7 @@ def test_what_cannot_be_drawn_is_refused(made, digits_results, gap_results):
         plots.map_limits([])
     with pytest.raises(ValueError, match="keep no curve"):
         plots.regression_band(digits_results[0])
-    with pytest.raises(ValueError, match="is of regressions"):
+    with pytest.raises(ValueError, match="is for regressions"):
         plots.regression_calibration(digits_results[0])
     with pytest.raises(ValueError, match="at least 1, got 0"):
         plots.regression_calibration(gap_results, num_bins=0)
@@ -211,3 +212,11 @@ def test_panels_of_other_things_are_refused(displays):
         plots.panels([], label="", caption="")
     with pytest.raises(ValueError, match="got Forest, RegressionBand"):
         plots.panels([displays["regression_band"], displays["forest"]], label="", caption="")
+
+
+def test_the_epistemic_share_is_a_mean_of_shares():
+    """0.8 of a small variance and 0.2 of one 100 times as large: 50 %, not 21 %."""
+    std = np.array([1.0, 10.0])
+    part = std * np.sqrt([0.8, 0.2])
+    told = regression._epistemic({"std": std, "epistemic std": part, "x": np.array([0.0, 1.0])}, 2)
+    assert "50 % of the predictive variance is epistemic" in told

@@ -131,6 +131,8 @@ def test_labels_may_be_of_any_integer_type() -> None:
     [
         (torch.randn(2, 3, 4), "normalised"),
         (torch.rand(2, 3, 4).softmax(-1), "normalised"),
+        (torch.full((2, 3, 4), 0.2).log(), "add up to 0.8"),
+        (torch.full((2, 3, 4), 0.3).log(), "add up to 1.2"),
         (torch.full((2, 3, 4), math.nan), "nan"),
         (torch.zeros(3, 4), r"axes \(samples, batch, outputs\)"),
         (torch.zeros(2, 3, 1), ">= 2 output"),
@@ -174,7 +176,7 @@ def test_energy_is_minus_the_mean_log_sum_exp_and_survives_storage() -> None:
     torch.testing.assert_close(predict_from(outputs).energy, expected)
     with pytest.raises(ValueError, match="needs the network's outputs"):
         _ = CategoricalPrediction(prediction.log_probs).energy
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.cat([prediction, CategoricalPrediction(prediction.log_probs)])
 
 
@@ -182,6 +184,7 @@ def test_energy_is_minus_the_mean_log_sum_exp_and_survives_storage() -> None:
     ("probs", "message"),
     [
         ([[0.5, 0.6]], "add up to 1, but do not at sample 0, input 0"),
+        ([[0.5, 0.5], [0.5, 0.4]], "add up to 1, but do not at sample 0, input 1"),
         ([[3.0, -1.0]], "use `from_logits`"),
         ([[math.nan, 1.0]], "nan if a sample diverged"),
         ([[1.0]], "2 output"),

@@ -161,3 +161,28 @@ def test_probabilities_are_not_taken_for_logits() -> None:
 def test_bad_input(log_probs, labels, message) -> None:
     with pytest.raises(ValueError, match=message):
         fit_temperature(log_probs, labels)
+
+
+def test_a_member_that_says_exactly_zero_leaves_its_rows_to_the_others() -> None:
+    """Against a fine grid of the mixture's likelihood, with 0 log 0 written out as 0.
+
+    One member gives the label no probability wherever its top class is wrong. The row counts all
+    the same, by the other member; without such rows the lowest temperature would be the best.
+    """
+    logits, labels = draw(300, 3)
+    sure = 3 * logits.double()
+    zero = sure.clone()
+    rows = (sure.argmax(-1) != labels).nonzero().flatten()
+    zero[rows, labels[rows]] = -math.inf
+    logs = torch.stack([sure, zero]).log_softmax(-1)
+
+    def loss(temperature: float) -> float:
+        probs = (logs / temperature).softmax(-1).mean(0)
+        return -probs.gather(1, labels[:, None]).log().mean().item()
+
+    found = fit(logs, labels)["temperature"]
+    grid = torch.logspace(-1, 1, 401).tolist()
+    best = min(grid, key=loss)
+    assert found == pytest.approx(best, rel=0.012)  # the grid's step
+    assert loss(found) <= loss(best) + 1e-12
+    assert len(rows) > 50 and best > 0.5

@@ -199,7 +199,7 @@ def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tens
     """All members in one computation."""
     if stack.members_differ:
         raise ValueError(
-            "execution='batched' needs members that differ in tensors alone, but they differ in"
+            "execution='batched' needs members that differ only in tensors, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
         )
     dense = dense_program(stack)

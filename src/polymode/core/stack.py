@@ -35,7 +35,7 @@ from polymode.core.modules import (
 )
 from polymode.core.network import Network
 from polymode.core.registry import suggest
-from polymode.core.rng import fold
+from polymode.core.rng import fold, fold_each
 from polymode.core.statistics import recompute_statistics
 from polymode.core.views import Views
 
@@ -98,8 +98,8 @@ class Stack:
         self.horizon: float = math.inf
         self._passes = 0
         modules, self.num_modes = members_from(networks, num_modes, seed)
-        self.seeds = [fold(seed, "member", k) for k in range(self.num_modes)]
         self._gather(modules, dtype, torch.device(device))
+        self.seeds = list(fold_each(seed, "member", self.num_modes))
 
     # ---------------------------------------------------------------- building
 
@@ -129,8 +129,8 @@ class Stack:
         module = network if isinstance(network, nn.Module) else network()
         stack = cls(module, **options)
         stack.num_modes = num_modes
-        stack.seeds = [fold(options.get("seed", 0), "member", k) for k in range(num_modes)]
         stack._gather([module], options.get("dtype"), torch.device(options.get("device", "cpu")))
+        stack.seeds = list(fold_each(options.get("seed", 0), "member", num_modes))
         return stack
 
     def add_parameters(self, extra: Mapping[str, Tensor]) -> None:

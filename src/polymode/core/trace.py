@@ -84,7 +84,7 @@ def _is_fresh(node: fx.Node, module: nn.Module) -> bool:
 
 
 def quick_module(template: nn.Module, *, gradients: bool) -> nn.Module | None:
-    """Return the network in its quick form, or None where that is not quicker."""
+    """Return the network in its quick form, or None where that is not faster."""
     traced = trace(template)
     if traced is None:
         return None

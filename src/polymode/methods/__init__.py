@@ -2,7 +2,7 @@
 
 Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 (`pm.methods.DeepEnsemble(num_modes=10)`) and a functional core, `init` and `step`, for training
-loops of one's own.
+custom training loops.
 """
 
 from polymode.methods import (
@@ -30,6 +30,7 @@ from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
+from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
 from polymode.methods.weight_rde import WeightRDE
@@ -48,6 +49,8 @@ __all__ = [
     "FoRDE",
     "FunctionRDE",
     "Method",
+    "Option",
+    "Options",
     "Problem",
     "WeightRDE",
     "deep_ensemble",
@@ -60,6 +63,7 @@ __all__ = [
     "lit",
     "map",
     "mile",
+    "options",
     "sghmc",
     "swag",
     "weight_rde",

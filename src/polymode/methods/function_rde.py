@@ -24,7 +24,7 @@ Q·C dimensions.
 the batch, φ(f_i) = (1/M) Σ_j [ K_ij γ_t ∇_{f_j} log p + ∂K_ij/∂f_j ]. With `outputs="probs"` the
 kernel sees probabilities, while the gradients that it mixes stay those of logits: those of
 probabilities are 1/p and not bounded. A prior over weights has no gradient by outputs to mix: each
-member keeps its own, times Σ_j K_ij / M, which keeps its weight beside the likelihood.
+member keeps its own, times Σ_j K_ij / M, which keeps its weight relative to the likelihood.
 
 Where paper and code disagree: in the released loops only f-SVGD uses points other than the batch,
 and the density estimators would fail with them; here all do. Batches of different members
@@ -41,6 +41,7 @@ Shapes: `M` modes, `B` batch, `Q` points, `K` network outputs, `C` outputs that 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -77,14 +78,17 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and
 
     Args:
-        estimator: of the members' density: "kde", "sge", "ssge", or "svgd" for f-SVGD.
-        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
-        outputs: what classes are compared by, "probs" or "logits"; values always by their means.
-        points: where members repel: "batch", "perturbed" (the batch with noise) or inputs of yours
+        estimator: how the members' density is estimated: "kde", "sge", "ssge", or "svgd" for
+            f-SVGD.
+        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
+        outputs: which outputs of classifiers are compared: "probs" or "logits"; regression always
+            compares means.
+        points: where members repel: "batch", "perturbed" (the batch with noise) or your own inputs
             (Q, ...), a tensor or nested lists, scaled as the training inputs are. Points other than
             the batch cost a second forward and backward pass.
         points_noise: standard deviation of the noise of "perturbed", in units of the inputs, > 0.
-        prior: "weight" (that of `map`) or "function" (estimated from fresh prior networks).
+        prior: over what the prior is: "weight" (as in `map`) or "function" (estimated from newly
+            drawn networks).
     """
 
     usual_modes = 5
@@ -104,6 +108,11 @@ class FunctionRDE(MAP):
         noise = self.points_noise
         valid = isinstance(noise, (int, float)) and 0 < noise < math.inf
         self._require(valid, "points_noise", "finite and > 0")
+        if noise != type(self).points_noise and self.points != "perturbed":
+            raise ValueError(
+                "`points_noise` of FunctionRDE belongs to points='perturbed', not to"
+                f" {repr(self.points) if isinstance(self.points, str) else 'given inputs'}"
+            )
         if self.prior == "function" and self.prior_precision == 0:
             raise ValueError(
                 "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
@@ -139,6 +148,12 @@ class State(NamedTuple):
 def init(config: FunctionRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; warns of members that coincide."""
     warn_of_coincident(stack)
+    if config.outputs != type(config).outputs and not problem.likelihood.classification:
+        warnings.warn(
+            f"outputs='{config.outputs}' has no effect: in regression members are compared by the"
+            " predicted means",
+            stacklevel=2,
+        )
     points = None
     if not isinstance(config.points, str):
         points = torch.tensor(config.points, dtype=stack.dtype, device=stack.device)
@@ -208,7 +223,7 @@ def function_force(
     squared = squared_distances(rows, rows)
     mixing = None
     if config.estimator == "svgd":
-        kernel, matrix = kernel_and_slope(squared)
+        kernel, matrix = kernel_and_slope("svgd", squared)
         mixing, matrix = kernel / len(rows), matrix / len(rows)
     else:
         matrix = coefficients(config.estimator, squared)
@@ -232,8 +247,8 @@ def _prior_gradient(
             tensor[k] = scale * noise.to(tensor.device)
     samples = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
     squared = squared_distances(samples, samples)
-    median = median_lengthscale(squared.double()) * math.log(len(samples) + 1)
-    return ssge(samples, _PRIOR_WIDTH * median, at=values.detach().flatten(1)).view(values.shape)
+    width = _PRIOR_WIDTH * median_lengthscale(squared.double())
+    return ssge(samples, width, at=values.detach().flatten(1)).view(values.shape)
 
 
 def _points(config: FunctionRDE, state: State, batch: Batch) -> Tensor | None:
@@ -289,7 +304,7 @@ METHODS.register(
     kind="many modes",
     equation="φ(fᵢ) = γ ∇ log p(fᵢ | D) − ∇ log ρ(fᵢ),  pulled back to the weights",
     cost="M × training (2 M with points other than the batch), M × prediction",
-    limits="Repulsion acts at the chosen points alone; on the training batch it works against the"
+    limits="Repulsion acts only at the chosen points; on the training batch it works against the"
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,

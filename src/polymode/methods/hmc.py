@@ -42,7 +42,7 @@ from polymode.core.modules import Tensors
 from polymode.core.options import Sampling, is_number
 from polymode.core.rng import generator
 from polymode.core.stack import Stack
-from polymode.methods.full_batch.adaptation import adapt, start, step_size
+from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
 from polymode.methods.full_batch.leapfrog import DIVERGED, Point, transition
 from polymode.methods.full_batch.target import (
     LogPosterior,
@@ -147,6 +147,12 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
     """Return the state before the first trajectory; adds the likelihood's own parameters."""
     add_noise(config, problem, stack)
     kept = room_for(stack, len(_steps(config, problem)))
+    if config.mass != HMC.mass and not windows(_burn_in(config, problem)):
+        warnings.warn(
+            f"mass='{config.mass}' has no effect: a burn-in of {_burn_in(config, problem)}"
+            " trajectories is too short to tune a mass",
+            stacklevel=4,
+        )
     freeze_statistics(problem, stack)
     rows = rows_of(stack)
     counts = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)

@@ -54,10 +54,10 @@ class SGHMC(Sampling):
 
     Args:
         num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
-            are given, and 1 where a factory is.
+            are given, or 1 if a factory is given.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        friction: 1 − c, the share of the momentum that noise replaces in each step, in (0, 1]; 1
-            forgets it, which makes the chain a Langevin one.
+        friction: share 1 − c of the momentum that noise replaces in each step, in (0, 1]; with 1
+            the momentum is forgotten, and the chain is a Langevin one.
     """
 
     usual_modes: ClassVar[int] = 1

@@ -53,10 +53,10 @@ class SWAG(MAP):
     Args:
         burn_in: steps before the first snapshot, ≥ 0; None is half of all.
         thinning: steps from one snapshot to the next, ≥ 1; None spreads them evenly.
-        num_snapshots: T, ≥ 1; None is 20, or as many as there are steps for.
-        rank: K of the low-rank part, from the last snapshots, ≥ 0; the paper's 20.
-        diagonal: whether the diagonal part is there.
-        samples_per_mode: L draws in a prediction, ≥ 1; the paper's 30.
+        num_snapshots: snapshots T, ≥ 1; None is 20, or as many as there are steps for.
+        rank: rank K of the low-rank part, from the last snapshots, ≥ 0; the paper uses 20.
+        diagonal: whether the covariance has the diagonal part.
+        samples_per_mode: draws L per mode in a prediction, ≥ 1; the paper uses 30.
     """
 
     optimizer: str | MakeOptimizer = "sgd"

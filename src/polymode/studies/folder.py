@@ -101,7 +101,7 @@ def read_study(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageProblem(f"{path / FILE} cannot be read: {error}") from error
     if not isinstance(content, dict) or not {"study", "preset", "parts"} <= set(content):
-        raise UsageProblem(f"{path / FILE} cannot be read: it is no study of polymode's")
+        raise UsageProblem(f"{path / FILE} cannot be read: it is not a study of polymode")
     parts, texts = content["parts"], [content["study"], content["preset"]]
     if not all(isinstance(text, str) for text in [*texts, content.get("command", "")]):
         raise UsageProblem(f"{path / FILE} cannot be read: study, preset, command must be text")

@@ -1,0 +1,158 @@
+"""No dead flags: every option of every registered method changes something, or says why it cannot.
+
+Other values come from an option's type, its default and what its refusal lists; with them a short
+fit has other weights, another prediction or another history than without, or a refusal or a warning
+names the option. `PARTNERS` are options without which another rests. Refused values do not count
+where another is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import polymode as pm
+from polymode.core.options import Passes
+from polymode.methods import METHODS
+
+from .test_methods import LABELS, X, net_for
+
+BASE = {"epochs": 2, "batch_size": 8, "num_modes": 3, "lr": 0.02}
+PARTNERS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": "sgd"},
+    "schedule_unit": {"schedule": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)},
+    "alpha": {"lengthscales": "pca"},
+    "num_components": {"lengthscales": "pca"},
+    "directions": {"lengthscales": "pca", "num_components": 2},
+    "points_noise": {"points": "perturbed"},
+}
+
+
+SAME = {"adamw"}  # without weight decay it is adam, under the name that people look for
+
+
+def jitter(x: torch.Tensor, stream: torch.Generator) -> torch.Tensor:
+    return x + 0.1 * torch.rand(x.shape, generator=stream, dtype=x.dtype)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "augment": jitter,
+    "optimizer": partial(torch.optim.SGD, lr=0.1),
+    "schedule": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
+}
+
+
+def names_of(config: type[Passes], field: str) -> list[str]:
+    """Return the names that the refusal of a nonsensical one lists."""
+    try:
+        config(**{field: "?"})
+    except ValueError as error:
+        listed = re.search(r"must be one of ([\w, ]+), got", str(error))
+        return listed[1].split(", ") if listed else re.findall(r"'(\w+)'", str(error))
+    except TypeError:
+        pass
+    return []
+
+
+def others(config: type[Passes], field: str, value: Any) -> Iterator[list[Any]]:
+    """Yield groups of values other than `value`, of each of which one has to change something.
+
+    Every name and function is a group of its own; numbers are one.
+    """
+    hint = str(typing.get_type_hints(config)[field])
+    if "str" in hint and "Sequence" not in hint:
+        yield from (
+            [name] for name in names_of(config, field) if name != value and name not in SAME
+        )
+    if field in FUNCTIONS:
+        yield [FUNCTIONS[field]]
+    if "bool" in hint:
+        yield [not value]
+    if isinstance(value, tuple):
+        yield [value[:1]]
+    numbers: list[Any] = []
+    if "int" in hint:
+        numbers = [0, 1, 2, 3] + ([value + 1] if isinstance(value, int) else [])
+    elif "float" in hint:
+        numbers = [0.5, 0.01] + ([value / 2] if isinstance(value, float) else [])
+    if numbers := [number for number in numbers if number != value]:
+        yield numbers
+
+
+class Outcome(typing.NamedTuple):
+    tensors: dict[str, torch.Tensor]
+    history: str
+
+    def same(self, other: Outcome) -> bool:
+        mine, theirs = self.tensors, other.tensors
+        return (
+            self.history == other.history
+            and mine.keys() == theirs.keys()
+            and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        )
+
+
+def outcome(method: str, options: dict[str, Any]) -> tuple[Outcome | None, str]:
+    """Return what a short fit gives, None where it is refused, and all that was said."""
+    task = pm.Task(train=(X[:24], LABELS[:24]), likelihood="categorical")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            post = pm.fit(method, net=net_for(method), task=task, progress="silent",
+                          execution="batched", **options)  # fmt: skip
+        except ValueError as error:
+            return None, str(error)
+    tensors = {**post.weights.tensors(), "predicted": post.predict(X[:5]).log_probs}
+    history = repr(post.history._replace(seconds=0.0))
+    return Outcome(tensors, history), " ".join(str(each.message) for each in told)
+
+
+def is_alive(
+    method: str, options: dict[str, Any], name: str, group: list[Any], usual: Outcome
+) -> bool:
+    """Whether a value that is taken changes something or is warned of; where none is taken, whether
+    the refusals name the option or the value."""
+    found = [(value, *outcome(method, {**options, name: value})) for value in group]
+    taken = [(result, said) for _, result, said in found if result is not None]
+    if taken:
+        return any(not result.same(usual) or name in said for result, said in taken)
+    return all(
+        re.search(rf"\b({name}|{re.escape(str(value))})\b", said) for value, _, said in found
+    )
+
+
+def dead_options(method: str) -> list[str]:
+    """Return the options, as `name=value`, that change nothing and are not spoken of."""
+    config = METHODS.get(method).value.config
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    base = {name: value for name, value in BASE.items() if name in fields}
+    settings = [(name, base) for name in fields]
+    settings += [
+        (name, {**base, **partner})
+        for name, partner in PARTNERS.items()
+        if name in fields and partner.keys() <= fields.keys()
+    ]
+    dead = []
+    for name, options in settings:
+        usual, told = outcome(method, options)
+        assert usual is not None, told
+        again, _ = outcome(method, options)
+        assert again is not None and again.same(usual)
+        present = options.get(name, fields[name].default)
+        for group in others(config, name, present):
+            if not is_alive(method, options, name, group, usual):
+                dead.append(f"{name}={group} beside {options}")
+    return dead
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_option_changes_something(method) -> None:
+    assert not dead_options(method)
