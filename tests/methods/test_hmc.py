@@ -156,12 +156,18 @@ def test_normalisation_is_frozen_and_dropout_off_while_sampling() -> None:
         ({"leapfrog_steps": 0}, "`leapfrog_steps` of HMC must be an integer of at least 1, got 0"),
         ({"mass": "diagnoal"}, "`mass` of HMC must be one of .* Did you mean 'diagonal'"),
         ({"augment": lambda x, g: x}, "`augment` of HMC must be None: chains on the whole data"),
-        ({"data_order": "own"}, "`data_order` of HMC must be 'shared'"),
     ],
 )
 def test_impossible_options_are_refused_with_the_numbers(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         fit(epochs=20, **options)
+
+
+def test_options_that_rest_are_told() -> None:
+    with pytest.warns(UserWarning, match="data_order='own' has no effect: the whole data have no"):
+        fit(epochs=4, data_order="own")
+    with pytest.warns(UserWarning, match="mass='identity' has no effect: a burn-in of 2 traj"):
+        fit(epochs=4, mass="identity")
 
 
 def test_samples_that_would_not_fit_are_refused_before_sampling(monkeypatch) -> None:

@@ -84,7 +84,7 @@ def test_chains_begin_at_networks_that_are_given() -> None:
         ({"temperature": 0.0}, "`temperature` of MILE must be > 0 .*`deep_ensemble`.*, got 0.0"),
         ({"energy_variance": 0.0}, "`energy_variance` of MILE must be > 0, got 0.0"),
         ({"burn_in": 25}, "1 to keep, 1 steps apart, .* burn_in=25, but of 20 in all 0 are left"),
-        ({"training_steps": 11}, "`training_steps` of MILE must be at most burn_in, which is 10"),
+        ({"training_steps": 16}, "`training_steps` of MILE must be at most burn_in, which is 15"),
         ({"burn_in": 5, "training_steps": 6}, "`training_steps` of MILE must be at most burn_in=5"),
         ({"augment": lambda x, g: x}, "`augment` of MILE must be None: chains on the whole data"),
     ],
@@ -114,6 +114,6 @@ def test_lost_steps_are_told_with_number_cause_and_remedy() -> None:
 
     message = r"steps of 50 × 2 after burn-in left the finite.*too long.*energy_variance=5e-05"
     with pytest.warns(UserWarning, match=message):
-        post = fit(net=[net(), net()], epochs=100, training_steps=0)
+        post = fit(net=[net(), net()], epochs=100, burn_in=50, training_steps=0)
     assert (post.weights.facts["divergences"] > 0).any()
     assert torch.isfinite(post.predict(X).mean).all()

@@ -110,9 +110,6 @@ def require_whole_data(config: Sampling, instead: str) -> None:
     config._require(
         config.augment is None, "augment", "None: chains on the whole data need fixed examples"
     )
-    config._require(
-        config.data_order == "shared", "data_order", "'shared': the whole data have no order"
-    )
 
 
 class State(NamedTuple):
@@ -153,6 +150,8 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
             " trajectories is too short to tune a mass",
             stacklevel=4,
         )
+    if config.data_order == "own":
+        warnings.warn("data_order='own' has no effect: the whole data have no order", stacklevel=4)
     freeze_statistics(problem, stack)
     rows = rows_of(stack)
     counts = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)

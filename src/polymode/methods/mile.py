@@ -57,15 +57,17 @@ from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import Samples
 
+SHORT = 10  # steps in which the step size cannot come to what it should be
+
 
 @dataclass(frozen=True, kw_only=True)
 class MILE(MAP):
     """Options of `mile`: those of `map`, for the training of the members, and
 
     Args:
-        burn_in: steps of training and tuning, ≥ 0; None is half of all.
-        training_steps: steps of training among them, ≥ 0; None is half of `burn_in`. With 0 the
-            chains begin at the networks as they are given.
+        burn_in: steps of training and tuning, ≥ 0; None is three quarters of all.
+        training_steps: steps of training among them, ≥ 0; None is two thirds of `burn_in`. With 0
+            the chains begin at the networks as they are given.
         thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly.
         samples_per_mode: samples L that each chain keeps, ≥ 1; None is 20, or as many as there are
             steps after `burn_in` where these are fewer.
@@ -137,8 +139,8 @@ class Info(NamedTuple):
 def phases(config: MILE, problem: Problem) -> Phases:
     """Return how many steps each phase has."""
     total = config.total_steps(problem.steps_per_epoch)
-    burn_in = total // 2 if config.burn_in is None else config.burn_in
-    training = burn_in // 2 if config.training_steps is None else config.training_steps
+    burn_in = 3 * total // 4 if config.burn_in is None else config.burn_in
+    training = -(-2 * burn_in // 3) if config.training_steps is None else config.training_steps
     kept = kept_steps(total, burn_in, config.thinning, config.samples_per_mode)
     if training > burn_in:
         raise ValueError(
@@ -153,9 +155,20 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     plan = phases(config, problem)
     kept = room_for(stack, len(plan.kept))
-    optimization = Optimization(
-        config, stack.leaves(), problem.steps_per_epoch, plan.training, len(stack.extra)
-    )
+    per_epoch = problem.steps_per_epoch
+    if callable(config.schedule) and config.schedule_unit == "epoch" and plan.training <= per_epoch:
+        warnings.warn(
+            f"schedule has no effect: training takes {plan.training} steps, and an epoch, after"
+            f" which it would change the rate, {per_epoch}; take schedule_unit='step'",
+            stacklevel=4,
+        )
+    if config.energy_variance != MILE.energy_variance and plan.tuning < SHORT:
+        warnings.warn(
+            f"energy_variance has hardly an effect: {plan.tuning} steps of tuning are too few to"
+            " change the step size by much; take more epochs or a longer burn_in",
+            stacklevel=4,
+        )
+    optimization = Optimization(config, stack.leaves(), per_epoch, plan.training, len(stack.extra))
     counts = torch.zeros(2, len(stack), dtype=torch.float64, device=stack.device)
     velocity = directions(stack.normal_rows("mile", "start"))
     tuning = start(rows_of(stack), plan.tuning)
