@@ -15,7 +15,7 @@ from polymode.examinations.reference import fresh
 
 X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
 SHORT = {"num_modes": 2, "epochs": 12, "leapfrog_steps": 2, "samples_per_mode": 4}
-QUIET = {"progress": "silent"} | SHORT
+QUIET = {"progress": "silent", "training_steps": 4} | SHORT
 
 
 def net() -> nn.Module:
@@ -40,7 +40,7 @@ def test_a_reference_is_fitted_once(fits) -> None:
     """The second call reads it; other data, noise, network, option or seed are another one."""
     first = pm.reference(task(), net=net, **QUIET)
     again = pm.reference(task(), net=net, **QUIET)
-    assert len(fits) == 1 and first.folder == again.folder
+    assert len(fits) == 2 and first.folder == again.folder
     assert first.folder.parent == cache_folder() / "references"
     assert torch.equal(first.predict(X).mean, again.predict(X).mean)
     assert "R-hat" in repr(again) and "2 chains × 4 draws" in repr(again)
@@ -50,8 +50,10 @@ def test_a_reference_is_fitted_once(fits) -> None:
         pm.reference(task(), net=lambda: nn.Linear(2, 1, bias=False), **QUIET),
         pm.reference(task(), net=net, **QUIET | {"epochs": 13}),
         pm.reference(task(), net=net, seed=1, **QUIET),
+        pm.reference(task(), net=net, **QUIET | {"training_steps": 0}),
     ]
-    assert len({each.folder for each in [first, *others]}) == len(fits) == 6
+    assert len({each.folder for each in [first, *others]}) == 7
+    assert len(fits) == 13  # six of them after a deep ensemble
 
 
 def test_loaders_are_told_apart_by_their_values() -> None:
@@ -84,7 +86,7 @@ def test_chains_that_have_not_mixed_are_told() -> None:
     with pytest.warns(UserWarning, match=r"have not mixed: R-hat .* more epochs \(now 100"):
         pm.reference(
             task(), net=net, progress="silent", num_modes=4, epochs=100, leapfrog_steps=1,
-            samples_per_mode=20, lr=1e-5, target_acceptance=None,
+            samples_per_mode=20, lr=1e-5, target_acceptance=None, training_steps=0,
         )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ import dataclasses
 import hashlib
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from polymode import nets
 from polymode.core.data import Arrays, Data
 from polymode.core.html import html_block
+from polymode.core.registry import suggest
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 from polymode.core.store import cache_folder, json_digest, json_safe
@@ -50,6 +53,7 @@ USUAL: dict[str, Any] = {
     "num_modes": 8, "epochs": 2000, "leapfrog_steps": 50, "samples_per_mode": 100,
 }  # fmt: skip
 UNMIXED = 1.1
+TRAINING_BATCH = 128
 SCHEMA = 1  # of what is kept; another one is another key
 
 
@@ -82,7 +86,13 @@ class Reference:
 
 
 def reference(
-    task: Task | str, *, net: Any, seed: int = 0, progress: str = "auto", **options: Any
+    task: Task | str,
+    *,
+    net: Any,
+    seed: int = 0,
+    training_steps: int = 2000,
+    progress: str = "auto",
+    **options: Any,
 ) -> Reference:
     """Return the reference posterior of a network on a task: fitted by `hmc` once, then kept.
 
@@ -94,6 +104,9 @@ def reference(
         task: with training data; a name stands for `pm.task(name)`.
         net: as in `fit`: a builder or a function that returns a new network.
         seed: of the chains. progress: as in `fit`.
+        training_steps: of `deep_ensemble`, which the chains begin at (Adam, rate 0.01, cosine,
+            batches of at most 128), so that burn-in is not spent on finding a maximum; 0 begins at
+            new networks.
         options: of `hmc`; by default 8 chains of 2,000 trajectories with 50 leapfrog steps, half of
             them burn-in, and 100 kept draws each.
 
@@ -115,20 +128,46 @@ def reference(
             "`net` of reference must be a builder from pm.nets or a function that returns a new"
             " network: every chain begins at one of its own"
         )
-    folder = cache_folder() / "references" / _key(task, networks, config, seed)
+    if type(training_steps) is not int or training_steps < 0:
+        raise ValueError(
+            f"`training_steps` of reference must be an integer of at least 0, got"
+            f" {training_steps!r}"
+        )
+    key = _key(task, networks, config, seed, training_steps)
+    folder = cache_folder() / "references" / key
     with _held(folder):
         if not (folder / "posterior.json").exists():
             given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+            begin = networks
+            if training_steps:
+                begin = _trained(task, networks, config, seed, training_steps, folder)
             post = fit(
-                "hmc", net=networks, task=task, seed=seed, progress=progress,
+                "hmc", net=begin, task=task, seed=seed, progress=progress,
                 checkpoint=folder / "training", **given,
             )  # fmt: skip
             post.save(folder)
-            shutil.rmtree(folder / "training", ignore_errors=True)
+            for name in ("start", "training"):
+                shutil.rmtree(folder / name, ignore_errors=True)
         post = load(folder, net=networks)
     found = chains(post, task).signed("chains")
     _warn(found, config)
     return Reference(post, found, folder)
+
+
+def _trained(
+    task: Task, networks: Any, config: HMC, seed: int, steps: int, folder: Path
+) -> Posterior:
+    """Return the members of a deep ensemble, which the chains begin at."""
+    assert task.train is not None
+    batches = {}  # a loader keeps its own
+    if isinstance(task.train, Arrays):
+        batches["batch_size"] = min(TRAINING_BATCH, len(task.train))
+    return fit(
+        "deep_ensemble", net=networks, task=task, seed=seed, progress="silent",
+        num_modes=config.num_modes or HMC.usual_modes, prior_precision=config.prior_precision,
+        epochs=-(-steps // task.train.num_batches(batches.get("batch_size", 1))), lr=0.01,
+        schedule="cosine", checkpoint=folder / "start", **batches,
+    )  # fmt: skip
 
 
 def _warn(found: Findings, config: HMC) -> None:
@@ -144,7 +183,7 @@ def _warn(found: Findings, config: HMC) -> None:
             )
 
 
-def _key(task: Task, networks: Any, config: HMC, seed: int) -> str:
+def _key(task: Task, networks: Any, config: HMC, seed: int, training_steps: int) -> str:
     """Return the name under which a reference is kept."""
     stack = Stack(networks, 1, seed=seed)
     digest = hashlib.blake2b(digest_size=16)
@@ -162,6 +201,7 @@ def _key(task: Task, networks: Any, config: HMC, seed: int) -> str:
         "values": digest.hexdigest(),
         "options": json_safe(dataclasses.asdict(config)),
         "seed": seed,
+        "training_steps": training_steps,
     }
     return json_digest(json_safe(described))
 
@@ -229,6 +269,8 @@ def against_reference(
     leapfrog_steps: int = USUAL["leapfrog_steps"],
     draws: int = USUAL["samples_per_mode"],
     seed: int = 1000,
+    net: str | None = None,
+    hidden: Sequence[int] | None = None,
 ) -> Findings:
     """Return how far a posterior's predictions are from the reference's, on test and OOD inputs.
 
@@ -239,13 +281,14 @@ def against_reference(
         chains, trajectories, leapfrog_steps, draws: of the reference: chains, trajectories of each,
             mean leapfrog steps, and draws that each chain keeps.
         seed: of the reference, other than those of the posteriors that are held against it.
+        net: of `pm.nets`, the reference's network; None takes the posterior's own.
+        hidden: its hidden layers, where it has such an option.
     """
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
-    template = post.weights.like.template
     found = reference(
         task,
-        net=lambda: fresh(template),
+        net=_network(post, net, hidden),
         seed=seed,
         progress="silent",
         num_modes=chains,
@@ -263,6 +306,16 @@ def against_reference(
     convergence = found.convergence["r_hat"]
     rows.append(measure("reference_r_hat", convergence.value, direction="down", n=convergence.n))
     return Findings(tuple(rows))
+
+
+def _network(post: Posterior, net: str | None, hidden: Sequence[int] | None) -> Any:
+    """Return what makes the reference's networks."""
+    if net is None:
+        template = post.weights.like.template
+        return lambda: fresh(template)
+    if net not in nets.__all__:
+        raise ValueError(f"Unknown net '{net}'.{suggest(net, nets.__all__)}")
+    return partial(getattr(nets, net), **({} if hidden is None else {"hidden": tuple(hidden)}))
 
 
 def _distances(mine: Prediction, theirs: Prediction, suffix: str) -> Iterator[Row]:
