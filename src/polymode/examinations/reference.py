@@ -159,7 +159,7 @@ def _trained(
 ) -> Posterior:
     """Return the members of a deep ensemble, which the chains begin at."""
     assert task.train is not None
-    batches = {}  # a loader keeps its own
+    batches: dict[str, Any] = {}  # a loader keeps its own
     if isinstance(task.train, Arrays):
         batches["batch_size"] = min(TRAINING_BATCH, len(task.train))
     return fit(
