@@ -12,13 +12,16 @@ from polymode.methods import (
     forde,
     function_rde,
     hmc,
+    ivon,
     lit,
     map,
     mile,
     sghmc,
     swag,
+    vi,
     weight_rde,
 )
+from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -26,6 +29,7 @@ from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
 from polymode.methods.hmc import HMC
+from polymode.methods.ivon import IVON
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
@@ -33,16 +37,19 @@ from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.swag import SWAG
+from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
     "HMC",
+    "IVON",
     "LIT",
     "MAP",
     "METHODS",
     "MILE",
     "SGHMC",
     "SWAG",
+    "VI",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -53,6 +60,7 @@ __all__ = [
     "Options",
     "Problem",
     "WeightRDE",
+    "alpha_loss",
     "deep_ensemble",
     "dropout",
     "feature_rde",
@@ -60,11 +68,13 @@ __all__ = [
     "forde",
     "function_rde",
     "hmc",
+    "ivon",
     "lit",
     "map",
     "mile",
     "options",
     "sghmc",
     "swag",
+    "vi",
     "weight_rde",
 ]
