@@ -76,6 +76,6 @@ def dots(
         },
         label=label,
         caption=caption,
-        alt=f"{label}: {said}.",
+        alt=f"{label}: a row per method, with a point for each seed. Means: {said}.",
         styles=palette(dict.fromkeys(groups[name] for name in values)),
     )
