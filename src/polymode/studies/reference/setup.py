@@ -3,8 +3,8 @@
 `energy_gap`: UCI energy, the gap split by its first feature (512 examples to train on, 256 between
 them to test on), an MLP 8-50-2 with ReLUs whose second output is the noise, prior variance 1/30 on
 all parameters: the regression of the NeurIPS 2021 competition. Which gap the competition took is
-not said. `plane`: five Gaussian clouds on a circle, 200 examples, an MLP 2-20-5, prior variance 1;
-OOD inputs are a far ring and the centre.
+not said. `plane`: two half moons that overlap (noise 0.3), 100 examples, an MLP 2-20-2, prior
+variance 1; OOD inputs are a far ring.
 
 smoke: two toys in place of both, a few steps of everything. cpu: 3 seeds. paper: the competition's
 network on all eight gap splits, longer chains, 5 seeds.
@@ -23,6 +23,7 @@ from polymode.runs.part import Arm, Part
 
 MODES = 10
 GAPS = 8
+MOONS = {"noise": 0.3, "num_train": 100}
 
 
 class Family(NamedTuple):
@@ -117,13 +118,13 @@ def _smoke() -> dict[str, Part]:
     reference = "chains=2,trajectories=12,leapfrog_steps=3,draws=4"
     sizes = Sizes(epochs=2, chain_epochs=10, samples=5, modes=2, reference=reference)
     curve = arms(sizes, rate=1e-4, precision=1.0, batch_size=64)
-    plane = arms(sizes, rate=1e-3, precision=1.0, batch_size=100)
+    plane = arms(sizes, rate=1e-2, precision=1.0, batch_size=50)
     for found in (curve, plane):
         short = {"num_modes": 2, "epochs": 8, "leapfrog_steps": 2, "samples_per_mode": 4}
         found["HMC, shorter"] = Arm("hmc", {**short, "prior_precision": 1.0})
     return {
         "gap_regression": _part("gap_regression", {}, [5], curve, 2, sizes),
-        "plane": _part("five_gaussians", {}, [5], plane, 2, sizes),
+        "plane": _part("two_moons", MOONS, [5], plane, 2, sizes),
     }
 
 
@@ -158,8 +159,8 @@ def _energy(gap: int, sizes: Sizes, seeds: int) -> Part:
 
 
 def _plane(sizes: Sizes, seeds: int) -> Part:
-    every = arms(sizes, rate=1e-2, precision=1.0, batch_size=100)
-    return _part("five_gaussians", {}, [20], every, seeds, sizes)
+    every = arms(sizes, rate=0.05, precision=1.0, batch_size=50)
+    return _part("two_moons", MOONS, [20], every, seeds, sizes)
 
 
 def _part(

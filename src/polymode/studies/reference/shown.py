@@ -207,6 +207,6 @@ def figure_plane(runs: Runs) -> Display | None:
     return panels(
         {arm: uncertainty_maps(each, label=arm, limits=limits) for arm, each in first.items()},
         label="Predictive entropy",
-        caption=f"Predictive entropy on five Gaussians, one colour scale from 0 to {limits[1]:.2g}"
+        caption=f"Predictive entropy on two moons, one colour scale from 0 to {limits[1]:.2g}"
         f" nats, the first seed; many modes are {MODES}.",
     )
