@@ -42,12 +42,14 @@ class Family(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a preset gives a part: epochs of training and of chains, samples, and the reference."""
+    """What a preset gives a part: epochs of training and of chains, samples per mode, options of
+    the reference, and trajectories and leapfrog steps of the shorter run of `hmc`."""
 
     epochs: int
     chain_epochs: int
     samples: int
     reference: str
+    hmc: tuple[int, int]
     modes: int = MODES
 
 
@@ -104,8 +106,12 @@ def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[s
                     "num_modes": modes,
                 }  # fmt: skip
                 found[label] = Arm(family.method, options, family.net_options)
-    chains = {"num_modes": 4, "epochs": 400, "leapfrog_steps": 100, "samples_per_mode": 50}
-    found["HMC, shorter"] = Arm("hmc", {**chains, "prior_precision": precision})
+    trajectories, steps = sizes.hmc
+    chains = {
+        "num_modes": 4, "epochs": trajectories, "leapfrog_steps": steps, "lr": 1e-3,
+        "samples_per_mode": min(50, trajectories // 2), "prior_precision": precision,
+    }  # fmt: skip
+    found["HMC, shorter"] = Arm("hmc", chains)
     return found
 
 
@@ -116,12 +122,9 @@ def parts(preset: str) -> dict[str, Part]:
 
 def _smoke() -> dict[str, Part]:
     reference = "chains=2,trajectories=12,leapfrog_steps=3,draws=4"
-    sizes = Sizes(epochs=2, chain_epochs=10, samples=5, modes=2, reference=reference)
+    sizes = Sizes(2, 10, samples=5, modes=2, reference=reference, hmc=(8, 2))
     curve = arms(sizes, rate=1e-4, precision=1.0, batch_size=64)
     plane = arms(sizes, rate=1e-2, precision=1.0, batch_size=50)
-    for found in (curve, plane):
-        short = {"num_modes": 2, "epochs": 8, "leapfrog_steps": 2, "samples_per_mode": 4}
-        found["HMC, shorter"] = Arm("hmc", {**short, "prior_precision": 1.0})
     return {
         "gap_regression": _part("gap_regression", {}, [5], curve, 2, sizes),
         "plane": _part("two_moons", MOONS, [5], plane, 2, sizes),
@@ -129,8 +132,8 @@ def _smoke() -> dict[str, Part]:
 
 
 def _cpu() -> dict[str, Part]:
-    energy = Sizes(epochs=500, chain_epochs=1000, samples=20, reference=ENERGY)
-    plane = Sizes(epochs=400, chain_epochs=800, samples=20, reference=PLANE)
+    energy = Sizes(1000, 4000, samples=20, reference=ENERGY, hmc=(300, 500))
+    plane = Sizes(400, 2000, samples=20, reference=PLANE, hmc=(400, 50))
     return {
         "energy_gap": _energy(0, energy, 3),
         "plane": _plane(plane, 3),
@@ -139,11 +142,9 @@ def _cpu() -> dict[str, Part]:
 
 def _paper() -> dict[str, Part]:
     longer = "chains=8,trajectories=4000,leapfrog_steps=2000,draws=250"
-    energy = Sizes(epochs=5000, chain_epochs=10_000, samples=50, reference=longer)
-    plane = Sizes(
-        epochs=1000, chain_epochs=5000, samples=50,
-        reference="chains=8,trajectories=10000,leapfrog_steps=100,draws=250",
-    )  # fmt: skip
+    energy = Sizes(5000, 20_000, samples=50, reference=longer, hmc=(1000, 2000))
+    fine = "chains=8,trajectories=10000,leapfrog_steps=100,draws=250"
+    plane = Sizes(1000, 5000, samples=50, reference=fine, hmc=(2000, 100))
     every = {f"energy_gap_{gap}": _energy(gap, energy, 5) for gap in range(GAPS)}
     return {**every, "plane": _plane(plane, 5)}
 
@@ -154,7 +155,7 @@ PLANE = "chains=8,trajectories=2000,leapfrog_steps=50,draws=50"
 
 def _energy(gap: int, sizes: Sizes, seeds: int) -> Part:
     options = {"gap": gap, "val_fraction": 0.0, "noise": "output"}
-    every = arms(sizes, rate=1e-4, precision=30.0, batch_size=128)
+    every = arms(sizes, rate=1e-3, precision=30.0, batch_size=128)
     return _part("uci_energy", options, [50], every, seeds, sizes)
 
 
