@@ -33,6 +33,22 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+def noisy_lenet() -> nn.Sequential:
+    """LeNet with dropout before each of its dense layers."""
+    layers: list[nn.Module] = []
+    for layer in lenet():
+        layers += [nn.Dropout(0.5), layer] if isinstance(layer, nn.Linear) else [layer]
+    return nn.Sequential(*layers)
+
+
+def noisy_mlp() -> nn.Sequential:
+    """MLP 784-100-100-10 with dropout before each layer, inputs included."""
+    layers: list[nn.Module] = []
+    for layer in mlp(784, 100, 100, 10):
+        layers += [nn.Dropout(0.5), layer] if isinstance(layer, nn.Linear) else [layer]
+    return nn.Sequential(*layers)
+
+
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a 1x1 shortcut where the shape changes."""
 
@@ -268,6 +284,14 @@ CASES = {
              _mlp_8, (8,), num_classes=2, num_examples=512),
         Case("predict_drawn_lenet", "draws", "predict 2,560 images with 10 draws of 10 LeNets",
              lenet, _GREY, num_examples=2560),
+        Case("passes_lenet", "passes", "100 passes of a LeNet with dropout over 512 images",
+             noisy_lenet, _GREY, num_modes=1, num_examples=512),
+        Case("passes_5_lenets", "passes", "100 passes of 5 LeNets with dropout over 256 images",
+             noisy_lenet, _GREY, num_modes=5, num_examples=256),
+        Case("passes_step_mlp", "passes_step", "steps of α = 0.5, K = 10, MLP 784-100-100-10",
+             noisy_mlp, _GREY, num_modes=1, num_examples=1280),
+        Case("passes_step_lenet", "passes_step", "steps of α = 0.5, K = 10, LeNet with dropout",
+             noisy_lenet, _GREY, num_modes=1, num_examples=1280),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",

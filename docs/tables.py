@@ -187,7 +187,10 @@ def metrics_table() -> str:
 
 def study_text(name: str) -> str:
     """Return claims, tables and figures of a study as Markdown."""
-    held = json.loads((ROOT / "results" / name / "study.json").read_text())
+    file = ROOT / "results" / name / "study.json"
+    if not file.exists():
+        return "\nNot measured yet.\n"
+    held = json.loads(file.read_text())
     claims = [["claim", "paper", "here", "verdict"]]
     claims += [
         [each[key] for key in ("text", "paper", "ours", "verdict")] for each in held["claims"]

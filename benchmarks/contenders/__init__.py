@@ -171,6 +171,14 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "passes": Kind(
+        {"loop of 100 passes": "passes.predict_loop", "predict": "passes.predict"}, figure="cpu"
+    ),
+    "passes_step": Kind(
+        {"one pass over a tenfold batch": "passes.tenfold_batch", "dropout": "passes.alpha_steps"},
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
     "attack": Kind(
         {"loop over networks": "drawing.attack_loop", "predict_batch": "drawing.attack"},
         figure="cpu",

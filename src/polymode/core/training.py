@@ -291,7 +291,7 @@ def _fused_group_step(
 def clip_each_member(leaves: list[Tensor], largest: float) -> None:
     """Scale each member's gradient down to the norm `largest` where it is longer."""
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
-    squares = sum(grad.flatten(1).square().sum(1) for grad in grads)
+    squares = sum(grad.reshape(len(grad), -1).square().sum(1) for grad in grads)
     assert isinstance(squares, Tensor)
     scale = (largest / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0)  # (M,)
     for grad in grads:

@@ -6,6 +6,7 @@ custom training loops.
 """
 
 from polymode.methods import (
+    concrete_dropout,
     deep_ensemble,
     dropout,
     feature_rde,
@@ -22,6 +23,7 @@ from polymode.methods import (
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -50,6 +52,7 @@ __all__ = [
     "SGHMC",
     "SWAG",
     "VI",
+    "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -61,6 +64,7 @@ __all__ = [
     "Problem",
     "WeightRDE",
     "alpha_loss",
+    "concrete_dropout",
     "deep_ensemble",
     "dropout",
     "feature_rde",
