@@ -149,7 +149,7 @@ def _paper() -> dict[str, Part]:
     return {**every, "plane": _plane(plane, 5)}
 
 
-ENERGY = "chains=4,trajectories=600,leapfrog_steps=1000,draws=100"
+ENERGY = "chains=4,trajectories=400,leapfrog_steps=4000,draws=100"
 PLANE = "chains=8,trajectories=2000,leapfrog_steps=50,draws=50"
 
 
