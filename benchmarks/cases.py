@@ -143,6 +143,12 @@ def data(case: Case) -> tuple[Tensor, Tensor]:
     return noise + prototypes[y], y
 
 
+def in_the_box(case: Case) -> tuple[Tensor, Tensor]:
+    """The same inputs, moved into [0, 1]: most of them within four standard deviations."""
+    x, y = data(case)
+    return ((x + 4) / 8).clamp(0, 1), y
+
+
 @lru_cache(maxsize=2)
 def images(case: Case) -> tuple[Tensor, Tensor]:
     """Images as bytes (N, C, H, W), smooth with some noise, and labels."""
@@ -282,6 +288,16 @@ CASES = {
              _mlp_20, (20,), num_classes=3, num_examples=1920),
         Case("whole_mlp_8", "whole", "200 gradients of 10 chains, MLPs 8-50-2, 512 examples",
              _mlp_8, (8,), num_classes=2, num_examples=512),
+        Case("sgmcmc_step_1", "sampling", "steps of one SG-MCMC chain, MLP 20-16-3",
+             num_modes=1, epochs=20, **_OVERHEAD),
+        Case("sgmcmc_step_10", "sampling", "steps of 10 SG-MCMC chains, MLPs 20-16-3",
+             epochs=10, **_OVERHEAD),
+        Case("swag_training_mlp", "swag", "swag of 10 MLPs 784-128-128-10, 10 × 6,000 images",
+             _mlp_784, _GREY, epochs=10, lr=0.01),
+        Case("swag_training_lenet", "swag", "swag of 10 LeNets, 6,000 images", lenet, _GREY,
+             lr=0.01),
+        Case("swag_predict_memory", "swag_memory", "predict 2,560 images with 100 draws of a LeNet",
+             lenet, _GREY, num_modes=1, num_examples=2560),
         Case("predict_drawn_lenet", "draws", "predict 2,560 images with 10 draws of 10 LeNets",
              lenet, _GREY, num_examples=2560),
         Case("passes_lenet", "passes", "100 passes of a LeNet with dropout over 512 images",
@@ -294,6 +310,9 @@ CASES = {
              noisy_lenet, _GREY, num_modes=1, num_examples=1280),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
+        Case("attack_pgd_lenet", "pgd",
+             "PGD on the mixture of 10 LeNets, 250 images 1x28x28, 20 steps",
+             lenet, _GREY, num_examples=250, epochs=20, batch_size=250),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
              input_shape=_GREY, num_examples=60_000),
         Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",

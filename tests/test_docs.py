@@ -57,7 +57,19 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.parametrize("method", ["dropout", "hmc", "mile", "sghmc", "swag"])
+def test_the_code_of_the_page_on_attacks_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", "epochs=3", block), names)
+    assert names["found"].accuracy < names["found"].clean_accuracy
+    assert len(names["known"].attacks) == 3
+
+
+METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
+METHODS += ["checkpoint_ensemble", "vi", "ivon", "hmc", "mile"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_the_code_of_the_methods_pages_runs(method) -> None:
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S

@@ -26,6 +26,7 @@ from polymode._version import __version__
 
 if TYPE_CHECKING:
     from polymode import (
+        adversary,
         conformal,
         examinations,
         likelihoods,
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
     from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "conformal", "evaluate",
-    "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks", "load",
-    "methods", "metrics", "nets", "options", "plots", "recalibration", "reference", "report",
-    "task", "tasks",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
+    "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
+    "report", "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -74,7 +75,7 @@ _HOMES = {
 }
 
 _ROOMS = (
-    "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
+    "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
     "recalibration", "tasks",
 )  # fmt: skip
 

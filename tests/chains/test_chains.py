@@ -63,7 +63,7 @@ def test_numbers_are_those_of_arviz(case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numbers_are_those_of_the_arviz_that_is_installed(case) -> None:
-    reason = "arviz-stats is in the extra `dev`: pip install polymode[dev]"
+    reason = "arviz-stats is in the extra `peers`: pip install polymode[peers]"
     base = pytest.importorskip("arviz_stats.base", reason=reason)
     assert arviz_numbers(base.array_stats, case) == pytest.approx(ARVIZ[case], rel=1e-9)
 

@@ -408,8 +408,7 @@ class Stack:
 
     def as_leaves(self, rows: Tensor) -> list[Tensor]:
         """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
-        parts = zip(rows.split(self._sizes(), dim=1), self.leaves(), strict=True)
-        return [part.view(leaf.shape) for part, leaf in parts]
+        return self.views.like_leaves(rows)
 
     def _sizes(self) -> list[int]:
         """Numbers of one member in each of `leaves()`."""

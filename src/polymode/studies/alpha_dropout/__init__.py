@@ -1,4 +1,4 @@
-"""Dropout with α-divergences: the regressions, MNIST, and what passes cost.
+"""Dropout with α-divergences: the regressions, MNIST, what passes cost, and attacks.
 
 Y. Li, Y. Gal, Dropout inference in Bayesian neural networks with alpha-divergences, ICML 2017. One
 module for each part of the paper, with functions `parts`, `tables`, `figures`, `claims` and
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from polymode.plots import Comparison, Display
 from polymode.runs.part import Experiment, Part
-from polymode.studies.alpha_dropout import mnist, uci
+from polymode.studies.alpha_dropout import attacks, mnist, uci
 from polymode.studies.study import STUDIES, Claim, Runs, Study, Table
 
-MODULES = (uci, mnist)
+MODULES = (uci, mnist, attacks)
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:
@@ -44,7 +44,8 @@ STUDIES.register("alpha_dropout")(
     Study(
         title="Dropout inference in Bayesian neural networks with alpha-divergences",
         paper="Li & Gal 2017",
-        summary="dropout trained with α-divergences: UCI regressions, MNIST, cost of K passes",
+        summary="dropout trained with α-divergences: UCI regressions, MNIST, cost of K passes,"
+        " attacks and their detection",
         bibtex="""@inproceedings{li2017dropout,
   title={Dropout inference in {Bayesian} neural networks with alpha-divergences},
   author={Li, Yingzhen and Gal, Yarin},
