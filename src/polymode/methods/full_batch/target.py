@@ -54,8 +54,8 @@ class LogPosterior:
         self.prior_precision, self.temperature = prior_precision, temperature
         self.leaves = stack.leaves()
         self.num_weights = stack.num_parameters
-        self.precision = torch.full_like(rows_of(stack)[0], prior_precision / problem.num_examples)
-        self.precision[self.num_weights :] = 0.0  # flat in what the likelihood itself learns
+        self.precision = torch.full_like(rows_of(stack), prior_precision / problem.num_examples)
+        self.precision[:, self.num_weights :] = 0.0  # flat in what the likelihood itself learns
         self._sizes = [leaf.numel() // len(stack) for leaf in self.leaves]
         self._places = [leaf.detach() for leaf in self.leaves]
         if all(leaf.is_contiguous() for leaf in self.leaves):
@@ -80,12 +80,18 @@ class LogPosterior:
         assert mean is not None and losses is not None
         scale = self.problem.num_examples / self.temperature
         gradient = torch.addcmul(mean, self.precision, rows).mul_(-scale)
-        return losses.double().mul_(-scale).sub_(self._prior(rows), alpha=0.5), gradient
+        value = torch.add(losses, self._squares(rows), alpha=self._half)
+        return value.double().mul_(-scale), gradient
 
-    def _prior(self, rows: Tensor) -> Tensor:
-        """Return λ ‖θ‖² / T, (M,)."""
+    @property
+    def _half(self) -> float:
+        """λ / 2N, what ‖θ‖² counts beside the mean loss."""
+        return 0.5 * self.prior_precision / self.problem.num_examples
+
+    def _squares(self, rows: Tensor) -> Tensor:
+        """Return ‖θ‖² of the weights, (M,)."""
         weights = rows[:, : self.num_weights]
-        return torch.linalg.vecdot(weights, weights).mul_(self.prior_precision / self.temperature)
+        return torch.linalg.vecdot(weights, weights)
 
     def move(self, rows: Tensor) -> None:
         """Set the networks' parameters to rows (M, P)."""
@@ -96,8 +102,8 @@ class LogPosterior:
 
     def loss(self, rows: Tensor, value: Tensor) -> Tensor:
         """Return the mean negative log-likelihood (M,), nats per example, from log π at rows."""
-        total = value.add(self._prior(rows), alpha=0.5)
-        return total.mul_(-self.temperature / self.problem.num_examples)
+        mean = value * (-self.temperature / self.problem.num_examples)
+        return mean.sub_(self._squares(rows), alpha=self._half)
 
 
 def rows_of(stack: Stack) -> Tensor:
