@@ -177,6 +177,17 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "variational": Kind(
+        {
+            "map": "variational.plain",
+            "ivon": "variational.ivon",
+            "vi, local": "variational.local",
+            "vi, flipout": "variational.flipout",
+            "vi, weights": "variational.weights",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
     "swag": Kind(
         {"map": "sampling.plain_training", "swag": "sampling.swag_training"},
         figure="cpu",
