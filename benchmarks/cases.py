@@ -215,6 +215,10 @@ def _mlp_20() -> nn.Module:
     return mlp(20, 16, 3)
 
 
+def _mlp_8() -> nn.Module:
+    return mlp(8, 50, 2)
+
+
 def _mlp_tiny() -> nn.Module:
     return mlp(2, 2, 1)
 
@@ -285,6 +289,10 @@ CASES = {
               ("relu_512", 4, (784, 512, 512, 10), nn.ReLU),
               ("gelu_512", 16, (20, 512, 512, 10), nn.GELU))),
         Case("sghmc_step", "chain", "steps of sghmc, 10 MLPs 20-16-3", epochs=5, **_OVERHEAD),
+        Case("whole_mlp_20", "whole", "200 gradients of 10 chains, MLPs 20-16-3, 1,920 examples",
+             _mlp_20, (20,), num_classes=3, num_examples=1920),
+        Case("whole_mlp_8", "whole", "200 gradients of 10 chains, MLPs 8-50-2, 512 examples",
+             _mlp_8, (8,), num_classes=2, num_examples=512),
         Case("sgmcmc_step_1", "sampling", "steps of one SG-MCMC chain, MLP 20-16-3",
              num_modes=1, epochs=20, **_OVERHEAD),
         Case("sgmcmc_step_10", "sampling", "steps of 10 SG-MCMC chains, MLPs 20-16-3",

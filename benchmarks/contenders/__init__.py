@@ -158,6 +158,15 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "whole": Kind(
+        {
+            "gradients alone": "whole.gradients",
+            "leapfrog steps": "whole.leapfrog_steps",
+            "microcanonical steps": "whole.langevin_steps",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
     "sampling": Kind(
         {
             "autograd.grad + fused update": "sampling.bare",

@@ -141,6 +141,7 @@ STUDIES: Registry[Study] = Registry(
         "polymode.studies.alpha_dropout",
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",
+        "polymode.studies.reference",
     ],
 )
 
