@@ -185,6 +185,10 @@ def _mlp_784() -> nn.Module:
     return mlp(784, 128, 128, 10)
 
 
+def _mlp_256() -> nn.Module:
+    return mlp(784, 256, 256, 10)
+
+
 def _mlp_20() -> nn.Module:
     return mlp(20, 16, 3)
 
@@ -197,6 +201,7 @@ _OVERHEAD = dict(
     make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
 )
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+NUM_INPUTS = 64  # at which variances of outputs are wanted
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "defocus_blur", "glass_blur",
     "motion_blur", "zoom_blur", "gaussian_blur", "snow", "frost", "fog", "brightness", "spatter",
@@ -262,6 +267,17 @@ CASES = {
              lenet, _GREY, num_examples=2560),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
+        *(Case(f"laplace_{what}_{name}", f"laplace_{what}", f"{title}, {label}", net, _GREY,
+               num_modes=1, num_examples=number, batch_size=256)
+          for name, label, net in (("mlp", "MLP 784-256-256-10", _mlp_256),
+                                   ("lenet", "LeNet", lenet))
+          for what, title, number in (
+              ("passes", "Kronecker factors of 6,144 images", 6144),
+              ("variance", f"Kronecker covariances of {NUM_INPUTS} outputs", 2048),
+              ("diagonal", "diagonal GGN of 2,048 images", 2048))),
+        Case("laplace_evidence_lenet", "laplace_evidence",
+             "100 steps on the evidence of the last layer, full, LeNet", lenet, _GREY, num_modes=1,
+             num_examples=2048, batch_size=256),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
              input_shape=_GREY, num_examples=60_000),
         Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",

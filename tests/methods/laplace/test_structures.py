@@ -11,7 +11,7 @@ from polymode.core.likelihoods import Categorical, Gaussian, Likelihood
 from polymode.core.linalg.tangent import Tangent, member, survey
 from polymode.core.stack import Stack
 from polymode.methods.laplace.curvature import Setting, curvature
-from polymode.methods.laplace.gaussian import GaussianPosterior, output_moments
+from polymode.methods.laplace.gaussian import GaussianPosterior, joint_moments, output_moments
 from polymode.methods.method import Problem
 
 from ...core.linalg.cases import CASES
@@ -101,7 +101,7 @@ def test_outputs_determinants_and_samples_against_the_dense_matrix(name) -> None
         names = [n for block in found.blocks for n in block.names]
         precision = {n: torch.tensor(0.5 + 0.1 * k).double() for k, n in enumerate(names)}
         posterior = GaussianPosterior(found.blocks, precision)
-        inverse, logdet = 0.0, torch.zeros(())
+        inverse, other, logdet = 0.0, 0.0, torch.zeros(())
         spreads = posterior.variances()
         gamma = posterior.effective()
         for block in found.blocks:
@@ -112,6 +112,7 @@ def test_outputs_determinants_and_samples_against_the_dense_matrix(name) -> None
             h = block.matrix() + prior.diag()
             j = torch.cat([rows[n][..., i] for n, i in zip(block.names, index, strict=True)], -1)
             inverse = inverse + torch.einsum("rbp,pq,sbq->brs", j, h.inverse(), j)
+            other = other + torch.einsum("rp,pq,sq->rs", j[:, 0], h.inverse(), j[:, 1])
             logdet = logdet + torch.logdet(h)
             parts = h.inverse().diagonal().split(block.sizes)
             for n, i, part in zip(block.names, index, parts, strict=True):
@@ -125,6 +126,10 @@ def test_outputs_determinants_and_samples_against_the_dense_matrix(name) -> None
         _, spread = output_moments(posterior, tangent, x, size, False)
         diagonal = inverse.diagonal(dim1=1, dim2=2)
         torch.testing.assert_close(spread, diagonal, rtol=1e-8, atol=1e-10)
+        _, between = joint_moments(posterior, tangent, x, size)
+        each = torch.arange(len(x))
+        torch.testing.assert_close(between[each, :, each], inverse, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(between[0, :, 1], other, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(posterior.logdet(), logdet, rtol=1e-9, atol=1e-9)
 
 

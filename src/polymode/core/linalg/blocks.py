@@ -57,6 +57,10 @@ class Block(ABC):
         """Return J H⁻¹ Jᵀ of each example, (B, R, R), or its diagonal (B, R)."""
 
     @abstractmethod
+    def whitened(self, records: Mapping[str, Record], precision: Precision) -> Tensor:
+        """Return J H^{-1/2} written out, (R, B, P): for covariances between examples."""
+
+    @abstractmethod
     def variances(self, precision: Precision) -> Tensors:
         """Return the diagonal of H⁻¹ by parameter, (P,) each."""
 
@@ -82,7 +86,8 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix.double())
     place = (vectors.abs() * (1 + 1e-9 * _ramp(vectors))).argmax(-2, keepdim=True)
     vectors = vectors * vectors.gather(-2, place).sign()
-    return values.clamp_min(0).to(matrix.dtype), vectors.to(matrix.dtype)
+    vectors = vectors.to(matrix.dtype).contiguous()  # as a file gives them back
+    return values.clamp_min(0).to(matrix.dtype), vectors
 
 
 def _ramp(vectors: Tensor) -> Tensor:
@@ -110,13 +115,13 @@ class Kronecker(Block):
     fixed_first: bool
 
     @classmethod
-    def of(cls, name: str, moving: Tensor, fixed: Tensor, fixed_first: bool) -> Kronecker:
-        """Return the block of two factors, (G, O, O) and (G, I, I) or diagonal (G, I)."""
-        m, u = eigen(moving)
+    def of(
+        cls, name: str, moving: tuple[Tensor, Tensor], fixed: Tensor, fixed_first: bool
+    ) -> Kronecker:
+        """Return the block of M's eigenvalues and vectors, and A (G, I, I) or diagonal (G, I)."""
         if fixed.dim() == 2:
-            return cls(name, m, u, fixed, None, fixed_first)
-        a, v = eigen(fixed)
-        return cls(name, m, u, a, v, fixed_first)
+            return cls(name, *moving, fixed, None, fixed_first)
+        return cls(name, *moving, *eigen(fixed), fixed_first)
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -149,6 +154,11 @@ class Kronecker(Block):
     def quadratic(self, records: Mapping[str, Record], precision: Precision, full: bool) -> Tensor:
         rotated = records[self.name].summed().rotated(self.moving_basis, self.fixed_basis)
         return rotated.quadratic((self.eigenvalues + precision[self.name]).reciprocal(), full)
+
+    def whitened(self, records: Mapping[str, Record], precision: Precision) -> Tensor:
+        record = records[self.name].summed().rotated(self.moving_basis, self.fixed_basis)
+        scale = (self.eigenvalues + precision[self.name]).rsqrt()
+        return record.jacobian() * self._as_parameter(scale)
 
     def variances(self, precision: Precision) -> Tensors:
         inverse = (self.eigenvalues + precision[self.name]).reciprocal()
@@ -215,6 +225,9 @@ class Diagonal(Block):
 
     def quadratic(self, records: Mapping[str, Record], precision: Precision, full: bool) -> Tensor:
         return records[self.name].weighted(self.variances(precision)[self.name], full)
+
+    def whitened(self, records: Mapping[str, Record], precision: Precision) -> Tensor:
+        return records[self.name].jacobian() * (self.values + precision[self.name]).rsqrt()
 
     def variances(self, precision: Precision) -> Tensors:
         return {self.name: (self.values + precision[self.name]).reciprocal()}

@@ -14,8 +14,8 @@ Shapes: `R` cotangents, `B` batch, `S` numbers of the block.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,9 @@ class Dense(Block):
     relative: Tensor
     chosen: Tensor | None = None
     one_layer: bool = False
+    _held: dict[str, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # what predictions use again and again, with the precisions that it belongs to
 
     @classmethod
     def of(
@@ -122,8 +125,20 @@ class Dense(Block):
         index = self.index or (slice(None),) * len(self.names)
         return dict(zip(self.names, index, strict=True))
 
+    def _kept(self, what: str, precision: Precision, make: Callable[[], Tensor]) -> Tensor:
+        """Return what `make` gives, made once for these precisions."""
+        prior = self._prior(precision)
+        if torch.is_grad_enabled() and prior.requires_grad:
+            return make()
+        if what not in self._held or not torch.equal(self._held[what][0], prior):
+            self._held[what] = prior.detach(), make()
+        return self._held[what][1]
+
     def root(self, precision: Precision) -> Tensor:
         """Return W with W Wᵀ = H⁻¹, (S, S)."""
+        return self._kept("root", precision, lambda: self._root(precision))
+
+    def _root(self, precision: Precision) -> Tensor:
         block, factor = self._suited(precision)
         scale = (block.values + factor).rsqrt()
         return block._each(block.relative).rsqrt().unsqueeze(-1) * block.basis * scale
@@ -167,23 +182,29 @@ class Dense(Block):
         record = records[self.names[0]]
         moving = record.moving[:, 0, :, 0].transpose(0, 1)  # (B, R, O)
         width, outputs = record.width, moving.shape[-1]
-        root = self.root(precision).split([outputs * width, len(self.values) - outputs * width])
-        whole = root[0].view(outputs, width, -1)
         inputs = record.fixed[0, :, 0]
         if len(self.names) == 2:
-            whole = torch.cat([whole, root[1].view(outputs, 1, -1)], 1)
             inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
-        size = inputs.shape[1]
-        if size < len(self.values):  # Σ as (O, I, O, I): S² once instead of O S² per example
-            covariance = (whole.flatten(0, 1) @ whole.flatten(0, 1).mT).view(
-                outputs, size, outputs, size
+
+        def covariance() -> Tensor:  # (I, O O I)
+            parts = self.root(precision).split(
+                [outputs * width, len(self.values) - outputs * width]
             )
-            half = torch.einsum("bi,oipj->bopj", inputs, covariance)
-            inner = torch.einsum("bopj,bj->bop", half, inputs)  # (B, O, O)
-        else:
-            inner = torch.einsum("bi,ois,pjs,bj->bop", inputs, whole, whole, inputs)
+            whole = parts[0].view(outputs, width, -1)
+            if len(self.names) == 2:
+                whole = torch.cat([whole, parts[1].view(outputs, 1, -1)], 1)
+            flat = whole.flatten(0, 1)
+            shaped = (flat @ flat.mT).view(outputs, whole.shape[1], outputs, whole.shape[1])
+            return shaped.transpose(0, 1).flatten(1)
+
+        half = inputs @ self._kept("covariance", precision, covariance)
+        half = half.view(len(inputs), outputs * outputs, inputs.shape[1])
+        inner = (half @ inputs.unsqueeze(-1)).view(-1, outputs, outputs)
         product = moving @ inner
         return product @ moving.mT if full else (product * moving).sum(-1)
+
+    def whitened(self, records: Mapping[str, Record], precision: Precision) -> Tensor:
+        return self.jacobian(records, slice(None)) @ self.root(precision)
 
     def variances(self, precision: Precision) -> Tensors:
         parts = self.root(precision).square().sum(-1).split(self.sizes)

@@ -71,16 +71,18 @@ class LowRank(Block):
             found[name] = torch.einsum("kp,kj,jp->", rows, inner, rows)
         return found
 
-    def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
-        """(I + W Wᵀ)^{-1/2} = I + Q (diag(1 + q)^{-1/2} − I) Qᵀ with Q the left basis of W."""
+    def _change(self, precision: Precision) -> Tensor:
+        """Return X (K, K) with (I + W Wᵀ)^{-1/2} = I + W X Wᵀ."""
         gram = self._gram(precision)
         q, basis = torch.linalg.eigh(gram)
         usable = q > q[-1].clamp_min(0) * len(q) * torch.finfo(q.dtype).eps
         inverse = torch.where(usable, q.where(usable, 1.0).reciprocal(), 0.0)
-        change = basis * (inverse * ((1 + q.clamp_min(0)).rsqrt() - 1)) @ basis.mT
+        return basis * (inverse * ((1 + q.clamp_min(0)).rsqrt() - 1)) @ basis.mT
+
+    def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
         rows = {name: self._roots(name, precision) for name in self.names}
         along = sum(rows[name] @ noise[name] for name in self.names)
-        coefficients = change @ along
+        coefficients = self._change(precision) @ along
         return {
             name: (noise[name] + coefficients @ rows[name]) / precision[name].sqrt()
             for name in self.names
@@ -98,6 +100,13 @@ class LowRank(Block):
         along = along * self.values.sqrt()
         reduced = along @ self._inner(precision)
         return prior - (reduced @ along.mT if full else (reduced * along).sum(-1))
+
+    def whitened(self, records: Mapping[str, Record], precision: Precision) -> Tensor:
+        flat = [records[n].jacobian() / precision[n].sqrt() for n in self.names]
+        rows = [self._roots(n, precision) for n in self.names]
+        along = torch.cat(flat, -1) @ torch.cat(rows, -1).mT
+        coefficients = along @ self._change(precision)
+        return torch.cat([p + coefficients @ r for p, r in zip(flat, rows, strict=True)], -1)
 
     def variances(self, precision: Precision) -> Tensors:
         inner, found = self._inner(precision), {}

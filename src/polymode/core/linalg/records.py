@@ -59,6 +59,10 @@ class Record(NamedTuple):
         """Return some examples."""
         return self._replace(moving=self.moving[:, :, rows], fixed=self.fixed[:, rows])
 
+    def detached(self) -> Record:
+        """Return the same without the graph of the forward pass, to which layer inputs belong."""
+        return self._replace(moving=self.moving.detach(), fixed=self.fixed.detach())
+
     def summed(self) -> Record:
         """Return the same with one position where the fixed part is one everywhere."""
         if self.width > 1 or self.labels or self.positions == 1:
@@ -223,32 +227,42 @@ class Record(NamedTuple):
         parts = [record.of(rows).jacobian()[..., index] for rows in record.pieces()]
         return torch.cat(parts, 1)
 
-    def factors(self, reduce: bool) -> tuple[Tensor, Tensor]:
-        """Return Kronecker factors: Σ m mᵀ (G, O, O), and Σ a aᵀ / T (G, I, I).
+    def moving_factor(self, reduce: bool) -> Tensor:
+        """Return the Kronecker factor Σ m mᵀ, (G, O, O), see `fixed_factor`."""
+        shared = reduce and self.positions > 1 and not self.labels
+        return gram(self.moving.sum(3, keepdim=True) if shared else self.moving)
+
+    def fixed_factor(self, reduce: bool) -> Tensor:
+        """Return the Kronecker factor Σ a aᵀ / T, (G, I, I).
 
         "Expand" takes every position as an example of its own; "reduce" sums m and averages a over
         the positions first (Eschenhagen et al., NeurIPS 2023). One-hot rows have a diagonal factor,
         (G, I), and are always expanded.
         """
-        moving, fixed, positions = self.moving, self.fixed, self.positions
-        if self.labels:  # one-hot rows: always expanded, the factor is their frequency
-            counts = torch.bincount(fixed.flatten(), minlength=self.width)
-            return _gram(moving), counts.to(moving.dtype)[None] / positions
-        if reduce and positions > 1:
-            moving, fixed = moving.sum(3, keepdim=True), fixed.mean(2, keepdim=True)
-            positions = 1
-        flat = fixed.flatten(1, 2)
-        return _gram(moving), flat.mT @ flat / positions
+        if self.labels:
+            counts = torch.bincount(self.fixed.flatten(), minlength=self.width)
+            return counts.to(self.moving.dtype)[None] / self.positions
+        if self.width == 1:  # ones
+            batch = self.moving.shape[2]
+            return self.moving.new_full((self.moving.shape[1], 1, 1), batch)
+        if reduce and self.positions > 1:
+            fixed = self.fixed.mean(2)
+            return fixed.mT @ fixed
+        return gram(self.fixed[None]) / self.positions
 
 
-def _gram(moving: Tensor) -> Tensor:
-    """Return Σ_{r b t} m mᵀ, (G, O, O), cotangent by cotangent so that nothing is copied whole."""
-    total = moving.new_zeros(moving.shape[1], moving.shape[4], moving.shape[4])
-    for part in moving:
-        if part.stride(-1) == 1 or part.shape[1] == 1:
+def gram(vectors: Tensor) -> Tensor:
+    """Return Σ_{r b t} v vᵀ of (R, G, B, T, F), (G, F, F)."""
+    groups, features = vectors.shape[1], vectors.shape[4]
+    if groups == 1 and (vectors.stride(-1) == 1 or vectors.shape[3] == 1):
+        flat = vectors.reshape(-1, features)
+        return (flat.mT @ flat)[None]
+    total = vectors.new_zeros(groups, features, features)
+    for part in vectors:  # one cotangent at a time, so that nothing is copied whole
+        if part.stride(-1) == 1 or part.shape[2] == 1:
             flat = part.flatten(1, 2)
             total += flat.mT @ flat
-        else:  # images: (B, O, T) in memory, one product per example
+        else:  # images, whose positions lie together in memory: one product per example
             total += (part.mT @ part).sum(1)
     return total
 

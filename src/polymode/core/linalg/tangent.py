@@ -15,7 +15,7 @@ Shapes: `R` cotangents, `B` batch, `K` outputs, `P` parameters.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class Tangent:
             for name in list(builds):
                 with torch.set_grad_enabled(further):
                     record = joined([build(grad) for build, grad in builds.pop(name)])
-                yield name, record
+                yield name, record if further else record.detached()
             if self._singles:
                 yield from self._single(x, cotangents, further)
 
@@ -158,16 +158,22 @@ def _gradients(
     """Return the gradients (R, ...) of each result, one backward pass per cotangent."""
     if not results:
         return []
-    rows = []
+    rows: list[Sequence[Tensor]] = []
+    kept: list[Tensor] = []
     for number, cotangent in enumerate(cotangents):
         more = further or number + 1 < len(cotangents)
-        rows.append(
-            torch.autograd.grad(
-                outputs, results, cotangent, retain_graph=more, create_graph=further,
-                allow_unused=True, materialize_grads=True,
-            )
+        found = torch.autograd.grad(
+            outputs, results, cotangent, retain_graph=more, create_graph=further,
+            allow_unused=True, materialize_grads=True,
         )  # fmt: skip
-    return [torch.stack(each) for each in zip(*rows, strict=True)]
+        if further:
+            rows.append(found)
+            continue
+        if not number:
+            kept = [each.new_empty(len(cotangents), *each.shape) for each in found]
+        for place, each in zip(kept, found, strict=True):  # at once: it is in the caches still
+            place[number] = each
+    return [torch.stack(each) for each in zip(*rows, strict=True)] if further else kept
 
 
 def survey(stack: Stack, x: Tensor) -> Survey:

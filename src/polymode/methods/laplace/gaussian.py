@@ -95,6 +95,20 @@ class GaussianPosterior:
         assert total is not None
         return total
 
+    def between(self, records: Iterable[tuple[str, Record]]) -> Tensor:
+        """Return covariances between all outputs of all examples, (B, R, B, R)."""
+        held = dict(records)
+        total: Tensor | None = None
+        for block in self.blocks:
+            if len(block.names) == 1 and block.names[0] not in held:
+                continue  # outputs do not depend on it
+            rows = block.whitened(_filled(block, held), self.precision).transpose(0, 1)
+            flat = rows.flatten(0, 1)
+            part = (flat @ flat.mT).view(*rows.shape[:2], *rows.shape[:2])
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
 
 def _filled(block: Block, records: Mapping[str, Record]) -> dict[str, Record]:
     """Return the records of a block, with zeros where outputs do not depend on a parameter."""
@@ -122,3 +136,12 @@ def output_moments(
         means.append(outputs)
         spreads.append(posterior.quadratic(pull(unit), full))
     return torch.cat(means), torch.cat(spreads)
+
+
+def joint_moments(
+    posterior: GaussianPosterior, tangent: Tangent, x: Tensor, num_outputs: int
+) -> tuple[Tensor, Tensor]:
+    """Return outputs (B, K) and covariances between all of them, (B, K, B, K)."""
+    outputs, pull = tangent(x)
+    unit = torch.eye(num_outputs).to(outputs)[:, None].expand(-1, len(outputs), -1)
+    return outputs, posterior.between(pull(unit))

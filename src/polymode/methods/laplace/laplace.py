@@ -170,6 +170,18 @@ class Laplace(MAP):
 def init(config: Laplace, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; refuses what would not fit into memory."""
     refuse_too_large(config, stack)
+    likelihood = problem.likelihood
+    outputs = likelihood.num_outputs(problem.target_size)
+    if config.link == "bridge" and likelihood.classification and outputs == 1:
+        raise ValueError(
+            "link='bridge' with one logit is the network's own probability: its mean knows nothing"
+            " of the variance; take link='probit'"
+        )
+    if config.link != "mc" and not likelihood.classification:
+        raise ValueError(
+            f"link='{config.link}' is for classes, and the likelihood is {likelihood.name};"
+            " leave `link` out"
+        )
     return map_.init(config, problem, stack)
 
 

@@ -8,8 +8,9 @@ bridge    the Dirichlet that the Gaussian turns into under the softmax (Hobbhahn
           :math:`\alpha_c = v_c^{-1} (1 - 2/C + e^{\mu_c} C^{-2} \sum_j e^{-\mu_j})`, its mean
 ========  =====================================================================================
 
-The bridge's Gaussian sums to zero over the classes: μ and Σ are first conditioned on that sum. A
-large variance takes the bridge's mean towards that of a tiny α, so it is meant for moderate ones.
+The bridge's Gaussian sums to zero over the classes: μ and Σ are first conditioned on that sum. Its
+mean follows the variances of the classes relative to each other; of two classes these are equal, so
+that the mean knows nothing of them.
 
 Shapes: `M` modes, `B` batch, `C` classes or one logit.
 """

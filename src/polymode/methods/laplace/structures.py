@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.linalg.blocks import Block, Diagonal, Kronecker
+from polymode.core.linalg.blocks import Block, Diagonal, Kronecker, eigen
 from polymode.core.linalg.dense import ROWS, Dense, index_of, jacobian
 from polymode.core.linalg.low_rank import LowRank
 from polymode.core.linalg.records import Record
@@ -23,30 +23,38 @@ _OVERSAMPLING = 10  # further directions that make the leading ones converge fas
 
 def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
     """Return Kronecker factors of matrices and biases, and diagonals of the rest."""
-    moving: Tensors = {}
+    moving: Tensors = {}  # by the first of the parameters that the same gradients come back to
     fixed: Tensors = {}
     diagonals: Tensors = {}
-    first: dict[str, bool] = {}
-    examples: dict[str, int] = {}
+    about: dict[str, tuple[str, bool]] = {}  # that first one, and the layout
+    number = 0
     for part in parts:
+        sources: dict[tuple[int, ...], str] = {}
         for name, record in part:
             if tangent.survey.kinds[name] not in ("matrix", "bias"):
                 _add(diagonals, name, record.squares())
                 continue
-            m, a = record.factors(reduce)
-            _add(moving, name, m)
-            _add(fixed, name, a)
-            first[name] = record.fixed_first
-            examples[name] = examples.get(name, 0) + record.moving.shape[2]
+            source = sources.setdefault(_memory(record.moving), name)
+            if source == name:
+                _add(moving, name, record.moving_factor(reduce))
+            _add(fixed, name, record.fixed_factor(reduce))
+            about[name] = source, record.fixed_first
+            number += record.moving.shape[2] if name == next(iter(about)) else 0
+    bases = {name: eigen(total) for name, total in moving.items()}
     blocks: list[Block] = []
     for name in tangent.wanted:
-        if name in moving:
-            mean = fixed[name] / examples[name]
-            block = Kronecker.of(name, moving[name], mean, first[name])
+        if name in about:
+            source, fixed_first = about[name]
+            block = Kronecker.of(name, bases[source], fixed[name] / number, fixed_first)
             blocks.append(block.to(tangent.params[name].dtype))
         else:
             blocks.append(_diagonal(name, diagonals, tangent))
     return tuple(blocks)
+
+
+def _memory(moving: Tensor) -> tuple[int, ...]:
+    """Return where a tensor lies: a weight and a bias of one call share their gradients."""
+    return moving.data_ptr(), *moving.shape
 
 
 def diag(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:

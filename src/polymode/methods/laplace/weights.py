@@ -22,9 +22,14 @@ from polymode.core.linalg.blocks import Block, Diagonal, Kronecker
 from polymode.core.linalg.dense import Dense
 from polymode.core.linalg.low_rank import LowRank
 from polymode.core.linalg.tangent import Survey, Tangent
+from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.methods.laplace.gaussian import GaussianPosterior, output_moments
+from polymode.methods.laplace.gaussian import (
+    GaussianPosterior,
+    joint_moments,
+    output_moments,
+)
 from polymode.methods.laplace.links import bridge, probit
 from polymode.posterior.weights import KINDS, Weights
 
@@ -91,6 +96,23 @@ class LaplaceWeights(Weights):
         ]
         return Moments(torch.stack([m for m, _ in each]), torch.stack([s for _, s in each]))
 
+    def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the Gaussian over the outputs at several inputs together: means (M, B, K) and
+        covariances (M, B, K, B, K). J H^{-1/2} is written out, layer by layer: for few inputs."""
+        numbers = self.num_outputs * len(x)
+        largest = max(sum(block.sizes) for block in self.posteriors[0].blocks)
+        need = numbers * (numbers + 2 * largest) * self.stack.dtype.itemsize
+        if need > free_bytes(self.stack.device):
+            raise ValueError(
+                f"covariances between {len(x):,} inputs × {self.num_outputs} outputs need"
+                f" {human(need)}; {human(free_bytes(self.stack.device))} free. Give fewer inputs"
+            )
+        each = [
+            joint_moments(posterior, self.tangent(k), x, self.num_outputs)
+            for k, posterior in enumerate(self.posteriors)
+        ]
+        return torch.stack([m for m, _ in each]), torch.stack([c for _, c in each])
+
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
         """Return logits (M, L, B, K): draws, or the one that a closed link stands for."""
         if self.link == "mc":
@@ -100,15 +122,7 @@ class LaplaceWeights(Weights):
                 f"`samples_per_mode` must be 1 where link='{self.link}' has no draws, got"
                 f" {samples_per_mode}; take link='mc'"
             )
-        one_logit = moments.loc.shape[-1] == 1  # two classes: the bridge is that of (0, f)
-        if self.link == "bridge" and not one_logit:
-            return bridge(moments).unsqueeze(1)
-        if self.link == "bridge":
-            both = torch.cat([torch.zeros_like(moments.loc), moments.loc], -1)
-            spread = moments.variance
-            log_probs = bridge(Moments(both, torch.cat([torch.zeros_like(spread), spread], -1)))
-            return (log_probs[..., 1:] - log_probs[..., :1]).unsqueeze(1)
-        return probit(moments).unsqueeze(1)
+        return (probit if self.link == "probit" else bridge)(moments).unsqueeze(1)
 
     def draw(self, number: int, seed: int) -> Stack:
         noise = self.stack.normal("draw", seed, number)
