@@ -15,7 +15,8 @@ r_d the residuals of output d, γ_d its share of Σ γ. θ* moves with Λ, but L
 nothing is missing. `mackay` goes to the zero of both, λ_g ← γ_g / ‖m_g‖², β_d ← (N − γ_d) / ‖r_d‖²;
 `ascend` climbs along them with Adam, in logarithms.
 
-λ_g starts at d_g / ‖θ̃_g‖², d_g its number of weights, and stays within 10^±8 of that. So a
+λ_g starts at d_g / ‖θ̃_g‖², d_g its number of weights, or at a hundredth or ten-thousandth of that
+where the evidence is larger there, and stays within 10^±8 of it. So a
 normalised group that is scaled by k starts at λ / k², and all that follows is the same: the
 predictive does not depend on k (proposition 3), whichever fixed point is found. A group whose λ
 reaches its upper end, or for which the data determine less than 0.001 weights, is `pruned`: the
@@ -41,7 +42,7 @@ from torch import Tensor
 
 SPAN = 1e8  # a precision stays within this factor of its start
 PRUNED = 1e-3  # weights
-EVIDENCES = ("trained", "linear")
+STARTS = (1e-2, 1e-4)  # factors of λ that are tried at first
 
 
 class Terms(NamedTuple):
@@ -123,9 +124,9 @@ def maximise(evaluate: Evaluate, start: Tensor, beta: Tensor, how: Search | None
     how = how or Search()
     low, high = start / SPAN, start * SPAN
     update = _Ascent(how) if how.updates == "ascent" else _MacKay()
-    precision, settled = start, False
+    settled = False
     path: list[float] = []
-    terms = evaluate(precision, beta)
+    precision, terms = _best_start(evaluate, start, beta)
     for _ in range(how.steps):
         path.append(terms.value)
         gap, noise_gap = _gaps(terms, precision, beta)
@@ -142,6 +143,19 @@ def maximise(evaluate: Evaluate, start: Tensor, beta: Tensor, how: Search | None
     steps = len(path)
     pruned = (terms.effective < PRUNED) | (precision >= high * (1 - 1e-6))
     return Choice(precision, beta, terms, steps, settled, pruned, path)
+
+
+def _best_start(evaluate: Evaluate, start: Tensor, beta: Tensor) -> tuple[Tensor, Terms]:
+    """Return the start, or smaller λ where the evidence is larger there.
+
+    Where a tight prior leaves nothing to learn, the evidence is flat and updates do not move.
+    """
+    precision, terms = start, evaluate(start, beta)
+    for factor in STARTS:
+        other = evaluate(factor * start, beta)
+        if other.value > terms.value:  # never where values are not known
+            precision, terms = factor * start, other
+    return precision, terms
 
 
 def _gaps(terms: Terms, precision: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ def _smoke() -> dict[str, Part | Experiment]:
 
 
 def _cpu() -> dict[str, Part | Experiment]:
-    sizes = {"task": "mnist", "num_train": 150, "num_test": 250, "epochs": 60}
+    sizes = {"task": "mnist", "num_train": 100, "num_test": 200, "epochs": 80}
     images = {"num_train": 500, "num_test": 200, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
     colour = {"num_train": 2000, "num_test": 500, "num_val": 100, "ood": [], "shifts": []}
     return {
