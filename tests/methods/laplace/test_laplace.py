@@ -196,6 +196,63 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_another_prior_is_the_fit_with_it(structure, monkeypatch) -> None:
+    """Without the data, and without another decomposition."""
+    post, other = (fit(structure=structure, prior_precision=p) for p in (1.0, 7.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "eigh", None)
+        changed = post.weights.with_precision(7.0)
+    expected = other.weights.moments(X).spread
+    torch.testing.assert_close(changed.moments(X).spread, expected, rtol=1e-8, atol=1e-11)
+    layers = fit(structure=structure, prior="per_layer", evidence="trained").weights
+    titles = set(layers.groups.values())
+    spread = layers.with_precision(dict.fromkeys(titles, 7.0)).moments(X).spread
+    torch.testing.assert_close(spread, expected, rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match="one for each of the groups"):
+        layers.with_precision({"elsewhere": 1.0})
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_moments_are_differentiable_in_the_inputs(structure) -> None:
+    """Also through convolutions and norms; against central differences in float64."""
+
+    def images() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 2), nn.GroupNorm(1, 2), nn.Tanh(), nn.Conv2d(2, 2, 2), nn.Tanh(),
+            nn.Flatten(), nn.Linear(8, 2),
+        ).double()  # fmt: skip
+
+    x = torch.randn(6, 1, 4, 4, generator=STREAM, dtype=torch.float64)
+    task = pm.Task(train=(x, LABELS[:6] % 2), likelihood="categorical")
+    weights = fit(net=images(), task=task, structure=structure).weights
+
+    def total(x: Tensor) -> Tensor:
+        moments = weights.moments(x)
+        return moments.spread.square().sum() + moments.loc.sin().sum()
+
+    inputs = x[:2].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(total(inputs), inputs)
+    for place in ((0, 0, 1, 2), (1, 0, 3, 0)):
+        shift = torch.zeros_like(inputs)
+        shift[place] = 1e-5
+        with torch.no_grad():
+            slope = float(total(inputs + shift) - total(inputs - shift)) / 2e-5
+        assert gradient[place].item() == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_joint_covariances_are_those_of_one_input_on_the_diagonal() -> None:
+    """And linear samples of the weights have them: J H⁻¹ Jᵀ over two inputs at once."""
+    weights = fit(net=[net(), net()]).weights
+    mean, covariance = weights.joint(X[:4])
+    assert covariance.shape == (2, 4, 3, 4, 3)
+    moments = weights.moments(X[:4])
+    torch.testing.assert_close(mean, moments.loc)
+    each = torch.arange(4)
+    torch.testing.assert_close(covariance[:, each, :, each].transpose(0, 1), moments.spread)
+    assert (torch.linalg.eigvalsh(covariance.view(2, 12, 12)) > -1e-12).all()
+
+
 # ------------------------------------------------------- faults of a known library, not repeated
 
 

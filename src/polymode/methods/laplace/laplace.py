@@ -195,6 +195,7 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     stack = state.stack.clone().eval()
     known = survey(stack, next(problem.inputs(config.batch_size)))
     look_at_coverage(config, known, stack)
+    every = prior_groups(stack, config.prior)
     posteriors, evidences = [], []
     for k in range(stack.num_modes):
         chosen = _chosen(config, problem, stack, k)
@@ -212,6 +213,7 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
         config.link,
         config.output_covariance,
         None if config.evidence is None else evidences,
+        {name: every[name] for block in posteriors[0].blocks for name in block.names},
     )
 
 
@@ -229,6 +231,12 @@ def _posterior(
     if config.evidence == "linear":
         precisions, factor, report = choose_prior(config, problem, found, stack, k)
         evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
+        if report["pruned"]:
+            warnings.warn(
+                f"the evidence switched {_some(report['pruned'])} off in mode {k}: the data say"  # type: ignore[arg-type]
+                " nothing of these weights, so that their prior precision has no bound",
+                stacklevel=5,
+            )
     else:
         params = {name: stack.params[name].detach()[k] for name in names}
         learns = problem.likelihood.learns and found.num_values > 0

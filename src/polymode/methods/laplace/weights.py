@@ -11,7 +11,8 @@ no decomposition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class LaplaceWeights(Weights):
         predictive: "linearised" or "sampled". link: see `links.py`.
         output_covariance: "full" or "diagonal".
         log_evidence: of each mode, nats; None where it was not asked for.
+        groups: the group of each parameter; its members share a precision.
 
     Attributes:
         precision: λ of each parameter tensor, (M,) by name.
@@ -62,12 +64,15 @@ class LaplaceWeights(Weights):
         link: str = "mc",
         output_covariance: str = "full",
         log_evidence: Sequence[float] | None = None,
+        groups: Mapping[str, str] | None = None,
     ) -> None:
         self.stack, self.posteriors, self.survey = stack, list(posteriors), survey
         self.num_outputs, self.samples_per_mode = num_outputs, samples_per_mode
         self.predictive, self.link = predictive, link
         self.output_covariance = output_covariance
         self.log_evidence = None if log_evidence is None else list(log_evidence)
+        names = [name for block in self.posteriors[0].blocks for name in block.names]
+        self.groups = dict(groups or dict.fromkeys(names, "all"))
         self._tangents: dict[int, Tangent] = {}
 
     @property
@@ -134,19 +139,34 @@ class LaplaceWeights(Weights):
         return self.stack.with_tensors({name: torch.stack(each) for name, each in drawn.items()})
 
     def __getitem__(self, modes: slice) -> LaplaceWeights:
-        chosen = range(self.num_modes)[modes]
-        evidence = self.log_evidence
-        return LaplaceWeights(
-            self.stack[modes],
-            [self.posteriors[k] for k in chosen],
-            self.survey,
-            self.num_outputs,
-            self.samples_per_mode,
-            self.predictive,
-            self.link,
-            self.output_covariance,
-            None if evidence is None else [evidence[k] for k in chosen],
-        )
+        chosen, part = range(self.num_modes)[modes], copy.copy(self)
+        part.stack, part._tangents = self.stack[modes], {}
+        part.posteriors = [self.posteriors[k] for k in chosen]
+        if self.log_evidence is not None:
+            part.log_evidence = [self.log_evidence[k] for k in chosen]
+        return part
+
+    def with_precision(self, precision: float | Mapping[str, float]) -> LaplaceWeights:
+        """Return the same networks and curvature under another prior, for all modes.
+
+        Kronecker, diagonal and low-rank blocks keep their eigenvectors, and so does a dense one
+        unless precisions change relative to each other.
+
+        Args:
+            precision: λ > 0 of all parameters, or of each group (`groups`).
+        """
+        titles = list(dict.fromkeys(self.groups.values()))
+        values = precision if isinstance(precision, Mapping) else dict.fromkeys(titles, precision)
+        if values.keys() != set(titles) or not all(value > 0 for value in values.values()):
+            raise ValueError(
+                f"`precision` must be a number > 0, or one for each of the groups"
+                f" {', '.join(titles)}; got {precision!r}"
+            )
+        changed, like = copy.copy(self), next(iter(self.stack.params.values()))
+        each = {name: torch.tensor(values[group]).to(like) for name, group in self.groups.items()}
+        changed.posteriors = [posterior.with_precision(each) for posterior in self.posteriors]
+        changed.log_evidence = None
+        return changed
 
     # ---------------------------------------------------------------- files
 
@@ -166,6 +186,7 @@ class LaplaceWeights(Weights):
             "predictive": self.predictive,
             "link": self.link,
             "output_covariance": self.output_covariance,
+            "groups": self.groups,
             "survey": {**survey, "shared": sorted(self.survey.shared)},
             "blocks": [_facts(block) for block in self.posteriors[0].blocks],
         }
@@ -193,6 +214,7 @@ class LaplaceWeights(Weights):
             numbers["link"],
             numbers["output_covariance"],
             evidence,
+            numbers["groups"],
         )
 
 
