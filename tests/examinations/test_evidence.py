@@ -28,7 +28,7 @@ def examined(**options):
 
 
 def test_numbers_are_those_of_the_dense_posterior() -> None:
-    found, post = examined(structure="full", evidence="linear", prior="per_layer")
+    found, post = examined(structure="full", evidence="trained", prior="per_layer")
     posterior = post.weights.posteriors[0]
     curvature = posterior.blocks[0].matrix().double()
     sizes = posterior.blocks[0].sizes
