@@ -4,7 +4,7 @@
     p(y | x) ≈ (1/L) Σ_{t > T − L} p(y | f_{θ_t}(x))              L = `samples_per_mode`
 
 Say here which paper and equation this is, what was chosen where paper and code disagree, and the
-limits. The example descends with noise and keeps the last L networks of its way.
+limits. The example descends with noise and keeps the last L networks of its path.
 
 Reference: A. Author, Title, Venue, year.
 Shapes: `M` modes, `L` samples per mode, `B` batch.
@@ -67,7 +67,7 @@ def init(config: Trail, problem: Problem, stack: Stack) -> State:
 
 def steps_kept(config: Trail, problem: Problem) -> range:
     """Return the numbers of the last L steps."""
-    total = problem.steps_per_epoch * config.epochs
+    total = config.total_steps(problem.steps_per_epoch)
     return kept_steps(total, 0, 1, min(config.samples_per_mode, total))
 
 

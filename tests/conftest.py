@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would be wrapped to it
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -83,6 +84,13 @@ def _short_trials() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread_in_fixtures() -> None:
+    """Fixtures of modules are made before `_threads` of their first test: by as many threads as it
+    leaves, so that what they fit is to the bit what a test fits anew."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """One thread within operations: tests are small, and two wait for each other on busy machines.
@@ -96,6 +104,7 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
         number = THREADS
     torch.set_num_threads(number)
     yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

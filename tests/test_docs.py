@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from polymode.cli.app import main
+from polymode.core.options import Passes
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,7 +49,19 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.parametrize("method", ["dropout", "laplace", "sghmc", "swag"])
+def test_the_code_of_the_page_on_attacks_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", "epochs=3", block), names)
+    assert names["found"].accuracy < names["found"].clean_accuracy
+    assert len(names["known"].attacks) == 3
+
+
+METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
+METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_the_code_of_the_methods_pages_runs(method) -> None:
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S
@@ -55,28 +71,59 @@ def test_the_code_of_the_methods_pages_runs(method) -> None:
     assert names["pred"].num_samples == names["post"].num_samples > 1
 
 
-QUICKSTART = """
+STAND_INS = """
 import torch
 from torch import nn
+torch.manual_seed(0)
 x_train, y_train = torch.randn(40, 4), torch.arange(40) % 10
 x_test, y_test, x, y, x_new = x_train, y_train, x_train, x_train[:, :1], x_train
-my_loader = [(x_train, y_train)]
-MyNet = lambda width=8: nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 10))
+my_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x_train, y_train), 20)
+def MyNet(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 10))
+my_module, a, b, c = MyNet(), MyNet(), MyNet(), MyNet()
 """
 
 
-def test_the_quickstarts_code_runs(tmp_path, monkeypatch) -> None:
-    """Every block but the one with ellipses, in order, with few epochs and small data."""
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(QUICKSTART, names)
-    text = (ROOT / "docs" / "quickstart.md").read_text()
-    for block in re.findall(r"```python\n(.*?)```", text, re.S):
-        if "pm.fit(...," in block:
-            continue
-        block = re.sub(r"epochs=\d+", "epochs=1", block)
-        exec(block.replace("task=curve)", "task=curve, epochs=1)"), names)
+@pytest.fixture
+def two_epochs(monkeypatch) -> None:
+    """However many epochs the text asks for, there are at most two; the text stays as it is."""
+    whole = Passes.num_epochs
+    monkeypatch.setattr(Passes, "num_epochs", lambda self, steps: min(whole(self, steps), 2))
+
+
+def run_page(page: str, folder: Path, monkeypatch) -> dict[str, Any]:
+    """Run all blocks of a page as they are written, in order, as one program; return its names."""
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(STAND_INS, names)
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S):
+        exec(block, names)
+    return names
+
+
+@pytest.mark.cpu_seconds(6)
+def test_the_readmes_example_runs_as_written(tmp_path, monkeypatch, two_epochs) -> None:
+    names = run_page("README.md", tmp_path, monkeypatch)
+    assert names["post"].num_modes == 10
+    assert (tmp_path / "post").is_dir() and (tmp_path / "report.html").is_file()
+
+
+def test_the_quickstart_runs_as_written(tmp_path, monkeypatch, two_epochs) -> None:
+    names = run_page("docs/quickstart.md", tmp_path, monkeypatch)
     assert names["info"].loss.shape == (10,)
+    assert names["three"].num_modes == 3 and names["pred"].num_samples == 150
+    assert (tmp_path / "runs" / "mine").is_dir()
+
+
+@pytest.mark.cpu_seconds(8)
+def test_the_quickstarts_commands_run_as_written(tmp_path, monkeypatch, two_epochs) -> None:
+    """All but `check`, which tests/cli runs."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/quickstart.md").read_text()
+    commands = re.findall(r"^    polymode (.+)$", text, re.M)
+    assert len(commands) == 5 and commands.pop() == "check"
+    assert [main(shlex.split(command)) for command in commands] == [0, 0, 0, 0]
+    assert (tmp_path / "runs/demo/report.html").is_file()
 
 
 def test_parts_of_a_study_that_were_not_run_stay_as_they_are(monkeypatch) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 import polymode as pm
+import polymode.core.likelihoods
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "nets", "tasks", "prediction", "recalibration", "conformal", "posterior",
-    "methods", "metrics", "examinations", "plots", "runs", "studies", "report", "cli", "__init__",
-    "__main__",
+    "_version", "core", "likelihoods", "nets", "tasks", "prediction", "recalibration", "conformal",
+    "posterior",
+    "methods", "metrics", "examinations", "adversary", "plots", "runs", "studies", "report", "cli",
+    "__init__", "__main__",
 ]  # fmt: skip
 
 
@@ -57,15 +59,20 @@ def run(code: str) -> str:
 
 def test_importing_is_cheap() -> None:
     """`import polymode` brings none of the heavy libraries that only reports and tasks need."""
-    heavy = ("matplotlib", "jinja2", "rich", "typer", "sklearn", "scipy", "PIL")
+    heavy = ("torch", "numpy", "matplotlib", "jinja2", "rich", "typer", "sklearn", "scipy", "PIL")
     out = run(f"import sys, polymode; print([m for m in {heavy!r} if m in sys.modules])")
     assert out.strip() == "[]"
 
 
-def test_few_names_at_the_top() -> None:
-    public = [name for name in pm.__all__ if not name.startswith("__")]
-    assert len(public) <= 16
+def test_few_names_at_the_top_and_the_rooms() -> None:
+    """What `dir` and tab completion show: fourteen names, and the rooms a user may enter."""
+    public = [name for name in dir(pm) if not name.startswith("__")]
+    rooms = [name for name in public if name in pm._ROOMS]
+    assert set(public) == {name for name in pm.__all__ if not name.startswith("__")}
+    assert len(public) - len(rooms) <= 14
+    assert set(rooms) >= {"likelihoods", "methods", "metrics", "nets", "plots", "tasks"}
     assert all(hasattr(pm, name) for name in public)
+    assert pm.likelihoods.Gaussian is polymode.core.likelihoods.Gaussian
 
 
 FOREIGN = r"\b(n_members|num_members|n_estimators|num_estimators|n_samples|weight_decay|wd|lam)\b"

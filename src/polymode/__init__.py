@@ -25,18 +25,31 @@ from typing import TYPE_CHECKING, Any
 from polymode._version import __version__
 
 if TYPE_CHECKING:
-    from polymode import conformal, methods, metrics, nets, plots, recalibration  # noqa: F401
+    from polymode import (
+        adversary,
+        conformal,
+        examinations,
+        likelihoods,
+        methods,
+        metrics,
+        nets,
+        plots,
+        recalibration,
+        tasks,
+    )
     from polymode.examinations import examine
-    from polymode.methods import fit
+    from polymode.methods import fit, options
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
     from polymode.prediction import Prediction
     from polymode.report import cite, list_methods, report
-    from polymode.tasks import Task, task
+    from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "evaluate", "examine",
-    "fit", "list_methods", "load", "methods", "nets", "report", "task",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
+    "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "report",
+    "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -52,12 +65,17 @@ _HOMES = {
     "examine": "examinations",
     "fit": "methods",
     "list_methods": "report",
+    "list_tasks": "tasks",
     "load": "posterior",
+    "options": "methods",
     "report": "report",
     "task": "tasks",
 }
 
-_ROOMS = ("conformal", "methods", "metrics", "nets", "plots", "recalibration")
+_ROOMS = (
+    "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
+    "recalibration", "tasks",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -43,9 +44,9 @@ from polymode.cli.check import TRAINING
         (["run", "--task", "digits", "--method", "map", "--device", "mps"], "no MPS device"),
         (["list", "method"], "Did you mean 'methods'?"),
         (["cite", "deep_ensembel"], "Did you mean 'deep_ensemble'?"),
-        (["report", "nowhere"], "nowhere is no folder of a run"),
-        (["table", "nowhere"], "nowhere is no folder of a run"),
-        (["compare", "nowhere"], "nowhere is no folder of a run"),
+        (["report", "nowhere"], "nowhere is not the folder of a run"),
+        (["table", "nowhere"], "nowhere is not the folder of a run"),
+        (["compare", "nowhere"], "nowhere is not the folder of a run"),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(words, message, command):
@@ -89,6 +90,48 @@ def test_list(kind, name, fact, command):
     assert command.out == "" and f"none of the {kind} matches 'zzz*'" in command.err
     assert command("list", kind, "zzz*", "--json") == 0
     assert command.json() == []
+
+
+def test_warnings_take_one_line_and_are_said_once(command, tmp_path):
+    idle = ["--set", "epochs=0", "--seeds", "0-1", "-q", "--out", str(tmp_path / "run")]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        patch.setattr("polymode.report.run.write_report", lambda *given: None)
+        assert command("run", "--task", "two_moons", "--method", "map", *idle) == 0
+    (said,) = [line for line in command.err.splitlines() if "epochs=0" in line]
+    assert (
+        said.startswith("polymode: warning: epochs=0 with a function") and "fit(" not in command.err
+    )
+
+
+def test_ctrl_c_while_a_library_is_imported_takes_one_line(tmp_path):
+    """The library turns the interrupt into an error of its own, as extension modules do."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(30)\n"
+        "except BaseException:\n    raise ImportError('half of torch') from None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    words = [sys.executable, "-m", "polymode", "list", "methods"]
+    run = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (130, "polymode: interrupted\n")
+
+
+def test_list_options_of_one_method_and_of_all(command):
+    assert command("list", "options", "forde") == 0
+    assert command.out.startswith("option ") and "\nalpha " in command.out
+    assert command("list", "options", "--json") == 0
+    found = {(entry["method"], entry["name"]): entry for entry in command.json()}
+    assert found["swag", "rank"]["default"] == "20" and found["lit", "weight"]["allowed"] == "≥ 0"
+
+
+@pytest.mark.parametrize("kind", ["methods", "options", "tasks", "studies", "metrics", "nets"])
+def test_lists_fit_a_terminal_of_80_columns(kind, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command("list", kind) == 0
+    assert max(map(len, command.out.splitlines())) <= 80
 
 
 @pytest.mark.cpu_seconds(12)

@@ -147,7 +147,7 @@ def test_one_failure_does_not_stop_the_others(web, data, tmp_path, capsys):
     [
         (["get", "mnst"], "Unknown data set 'mnst'. Did you mean 'mnist'?"),
         (["get"], "Missing argument 'NAME'"),
-        (["get", "mnist", "--from", "nowhere"], "--from takes a folder; nowhere is none"),
+        (["get", "mnist", "--from", "nowhere"], "--from takes a folder; nowhere is not one"),
         (["gte"], "No such command 'gte'"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -71,6 +72,36 @@ def test_two_processes_give_what_one_gives_although_one_is_killed(tmp_path, comm
     assert found[0] == found[1] and len(found[0]) == 3
     for kept in (one / "predictions").iterdir():
         assert kept.read_bytes() == (two / "predictions" / kept.name).read_bytes()
+
+
+@pytest.mark.cpu_seconds(20)
+def test_what_is_left_runs_as_the_rest_did(tmp_path, command, monkeypatch):
+    """Whatever threads torch has, and without the cache: threads and executions are the folder's,
+    so the cell that was left ends in the same bytes."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "cache"))
+    words = ["--task", "two_moons", "--method", "deep_ensemble", "--seeds", "0,1"]
+    words += ["--set", "deep_ensemble.epochs=130"]  # enough steps for its execution to be measured
+    assert command.run(one, *words, both=False) == 0
+    shutil.copytree(one, two)
+    whole = (two / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (two / "results.jsonl").write_bytes(whole[0])
+    chosen = json.loads((two / "executions.json").read_text())
+    others = {job: ["loop" if plan[0] == "batched" else "batched"] for job, plan in chosen.items()}
+    turned = {job: [*others[job], False, None, 1, False] for job in chosen}
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    torch.set_num_threads(2)
+    assert command.run(two, *words, "--jobs", "2", both=False) == 0
+    assert "1 to run in 1 process of 1 thread: " in command.err
+    assert json.loads((two / "executions.json").read_text()) == chosen
+    found = [sorted(without_times(path / "results.jsonl")) for path in (one, two)]
+    assert found[0] == found[1] and len(found[0]) == 2
+    (two / "results.jsonl").write_bytes(whole[0])
+    (two / "executions.json").write_text(json.dumps(turned))
+    torch.set_num_threads(1)
+    assert command.run(two, *words, both=False) == 0
+    assert json.loads((two / "executions.json").read_text()) == turned  # read, not measured anew
+    assert sorted(without_times(two / "results.jsonl")) != found[0]
 
 
 @pytest.mark.cpu_seconds(25)
@@ -137,3 +168,16 @@ def test_the_first_process_too_is_born_with_interrupts_blocked(monkeypatch):
     pool._start(None, 1)  # type: ignore[arg-type]
     assert signal.SIGINT in masks[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_warnings_of_workers_are_passed_on_to_the_parent():
+    class Process:
+        sentinel = multiprocessing.Pipe()[0]  # never ready: the process lives
+
+    here, there = multiprocessing.Pipe()
+    worker = pool._Worker(Process(), here)
+    busy = {worker: "cell"}
+    there.send(pool._Warned("labels skip 0"))
+    with pytest.warns(UserWarning, match="labels skip 0"):
+        assert pool._listen(busy, lambda *news: pytest.fail(str(news)), 5.0) == []
+    assert busy == {worker: "cell"}

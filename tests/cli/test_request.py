@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from polymode.cli.request import read_config, request
@@ -111,9 +113,21 @@ def test_wrong_types_of_options_are_found_by_their_owners(file, command):
 
 def test_a_file_that_is_not_there(command, tmp_path):
     assert command("run", "--config", str(tmp_path / "no.toml")) == 2
-    assert "no.toml cannot be read: No such file or directory" in command.err
+    assert "no.toml does not exist" in command.err
     assert command("run", "--config", str(tmp_path)) == 2
-    assert "Is a directory" in command.err
+    assert "is a folder, not a file" in command.err
+
+
+def test_files_without_an_end_are_refused(command, tmp_path):
+    """A pipe that nobody fills, a device, and a file far larger than options are."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        assert command("run", "--config", str(path)) == 2
+        assert "is a pipe or a device, not a file" in command.err
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(10_000_001)
+    assert command("run", "--config", str(tmp_path / "large")) == 2
+    assert "is larger than 10,000,000 bytes" in command.err
 
 
 def test_the_file_in_the_docs_is_a_plan(tmp_path):

@@ -36,7 +36,7 @@ def test_run_writes_everything_and_names_the_report(tmp_path, command):
     names = {path.name for path in out.iterdir()}
     assert names == {
         "results.jsonl", "config.json", "environment.json", "report.html", "predictions",
-        "events.jsonl",
+        "events.jsonl", "executions.json",
     }  # fmt: skip
     assert len(list((out / "predictions").iterdir())) == 4
     assert [(r["method"], r["seed"]) for r in lines(out / "results.jsonl")] == [

@@ -129,7 +129,7 @@ def test_verbs_know_a_study(done, command, tmp_path):
     assert command("compare", str(done)) == 2
     assert "holds a study; give the folder of one of its parts" in command.err
     assert command("table", str(done / "one"), "--paper") == 2
-    assert "holds no study, so there is no paper beside it" in command.err
+    assert "holds no study, so there is no paper to compare with" in command.err
 
 
 def test_outside_the_papers_tolerance_is_exit_code_3(tmp_path, command, no_report):

@@ -120,7 +120,7 @@ def test_kinds_of_sources() -> None:
         (X, "cannot read data from a Tensor"),
         (np.zeros((3, 2)), "cannot read data from a ndarray"),
         (7, "cannot read data from a int"),
-        (iter([(X, Y)]), "an iterator, which can be passed over once"),
+        (iter([(X, Y)]), "an iterator, which can be read only once"),
     ],
 )
 def test_bad_sources(source, message) -> None:

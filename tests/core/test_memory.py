@@ -7,12 +7,17 @@ import gc
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from polymode.core import memory
 from polymode.core.memory import saved_bytes
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization, Training
 
 CODE = """
 import resource, statistics, torch
@@ -103,3 +108,39 @@ class OwnOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * (ctx.saved_tensors[0] > 0)
+
+
+def test_a_stack_that_is_larger_than_the_memory_is_refused_after_its_first_member() -> None:
+    built = []
+
+    def make() -> nn.Module:
+        built.append(1)
+        return nn.Linear(1000, 1000)
+
+    with pytest.raises(ValueError, match=r"10,000,000 networks of 4 MB in a stack need 40 TB"):
+        Stack(make, 10_000_000)
+    assert len(built) == 1
+
+
+def test_a_network_that_is_larger_than_the_memory_is_refused_unbuilt() -> None:
+    """The system would promise 4 TB, and end the process in the midst of its first values."""
+    wanted = r"the 1,000,000 × 1,000,000 numbers of one tensor need 4 TB of memory; .* free. Take"
+    for make in (lambda: nn.Linear(10**6, 10**6), lambda: nn.Embedding(10**6, 10**6)):
+        with pytest.raises(ValueError, match=wanted):
+            Stack(make, 2)
+
+
+def test_gradients_and_moments_need_room_too(monkeypatch) -> None:
+    """What adam keeps is three times the networks, what sgd keeps once: 8 and 24 kB."""
+    leaves = [torch.zeros(2, 1000, requires_grad=True)]
+    for free, optimizer, fits in ((23_999, "adam", False), (24_000, "adam", True),
+                                  (7_999, "sgd", False), (8_000, "sgd", True)):  # fmt: skip
+        monkeypatch.setattr(memory, "free_bytes", lambda device, free=free: free)
+        train = partial(Optimization, Training(epochs=1, optimizer=optimizer), leaves, 1, 1)
+        if fits:
+            train()
+        else:
+            with pytest.raises(
+                ValueError, match=f"training by {optimizer}: gradients.*fewer modes"
+            ):
+                train()

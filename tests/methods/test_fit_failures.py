@@ -38,6 +38,25 @@ def test_bad_data(changes, message) -> None:
         task(**changes)
 
 
+@pytest.mark.parametrize("execution", ["batched", "loop"])
+@pytest.mark.parametrize("order", ["shared", "own"])
+def test_a_batch_of_one_under_batchnorm_is_said(execution, order) -> None:
+    one = {"batch_size": 1, "data_order": order, "execution": execution, "num_modes": 2}
+    with pytest.raises(ValueError, match="BatchNorm cannot normalise a batch of 1 .*batch_size >="):
+        pm.fit("deep_ensemble", net=net, task=task(), **QUICK | one)
+
+
+@pytest.mark.parametrize("method", ["map", "function_rde", "sghmc"])
+def test_networks_with_nothing_to_train_are_refused(method) -> None:
+    """As they are, they may be taken."""
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter to train: all 8 are frozen.*epochs=0"):
+        pm.fit(method, net=frozen, task=task(), **QUICK)
+    with pytest.raises(ValueError, match="no parameter to train: it has none"):
+        pm.fit(method, net=lambda: nn.AdaptiveAvgPool1d(2), task=task(), **QUICK)
+    assert pm.fit("map", net=frozen, task=task(), **QUICK | {"epochs": 0}).num_modes == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -106,13 +125,31 @@ def test_divergence_is_told_at_its_step() -> None:
 
 def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
     """The loss of the only step is finite, its update is not: nothing is returned or kept."""
-    with pytest.raises(Divergence, match="is not finite after it"):
+    with pytest.raises(Divergence, match="is not finite after this step"):
         pm.fit(
             "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
             task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
             progress="silent", checkpoint=tmp_path,
         )  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["training.lock"]
+
+
+def adam_at(lr: float, **options):
+    return pm.fit(
+        "deep_ensemble", net=net, task=task(), lr=lr, epochs=5, progress="silent", **options
+    )
+
+
+def test_a_loss_that_has_grown_warns_also_after_a_resume(tmp_path) -> None:
+    """Adam's steps are as long as the rate, so the loss of 10⁹ nats that it ends at is finite."""
+    with pytest.warns(
+        UserWarning, match=r"5 of 5 members\)\. Try lr=0\.001 instead of 1e\+06"
+    ) as seen:
+        post = adam_at(1e6, checkpoint=tmp_path)
+    assert len(seen) == 1 and post.history.train_loss[-1][0] > 1e6
+    with pytest.warns(UserWarning, match="training has diverged: the loss of member"):
+        adam_at(1e6, checkpoint=tmp_path)  # nothing is left to train
+    adam_at(0.1)  # too fast for a good fit, and no reason to warn
 
 
 def test_several_labels_are_never_reduced_to_one() -> None:
@@ -124,8 +161,9 @@ def test_several_labels_are_never_reduced_to_one() -> None:
 
 def test_a_device_that_is_not_here_takes_one_line(monkeypatch) -> None:
     def none_here(*size, **options):
-        raise RuntimeError("The MPS backend is not here.\nMore lines\nof torch")
+        raise RuntimeError("The MPS backend is not here. This could be because.\nMore lines")
 
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.empty", none_here)
     with pytest.raises(ValueError, match="device='cpu'") as caught:
         pm.fit("map", net=net, task=task(), device="mps", **QUICK)

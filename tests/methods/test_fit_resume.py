@@ -10,10 +10,13 @@ import textwrap
 import time
 
 import pytest
+import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.events import Event
+from polymode.core import choice
+from polymode.core.choice import Plan
+from polymode.core.events import Event, Reporter
 from polymode.core.likelihoods import Gaussian
 from polymode.core.store import FileProblem
 
@@ -88,6 +91,34 @@ def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path) -> None:
     assert same(again, whole)
 
 
+def test_a_resumed_fit_runs_as_it_began_and_says_where_it_cannot(tmp_path, monkeypatch) -> None:
+    """The execution is the checkpoint's, whatever would be measured now; threads are the user's."""
+    options = {"net": net, "task": task(), "checkpoint": tmp_path, "num_modes": 2} | QUICK
+    measured = iter([Plan("loop"), Plan("batched")])
+    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_FEW", 0)  # measured, not by rule
+    monkeypatch.setattr(choice, "_measure", lambda *args: next(measured))
+    whole = pm.fit("deep_ensemble", **options)
+    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "empty"))
+    again = pm.fit("deep_ensemble", **options)
+    assert again.stack.plans["gradients"] == whole.stack.plans["gradients"] == Plan("loop")
+    torch.set_num_threads(2)
+    assert same(pm.fit("deep_ensemble", **options), whole)  # nothing is left to do
+    monkeypatch.setattr(Reporter, "due", lambda self: True)
+    short = options | {"checkpoint": tmp_path / "short"}
+    with pytest.raises(KeyboardInterrupt):
+        pm.fit("deep_ensemble", on_event=_interrupt, **short)
+    torch.set_num_threads(1)
+    with pytest.warns(UserWarning, match=r"with 2 of torch's.* 1 now.*set_num_threads\(2\)"):
+        pm.fit("deep_ensemble", **short)
+
+
+def _interrupt(event: Event) -> None:
+    if event.kind == "progress":
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -133,3 +164,15 @@ def test_a_second_fit_in_the_folder_of_one_that_runs_is_refused(tmp_path) -> Non
     for one, other in zip(first.members, again.members, strict=True):
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             assert a.equal(b)
+
+
+def test_odd_checkpoint_folders_are_refused(tmp_path) -> None:
+    """A file in the folder's place, and pipes in the place of its files, which would wait."""
+    (tmp_path / "file").write_text("")
+    for name in ("training.lock", "training.safetensors"):
+        (tmp_path / name[9:]).mkdir()
+        os.mkfifo(tmp_path / name[9:] / name)
+    for folder, word in (("file", "a file is in its"), ("lock", "plain"), ("safetensors", "pipe")):
+        options = {"net": net, "task": task(), "checkpoint": tmp_path / folder} | QUICK
+        with pytest.raises(FileProblem, match=word):
+            pm.fit("map", **options)

@@ -144,6 +144,8 @@ def test_compare_says_what_it_takes():
     ):
         with pytest.raises(ValueError, match=rf"compare takes results of pm.evaluate.*{said}"):
             compare(given)
+    with pytest.raises(ValueError, match=r"one list of results: pm.compare\(\[first, second\]\)"):
+        compare(one, one)
 
 
 def test_what_does_not_apply_stays_so_and_is_never_best():

@@ -175,7 +175,7 @@ def test_one_scale_serves_all_outputs():
 def test_bad_scales_are_refused():
     prediction, y = draw()
     for scale, says in (
-        (torch.ones(3), r"one number or 2, one an output, got shape \(3,\)"),
+        (torch.ones(3), r"one number or 2, one per output, got shape \(3,\)"),
         (torch.ones(40, 2), r"got shape \(40, 2\)"),
         (torch.tensor([1.0, 0.0]), r"finite and > 0, got \[1.0, 0.0\]"),
         (math.nan, "finite and > 0, got nan"),

@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import polymode as pm
+from polymode.core import memory
 from polymode.core.likelihoods import Gaussian
 from polymode.core.scaling import Scaling
 
@@ -53,9 +55,30 @@ def test_bad_inputs(post, x, message) -> None:
 
 
 def test_too_many_predictions_are_refused_before_they_are_made(post, monkeypatch) -> None:
-    monkeypatch.setattr("polymode.posterior.posterior.free_bytes", lambda: 1000)
-    with pytest.raises(ValueError, match=r"need 4.8 kB; 1 kB free.*post.stream"):
-        post.predict(X)
+    """Also those of loaders: by their samplers, or, where these do not tell, as they come."""
+    read: list[int] = []
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+            read.append(row)
+            return X[row], Y[row]
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return (Rows()[row] for row in range(40))
+
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    for x in (X, DataLoader(Rows(), batch_size=4)):
+        with pytest.raises(ValueError, match=r"40 inputs.*need 4.8 kB of.*1 kB free.*post.stream"):
+            post.predict(x)
+    assert not read
+    with pytest.raises(ValueError, match=r"the first 12 inputs .*need 1.44 kB.*post.stream"):
+        post.predict(DataLoader(Stream(), batch_size=4))
+    monkeypatch.undo()
+    assert len(post.predict(DataLoader(Stream(), batch_size=4))) == 40
 
 
 def test_bad_arguments(post) -> None:
@@ -87,3 +110,19 @@ def test_predictions_are_in_the_units_of_the_targets(tmp_path) -> None:
     again = pm.load(tmp_path, net=net).predict(x)
     assert torch.equal(again.mean, prediction.mean) and torch.equal(again.std, prediction.std)
     assert pm.evaluate(post, task)["test", "rmse"].value < 5
+
+
+def test_some_modes_have_a_configuration_and_curves_of_their_own() -> None:
+    task = pm.task("two_moons", num_train=40)
+    post = pm.fit("deep_ensemble", net=pm.nets.mlp, task=task, epochs=2, progress="silent")
+    part = post[1:3]
+    assert (post.config["num_modes"], part.config["num_modes"], part.num_modes) == (5, 2, 2)
+    assert part.history.train_loss == tuple(row[1:3] for row in post.history.train_loss)
+    assert len(post.history.train_loss[0]) == 5 and part.config["lr"] == post.config["lr"]
+
+
+def test_a_device_that_is_not_here_is_refused_on_load(post, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    post.save(tmp_path)
+    with pytest.raises(ValueError, match="torch has no MPS device here; use device='cpu'"):
+        pm.load(tmp_path, net=post.members[0], device="mps")

@@ -67,7 +67,7 @@ def test_only_predictions_alike_are_joined() -> None:
         [categorical((3, 5, 4)), mixture((3, 5, 4))],
         [mixture((3, 5, 4)), mixture((3, 5, 4), df=3.0)],
     ):
-        with pytest.raises(ValueError, match="alike"):
+        with pytest.raises(ValueError, match="of the same kind"):
             Prediction.cat(others)
     with pytest.raises(ValueError, match="empty"):
         Prediction.cat([])

@@ -176,7 +176,7 @@ def test_energy_is_minus_the_mean_log_sum_exp_and_survives_storage() -> None:
     torch.testing.assert_close(predict_from(outputs).energy, expected)
     with pytest.raises(ValueError, match="needs the network's outputs"):
         _ = CategoricalPrediction(prediction.log_probs).energy
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.cat([prediction, CategoricalPrediction(prediction.log_probs)])
 
 

@@ -125,7 +125,7 @@ def test_the_share_is_kept_by_all_that_makes_predictions_of_predictions() -> Non
     again = Prediction.from_arrays(tensors, json.loads(json.dumps(rest)))
     for name in SUMMARIES:
         assert torch.equal(getattr(again, name), getattr(pred, name))
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.cat([pred, mixture((3, 4, 2))])
 
 

@@ -51,7 +51,7 @@ def test_modes_are_kept_taken_and_joined(pred: Any) -> None:
     again = Prediction.from_arrays(tensors, json.loads(json.dumps(rest)))
     assert again.num_modes == three[1:2].num_modes == three[[0]].num_modes == 3
     assert Prediction.cat([three[:2], three[2:]]).num_modes == 3
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.cat([three, pred])
     first = three.take_modes(slice(1))
     assert (first.num_modes, first.num_samples) == (1, 2)
@@ -61,11 +61,11 @@ def test_modes_are_kept_taken_and_joined(pred: Any) -> None:
     assert torch.equal(others.to_arrays()[0][name], tensors[name][[4, 5, 2, 3]])
     joined = Prediction.join([first, three.take_modes(slice(1, None))])
     assert joined.num_modes == 3 and torch.equal(joined.mean, three.mean)
-    with pytest.raises(ValueError, match="alike.*2 and 1 samples per mode"):
+    with pytest.raises(ValueError, match="of the same kind.*2 and 1 samples per mode"):
         Prediction.join([three, pred])
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.join([three, three[:2]])
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="of the same kind"):
         Prediction.join([pred, mixture((6, 5, 4), df=3.0)])
     with pytest.raises(ValueError, match="empty"):
         Prediction.join([])

@@ -252,12 +252,18 @@ def test_what_a_killed_run_left_is_swept(tmp_path):
     for key in ("done", "training"):
         folder.checkpoint(key).mkdir(parents=True)
     halves = [tmp_path / ".config.json.7.tmp", tmp_path / "predictions" / ".k.npz.7.tmp"]
+    halves.append(folder.checkpoint("training") / ".training.safetensors.7.tmp")
     for half in halves:
         half.write_text("half")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".other.tmp").touch()
+    (tmp_path / "checkpoints" / "link").symlink_to(elsewhere)
     with folder.writing({}):
         pass
     assert not any(half.exists() for half in halves)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["training"]
+    assert (elsewhere / ".other.tmp").exists()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"training", "link"}
     assert folder.done() == {"done"}
 
 

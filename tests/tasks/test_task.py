@@ -424,3 +424,14 @@ def test_labels_that_skip_zero_are_told():
         with pytest.warns(UserWarning, match=r"labels begin at 1: none is 0, and C is taken as 4"):
             assert classes(train=source, test=None).target_size == 4
         classes(train=source, target_size=4)
+
+
+def test_labels_that_are_codes_are_refused_before_a_network_has_so_many_outputs():
+    """Many classes are fine where they occur, also a few in each batch of a loader."""
+    codes = torch.tensor([3, 600_000_000] * 6)
+    for train in ((images(), codes), DataLoader(Pairs(images(), codes), batch_size=4)):
+        with pytest.raises(ValueError, match=r"600,000,001 outputs for 2 labels that.*unique"):
+            classes(train=train)
+    assert classes(train=(images(), codes), target_size=600_000_001).num_outputs == 600_000_001
+    many = DataLoader(Pairs(images(3000, (1,)), torch.arange(3000)), batch_size=2)
+    assert classes(train=many).num_outputs == 3000

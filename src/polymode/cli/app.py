@@ -6,7 +6,8 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +75,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     With --json, stdout gets a JSON object in any case.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    json_ = "--json" in words
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn_once()
+        return _run(words, "--json" in words)
+
+
+def _warn_once() -> Callable[..., None]:
+    """Return what shows warnings as all else is said: in one line, and each of them once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *where: Any, **further: Any) -> None:
+        line = " ".join(str(message).split())
+        if line not in seen:
+            seen.add(line)
+            say(f"polymode: warning: {line}")
+
+    return show
+
+
+def _run(words: list[str], json_: bool) -> int:
     try:
         code = typer.main.get_command(app).main(words, "polymode", standalone_mode=False)
         return code if isinstance(code, int) else 0

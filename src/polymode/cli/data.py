@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from polymode.cli.talk import Json, left_table, put, say
+from polymode.cli.talk import Json, put, say, write
+from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
     from polymode.tasks.files import Dataset, Step
 
-HELP = """Data sets: what there is, and getting one.
+HELP = """List data sets, and get them.
 
 \b
 Examples:
@@ -23,7 +24,8 @@ Examples:
   polymode data get mnist kmnist
   polymode data get cifar10 --from ~/Downloads
 
-Data sets lie in $POLYMODE_DATA, by default in ~/.cache/polymode/data. Nothing is downloaded but by
+Data sets lie in $POLYMODE_DATA, by default in polymode/data in the cache
+folder ($XDG_CACHE_HOME, ~/.cache). Nothing is downloaded except by
 `polymode data get`.
 """
 
@@ -60,7 +62,7 @@ def list_(
     if json_:
         put({"folder": str(data_folder()), "datasets": facts})
         return
-    typer.echo(f"Data folder: {data_folder()}\n\n{left_table(header, rows)}")
+    write(f"Data folder: {data_folder()}\n\n{left_table(header, rows, terminal_width())}")
 
 
 @app.command("get")
@@ -85,7 +87,7 @@ def get_(
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     if source is not None and not source.expanduser().is_dir():
-        raise UsageProblem(f"--from takes a folder; {source} is none")
+        raise UsageProblem(f"--from takes a folder; {source} is not one")
     folder = None if source is None else source.expanduser().resolve()
     failed: list[str] = []
     for number, (name, dataset) in enumerate(sets.items()):
@@ -113,7 +115,7 @@ def get_(
             failed.append(name)
         else:
             watch.close()
-            typer.echo(f"{name}: {path}")
+            write(f"{name}: {path}")
     raise typer.Exit(1 if failed else 0)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polymode.core.events import Event
+from polymode.core.values import plain
 from polymode.runs.estimate import Pace, about
 from polymode.runs.plan import Cell
 from polymode.runs.watch import Running, Watch
@@ -23,7 +24,7 @@ class Lines(Watch):
     """Lines on stderr, for logs."""
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
 
     def event(self, cell: Cell, event: Event) -> None:
         super().event(cell, event)
@@ -107,7 +108,7 @@ class Bars(Watch):
         self.say(f"[{self.finished}/{self.count}] {text}")
 
     def say(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bars.stop()

@@ -28,6 +28,7 @@ from typing import Any
 
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.core.registry import suggest
+from polymode.core.store import FileProblem, open_plain
 from polymode.methods import METHODS
 from polymode.runs.part import Request
 from polymode.runs.settings import Setting, UsageProblem
@@ -35,6 +36,7 @@ from polymode.runs.settings import Setting, UsageProblem
 KEYS = ("task", "method", "seeds", "net", "preset", "out", "examine")
 TABLES = ("task", "net")  # keys that may have options
 EVERY = "all"
+_LARGEST = 10_000_000  # bytes of a file of options
 
 
 def request(
@@ -82,7 +84,13 @@ def request(
 def read_config(path: Path) -> dict[str, Any]:
     """Return what the file has of `KEYS`, and its settings."""
     try:
-        content = _toml(path.read_text())
+        with open_plain(path) as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise UsageProblem(f"--config {path} is larger than {_LARGEST:,} bytes")
+        content = _toml(text.decode())
+    except FileProblem as problem:
+        raise UsageProblem(f"--config {problem}") from None
     except OSError as error:
         raise UsageProblem(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from polymode.cli.talk import Json, put, say, tell_damage
+from polymode.cli import keep_what_is_done
+from polymode.cli.talk import Json, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ Settings = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="all of this in TOML; the command line goes before it"),
+    typer.Option(metavar="FILE", help="all of this in TOML; the command line takes precedence"),
 ]
 Preset = Annotated[
     str | None,
@@ -51,7 +52,7 @@ Preset = Annotated[
 ]
 PartNames = Annotated[
     list[str] | None,
-    typer.Option(metavar="PART", help="this part of the study only; repeat it for several"),
+    typer.Option(metavar="PART", help="only this part of the study; repeat it for several"),
 ]
 NetName = Annotated[
     str | None,
@@ -72,7 +73,7 @@ Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in i
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="name the report, no more")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only the path of the report")]
 
 
 def run(
@@ -210,14 +211,15 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
         facts = {"out": str(folder.path), "cells": cells, "seconds": seconds}
         put({**facts, "estimate": ahead.pace.text(ahead.todo, ahead.jobs)})
     else:
-        typer.echo(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
-        typer.echo(str(folder.path))
+        write(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
+        write(str(folder.path))
 
 
 def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
     from polymode.cli.progress import watcher
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
+    keep_what_is_done()
     tell_damage(folder, "counts as not done")
     command = plan.command(str(folder.path), *in_jobs(jobs))
     try:
@@ -227,14 +229,14 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
         _interrupted(far, command, json_)
     board = leaderboard(folder, predictions=True)
     if board is not None and not quiet and not json_:
-        typer.echo(f"\n{board.table()}\n")
+        write(f"\n{board.table()}\n")
     written = board is not None and _report(folder, board, json_)
     if outcome.failed:
         say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")
     if json_:
         put(_summary(command, folder, outcome, board, written))
     elif written:
-        typer.echo(f"Report: {folder.report}")
+        write(f"Report: {folder.report}")
     raise typer.Exit(0 if written and not outcome.failed else 1)
 
 

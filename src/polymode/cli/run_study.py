@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 import typer
 
+from polymode.cli import keep_what_is_done
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
-from polymode.cli.talk import OUTSIDE, put, say, tell_damage
+from polymode.cli.talk import OUTSIDE, put, say, tell_damage, write
 from polymode.report.run import write_report
 from polymode.report.study import Shown, finish_study, outside
 from polymode.runs.folder import RunFolder
@@ -60,6 +61,7 @@ def run_study(
         folders[part].check(plan.data)
     if dry_run:
         _dry_run(plans, folders, jobs, fresh, json_)
+    keep_what_is_done()
     begin_study(path, wanted, list(plans))
     outcomes: dict[str, Outcome] = {}
     for part, plan in plans.items():
@@ -103,11 +105,11 @@ def _dry_run(
         counts = {"cells": len(ahead.cells), "todo": len(ahead.todo), "seconds": seconds}
         found[part] = {**counts, "out": str(folders[part].path)}
         if not json_:
-            typer.echo(f"{part}: {plan.text()}\n{ahead.text}\n")
+            write(f"{part}: {plan.text()}\n{ahead.text}\n")
     if json_:
         put({"parts": found})
     else:
-        typer.echo("Nothing was written.")
+        write("Nothing was written.")
     raise typer.Exit(0)
 
 
@@ -128,6 +130,6 @@ def _tell(
         put({**facts, "exit": code, "outside": missed, **shown.to_dict()})
     else:
         if not quiet:
-            typer.echo(f"\n{study_text(list(shown.tables.values()), shown.claims)}\n")
-        typer.echo(f"Report: {path / 'report.html'}")
+            write(f"\n{study_text(list(shown.tables.values()), shown.claims)}\n")
+        write(f"Report: {path / 'report.html'}")
     raise typer.Exit(code)

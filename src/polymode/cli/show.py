@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli.talk import OUTSIDE, Json, left_table, put, say, tell_damage
+from polymode.cli.talk import OUTSIDE, Json, put, say, tell_damage, write
+from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -18,22 +19,24 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
 LEFT_OUT = "is left out; `polymode run` makes it again"
-Full = Annotated[bool, typer.Option("--full", help="every metric, not the headlines alone")]
+Full = Annotated[bool, typer.Option("--full", help="every metric, not only the headlines")]
 
 
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, tasks, studies, metrics, examinations or nets")
+        str,
+        typer.Argument(help="methods, options, tasks, studies, metrics, examinations or nets"),
     ],
     pattern: Annotated[str, typer.Argument(help='a glob such as "deep*"')] = "*",
     json_: Json = False,
 ) -> None:
-    """Show what there is: methods, tasks, studies, metrics, examinations or nets."""
+    """Show what there is; `list options forde` shows the options of a method."""
     from polymode.core.registry import suggest
     from polymode.core.store import json_safe
 
     kinds = {
         "methods": _methods,
+        "options": _options,
         "tasks": _tasks,
         "studies": _studies,
         "metrics": _metrics,
@@ -51,7 +54,7 @@ def list_(
         say(f"polymode: none of the {what} matches '{pattern}'; a glob needs quotes in a shell")
         return
     rows = [[str(entry.get(key, "")) for key in columns.values()] for entry in entries]
-    typer.echo(left_table(list(columns), rows))
+    write(left_table(list(columns), rows, terminal_width()))
 
 
 Listing = tuple[dict[str, str], list[dict[str, Any]]]
@@ -63,6 +66,22 @@ def _methods(pattern: str) -> Listing:
 
     entries = [{"name": name, **METHODS.get(name).metadata} for name in METHODS.names(pattern)]
     return {"method": "name", **{k: k for k in ("kind", "cost", "paper", "summary")}}, entries
+
+
+def _options(pattern: str) -> Listing:
+    from polymode.methods import METHODS
+    from polymode.methods.option_table import options
+
+    entries = []
+    for method in METHODS.names(pattern):
+        for option in options(method):
+            cells = dict(
+                zip(("name", "default", "allowed", "meaning"), option.cells(), strict=True)
+            )
+            entries.append({"method": method, **cells})
+    columns = {"option": "name", **{k: k for k in ("default", "allowed", "meaning")}}
+    one = len({entry["method"] for entry in entries}) == 1
+    return columns if one else {"method": "method", **columns}, entries
 
 
 def _tasks(pattern: str) -> Listing:
@@ -135,7 +154,7 @@ def open_folder(path: Path) -> RunFolder:
         parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
         raise UsageProblem(f"{path} holds a study; give the folder of one of its parts: {parts}")
     if not (path / "results.jsonl").is_file():
-        raise UsageProblem(f"{path} is no folder of a run: it has no results.jsonl")
+        raise UsageProblem(f"{path} is not the folder of a run: it has no results.jsonl")
     folder = RunFolder(path)
     tell_damage(folder, LEFT_OUT)
     return folder
@@ -184,7 +203,7 @@ def report(
         opened = open_folder(folder)
         path = opened.report if out is None else out
         write_report(opened, _board(opened, predictions=True), path)
-    typer.echo(f"Report: {path}")
+    write(f"Report: {path}")
     if open_ and not webbrowser.open(path.resolve().as_uri()):
         say("polymode: no browser could be started here; open the file yourself")
 
@@ -206,9 +225,9 @@ def compare(
     if json_:
         put({**board.to_dict(), "differences": gaps})
         return
-    typer.echo(board.table(full=full))
+    write(board.table(full=full))
     if gaps:
-        typer.echo(f"\n{difference_table(board, gaps)}")
+        write(f"\n{difference_table(board, gaps)}")
 
 
 def table(
@@ -239,9 +258,10 @@ def table(
     opened = open_folder(folder)
     if paper:
         raise UsageProblem(
-            f"{folder} holds no study, so there is no paper beside it; see `polymode list studies`"
+            f"{folder} holds no study, so there is no paper to compare with; see"
+            " `polymode list studies`"
         )
-    typer.echo(FORMATS[name](_board(opened), full), nl=False)
+    write(FORMATS[name](_board(opened), full), end="")
 
 
 def _study_table(folder: Path, name: str, paper: bool) -> None:
@@ -255,7 +275,7 @@ def _study_table(folder: Path, name: str, paper: bool) -> None:
     if paper:
         tables += [claim_table(shown.claims)] if shown.claims else []
         tables += [comparison_table(shown.comparisons)] if shown.comparisons else []
-    typer.echo(STUDY_FORMATS[name](tables), nl=False)
+    write(STUDY_FORMATS[name](tables), end="")
     if paper and outside(shown.comparisons):
         raise typer.Exit(OUTSIDE)
 
@@ -271,13 +291,13 @@ def cite(
     path = Path(what)
     study = read_study(path)["study"] if is_study(path) else what
     if study in STUDIES:
-        typer.echo(STUDIES.get(study).value.bibtex)
+        write(STUDIES.get(study).value.bibtex)
         return
     names = [what]
     if (path / "results.jsonl").is_file():
         names = list(dict.fromkeys(each.method for each in open_folder(path).results()))
     try:
-        typer.echo("\n\n".join(map(bibtex, names)))
+        write("\n\n".join(map(bibtex, names)))
     except ValueError as error:
         raise UsageProblem(str(error)) from error
 
@@ -289,16 +309,16 @@ def check(json_: Json = False) -> None:
 
     versions = environment()["versions"]
     if not json_:
-        typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+        write(", ".join(f"{name} {version}" for name, version in versions.items()))
     outcomes = []
     for outcome in checks():
         outcomes.append(outcome)
         line = f"{'ok  ' if outcome.passed else 'FAIL'} {outcome.name}: {outcome.detail}"
-        typer.echo(line, err=json_)
+        (say if json_ else write)(line)
     failed = sum(not outcome.passed for outcome in outcomes)
     if json_:
         results = [outcome._asdict() for outcome in outcomes]
         put({"versions": versions, "passed": not failed, "checks": results})
     else:
-        typer.echo("All is well." if not failed else f"{failed} check(s) failed.")
+        write("All is well." if not failed else f"{failed} check(s) failed.")
     raise typer.Exit(1 if failed else 0)

@@ -25,7 +25,7 @@ def claim_table(claims: Sequence[Claim]) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """Return the paper's numbers beside ours as a table."""
+    """Return the paper's numbers compared with ours as a table."""
     lines = []
     for each in comparisons:
         spreads = [each.paper_spread, each.standard_error, each.tolerance]

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polymode.core.values import plain
+
 if TYPE_CHECKING:
     from polymode.runs.folder import RunFolder
 
+_UNSAFE = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # JSON leaves them be
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 
-Json = Annotated[bool, typer.Option("--json", help="data as JSON on stdout, all talk on stderr")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all messages on stderr")]
 
 
 def say(text: str) -> None:
-    """Tell the user something that is no data."""
-    typer.echo(text, err=True)
+    """Tell the user something that is not data."""
+    typer.echo(plain(text), err=True)
+
+
+def write(text: str, *, end: str = "\n") -> None:
+    """Print data as text."""
+    typer.echo(plain(text) + end, nl=False)
 
 
 def tell_damage(folder: RunFolder, what: str) -> None:
@@ -28,13 +36,6 @@ def tell_damage(folder: RunFolder, what: str) -> None:
 
 
 def put(content: Any) -> None:
-    """Print data as JSON."""
-    typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
-
-
-def left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns are all texts, hence all to the left."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    """Print data as JSON; what a terminal would take for a command is written as its number."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    typer.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -1,7 +1,8 @@
 """Checkpoints of a training run: one file that holds everything the next step needs.
 
 Random streams are functions of seed and step (`core/rng.py`), so the state of a run is its tensors
-and its step number; a run that resumes ends bit by bit where an uninterrupted one ends.
+and its step number. The execution that was chosen for its stack is kept, too, so a run that resumes
+with as many threads ends bit by bit where an uninterrupted one ends.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _check(path: Path, metadata: dict[str, Any], identity: dict[str, Any]) -> No
     """Refuse the checkpoint of another release or run."""
     schema = metadata.get("schema", 0)
     if type(schema) is not int:
-        raise FileProblem(f"{path} is no checkpoint: its schema version is {schema!r:.40}")
+        raise FileProblem(f"{path} is not a checkpoint: its schema version is {schema!r:.40}")
     if schema != SCHEMA:
         newer = "a newer release: upgrade polymode" if schema > SCHEMA else "an earlier release"
         raise FileProblem(
@@ -145,8 +146,16 @@ def claimed(folder: Path) -> Iterator[None]:
     The lock is the system's, and ends with the process. Without it, two trainings that began
     before the first checkpoint would write over each other's.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "training.lock", "ab") as file:
+    lock = folder / "training.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FileProblem(
+            f"{folder} cannot be a checkpoint folder: a file is in its place; give another"
+        ) from None
+    if lock.exists() and not lock.is_file():  # to open a pipe would wait for its reader
+        raise FileProblem(f"{lock} is not a plain file; remove it, or give another folder")
+    with open(lock, "ab") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,7 +3,8 @@
 The choice must not flip between two runs of one job, because executions agree only up to rounding.
 So it is written down by job (architecture, sizes, threads) and machine, in memory and in
 `$POLYMODE_CACHE/executions.json` (by default under the user's cache folder); delete the file to
-measure anew.
+measure anew. A run of the command line keeps the choices of its cells in its own folder, too, where
+they hold on every machine and without the cache (`remembered_in`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,10 +56,12 @@ class Plan(NamedTuple):
 KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients; gradients of losses
 
 _known: dict[str, Plan] = {}
+_own: list[Path] = []  # files of the runs that are at work here, the innermost last
 # How each constant was found:
 _LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
 _BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
 _NEAR, _NEARER = 2.0, 1.25  # a candidate stays in within these factors of the best: twice the noise
+_TOGETHER = 4  # members that a wide convolution is tried with: fewer do not show what it saves
 _SLOW = 0.02  # seconds per member on one core: above it, few members and no vmap are tried (3x)
 _MANY = 64  # members to try others on: beyond them the time of every candidate is linear
 _THRIFT = 0.9  # one thread is preferred unless several save a tenth: on shared cores they cost 20x
@@ -70,25 +76,69 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
     """Return the plan that the user named, or the fastest one."""
     if stack.execution == "batched":
         return Plan("batched")
-    if stack.execution == "chunked":
-        return Plan(
-            "chunked", chunk_size=stack.chunk_size or members_that_fit(stack, run, x, y, own)
-        )
     known = not stack.members_differ and dense_program(stack) is not None
-    if stack.execution == "auto" and stack.horizon < _FEW and known:
-        plan = _by_rule(stack, x, own)
-    else:
-        job = _job(stack, kind, x, own)
-        if job not in _known:
-            _known.update(_read())
-        if job not in _known:
-            _known[job] = _agree(job, _measure(stack, run, x, y, own))
-        plan = _known[job]
-    if plan.execution == "batched":
-        size = stack.chunk_size or members_that_fit(stack, run, x, y, own)
-        if size < stack.num_modes:
+    by_rule = stack.execution == "auto" and stack.horizon < _FEW and known
+    job = _job(stack, kind, x, own)
+
+    def fit() -> int:
+        return stack.chunk_size or members_that_fit(stack, run, x, y, own)
+
+    def anew() -> Plan:
+        if stack.execution == "chunked":
+            return Plan("chunked", chunk_size=fit())
+        if by_rule:
+            plan = _by_rule(stack, x, own)
+        else:
+            plan = _of_machine(job, lambda: _measure(stack, run, x, y, own))
+        if plan.execution == "batched" and (size := fit()) < stack.num_modes:
+            return Plan("chunked", chunk_size=size)
+        return plan
+
+    if not _own:
+        return anew()
+    key = f"{job}, by rule" if by_rule else job
+    plan = _read(_own[-1]).get(key) or _agree(_own[-1], key, anew())
+    if plan.execution in ("batched", "chunked"):  # as many as fitted then, which took half
+        together = plan.chunk_size or stack.num_modes
+        if together > 2 * (size := fit()):
             return Plan("chunked", chunk_size=size)
     return plan
+
+
+@contextmanager
+def remembered_in(path: Path) -> Iterator[None]:
+    """Let choices come from the file `path` first, and keep there all that are made or used."""
+    _own.append(path)
+    try:
+        yield
+    finally:
+        _own.pop()
+
+
+def _of_machine(job: str, measure: Callable[[], Plan]) -> Plan:
+    """Return this machine's choice for a job, measured now if it is not known."""
+    here = hashlib.blake2b(
+        repr((job, platform.processor(), platform.node())).encode(), digest_size=12
+    ).hexdigest()
+    if here not in _known:
+        _known.update(_read(_file()))
+    if here not in _known:
+        _known[here] = measure()
+        try:
+            _known[here] = _agree(_file(), here, _known[here])
+        except OSError as error:
+            if not _own:
+                _warn_of_no_cache(error)
+    return _known[here]
+
+
+def _warn_of_no_cache(error: OSError) -> None:
+    warnings.warn(
+        f"the fastest execution cannot be written to {_file()} ({error.strerror or error}): the"
+        " next process measures anew, and the same seed may end in other last digits. Set"
+        " POLYMODE_CACHE to a folder that can be written, or name one, execution='batched'",
+        stacklevel=2,
+    )
 
 
 def _by_rule(stack: Stack, x: Tensor, own: bool) -> Plan:
@@ -120,13 +170,13 @@ def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
     if stack.num_modes > 1 and False in layouts and not stack.members_differ:
         if not (slow and stack.device.type == "cpu"):
             plans += [Plan("batched", num_threads=count) for count in counts]
+    inputs_alone = torch.is_grad_enabled() and not stack.differentiable
+    wide = stack.num_modes > 1 and True in layouts and not own and not stack.members_differ
+    wide = wide and (several or inputs_alone) and prefix_of(stack) is not None
+    if wide and inputs_alone:
+        plans.append(Plan("loop", channels_last=True, wide=True))
     if stack.num_modes > 1 and several:
-        if (
-            True in layouts
-            and not own
-            and not stack.members_differ
-            and prefix_of(stack) is not None
-        ):
+        if wide and not inputs_alone:
             plans.append(Plan("threads", channels_last=True, wide=True))
         plans += [Plan("threads", layout) for layout in layouts]
     plans += [Plan("loop", layout, num_threads=count) for count in counts for layout in layouts]
@@ -161,14 +211,18 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
 
     def trial(plan: Plan, count: int) -> Callable[[], Any]:
         part = stack[:count].clone()
+        for leaf in part.leaves():
+            leaf.requires_grad_(stack.differentiable)
         part.lay_out(plan.channels_last)
         part.plans = dict.fromkeys(KINDS, plan)
         return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
 
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
-    count = min(stack.num_modes, torch.get_num_threads() if slow else _MANY)
-    trials = {plan: trial(plan, count) for plan in _candidates(stack, slow, own)}
+    plans = _candidates(stack, slow, own)
+    few = max(torch.get_num_threads(), _TOGETHER if any(plan.wide for plan in plans) else 1)
+    count = min(stack.num_modes, few if slow else _MANY)
+    trials = {plan: trial(plan, count) for plan in plans}
     times: dict[Plan, float] = {}
     for plan, work in trials.items():
         best = min(times.values(), default=float("inf"))
@@ -224,14 +278,15 @@ def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) ->
 
 
 def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
-    """Return a hash of everything the choice depends on."""
+    """Return a hash of everything the choice depends on, but the machine."""
     shapes = [(n, tuple(t.shape)) for n, t in {**stack.params, **stack.frozen}.items()]
+    if torch.is_grad_enabled() and not stack.differentiable:
+        kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes,
         tuple(x.shape), own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
-        torch.get_num_threads(), torch.__version__, platform.processor(), platform.node(),
-        stack.channels_last,
+        torch.get_num_threads(), torch.__version__, stack.channels_last, stack.chunk_size,
     ]  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
@@ -240,9 +295,9 @@ def _file() -> Path:
     return cache_folder() / "executions.json"
 
 
-def _read() -> dict[str, Plan]:
+def _read(path: Path) -> dict[str, Plan]:
     try:
-        found = parse_json(_file().read_bytes()) if _file().is_file() else {}
+        found = parse_json(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
     listed = found.items() if isinstance(found, dict) else ()
@@ -259,20 +314,26 @@ def _is_plan(plan: Any) -> bool:
     return known and counts and isinstance(channels_last, bool) and isinstance(wide, bool)
 
 
-def _agree(job: str, plan: Plan) -> Plan:
-    """Return the choice on file, else put this one there: processes that measured at once agree.
+def _agree(path: Path, job: str, plan: Plan) -> Plan:
+    """Return the choice on file, else put this one there: processes that measured at once agree."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        found = _read(path)
+        if job not in found:
+            replace_file(path, json.dumps(found | {job: plan}, indent=0).encode())
+    return found.get(job, plan)
 
-    A folder that cannot be written costs a measurement, no more.
-    """
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder as others that choose do, where the file system has such locks."""
+    if fcntl is None:
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
     try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        with open(_file().with_suffix(".lock"), "a") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-            found = _read()
-            if job in found:
-                return found[job]
-            replace_file(_file(), json.dumps(found | {job: plan}, indent=0).encode())
-    except OSError:
-        pass
-    return plan
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)  # until it is closed
+        yield
+    finally:
+        os.close(held)

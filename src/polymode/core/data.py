@@ -104,7 +104,7 @@ class Arrays:
             for i, j in todo:
                 yield self._inputs(x[i:j]), y[i:j]
         else:
-            for i, j in todo:  # whole rows are copied: far quicker than indexing by a tensor
+            for i, j in todo:  # whole rows are copied: far faster than indexing by a tensor
                 rows = order[i:j]
                 yield self._inputs(stored.index_select(0, rows)), targets.index_select(0, rows)
 
@@ -185,7 +185,7 @@ class Loader:
     def __init__(self, loader: Iterable[Any]) -> None:
         if hasattr(loader, "__next__"):
             raise ValueError(
-                "the loader is an iterator, which can be passed over once; give a DataLoader, a"
+                "the loader is an iterator, which can be read only once; give a DataLoader, a"
                 " Dataset, arrays, or an object whose __iter__ starts anew"
             )
         self.loader = loader
@@ -203,11 +203,17 @@ class Loader:
                 raise ValueError("the data set is empty: 0 examples")
         return self._num_examples
 
+    @property
+    def is_counted_unread(self) -> bool:
+        """Whether the length is known without a pass over the data."""
+        rows = isinstance(self.loader, DataLoader) and not _streams(self.loader)
+        return rows and getattr(self.loader, "batch_sampler", None) is not None
+
     def _count(self) -> int:
         """Return how many examples one pass yields: a sampler may draw a part of the data set."""
-        if isinstance(self.loader, DataLoader) and not _streams(self.loader):
-            if self.loader.batch_sampler is not None:  # it tells which rows, and reads none
-                return sum(len(rows) for rows in self.loader.batch_sampler)
+        if self.is_counted_unread:  # the sampler tells which rows, and reads none
+            batches: Iterable[Any] = self.loader.batch_sampler  # type: ignore[attr-defined]
+            return sum(len(rows) for rows in batches)
         return sum(len(pair(batch)[0]) for batch in self.loader)
 
     def _generators(self) -> list[torch.Generator]:
@@ -381,7 +387,7 @@ def _tensor(array: Any, what: str) -> Tensor:
         raise ValueError(f"{what} cannot be read as an array of numbers: {error}") from None
     if tensor.dim() == 0:
         raise ValueError(
-            f"{what} must be an array with one row an example, got the number {tensor}"
+            f"{what} must be an array with one row per example, got the number {tensor}"
         )
     if isinstance(array, Tensor):
         return tensor

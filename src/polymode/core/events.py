@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polymode.core.data import Data, Pair
+from polymode.core.values import plain
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Told:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

@@ -28,8 +28,15 @@ from polymode.core.choice import Plan, choose
 from polymode.core.dense import Forward, dense_program
 from polymode.core.memory import keep_freed_memory
 from polymode.core.modules import Tensors, channels_to_last, set_mode
-from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
-from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
+from polymode.core.noise import (
+    MemberNoise,
+    Streams,
+    batch_axes,
+    pinned_seeds,
+    shapes_drawn,
+    step_seeds,
+)
+from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
 from polymode.core.threads import for_each_member
 from polymode.core.trace import quick_module
 
@@ -72,6 +79,8 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
     prefix = _prefix(stack, plan, own, streams)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
+    if prefix is not None and not stack.differentiable:
+        return wide_graph(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
     shared = formatted(x, plan.channels_last)
 
@@ -199,7 +208,7 @@ def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tens
     """All members in one computation."""
     if stack.members_differ:
         raise ValueError(
-            "execution='batched' needs members that differ in tensors alone, but they differ in"
+            "execution='batched' needs members that differ only in tensors, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
         )
     dense = dense_program(stack)
@@ -368,7 +377,8 @@ def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
     if stack.pinned is None:
         return Streams(step_seeds(stack.seeds, step))
     axes = stack.network.program("pinned", stack.mode, lambda _: probe(batch_axes))
-    return Streams(step_seeds(stack.seeds, stack.pinned), axes)
+    numbers = (stack.pinned,) if isinstance(stack.pinned, int) else stack.pinned
+    return Streams(pinned_seeds(stack.seeds, numbers), axes)
 
 
 def _drawn_by_two(module: nn.Module, x: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from polymode.core.memory import free_bytes, human, require_free
 from polymode.core.modules import (
     Tensors,
     check_same,
@@ -51,6 +52,7 @@ def gather(
             first, first_state = tensors, plain_attributes(module)
             network = Network(module)
             trainable = {n: p.requires_grad for n, p in module.named_parameters()}
+            _require_room(tensors, num_modes, dtype, device)
             stacked = {
                 name: torch.empty(
                     (num_modes, *tensor.shape),
@@ -71,3 +73,19 @@ def gather(
     frozen = {n: stacked[n] for n, learns in trainable.items() if not learns}
     buffers = {n: t for n, t in stacked.items() if n not in trainable}
     return Gathered(network, params, frozen, buffers, apart, apart_keys)
+
+
+def _require_room(
+    tensors: Tensors, num_modes: int, dtype: torch.dtype | None, device: torch.device
+) -> None:
+    """Refuse a stack that is larger than the free memory."""
+    one = sum(
+        t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
+        for t in tensors.values()
+    )
+    fit = int(free_bytes(device) // max(one, 1))
+    networks = f"{num_modes:,} networks of {human(one)}" if num_modes > 1 else "one network"
+    remedy = f"Take fewer: {fit:,} would fit" if fit else "Take a smaller one"
+    if num_modes > 1 and fit:
+        remedy += ", and training needs two to four times as much"
+    require_free(one * num_modes, f"{networks} in a stack", remedy, device)

@@ -53,6 +53,13 @@ class History(NamedTuple):
     total_steps: int = 0
     seconds: float = 0.0
 
+    def of_modes(self, modes: slice) -> History:
+        """Return the curves of some modes."""
+        return self._replace(
+            train_loss=tuple(row[modes] for row in self.train_loss),
+            val_nll=tuple(row[modes] for row in self.val_nll),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-safe."""
         return self._asdict()
@@ -82,12 +89,15 @@ class Recorder:
         self.total, self.validation = total, validation
         self._sums = [0.0] * num_modes
         self._count = 0
+        self.first: list[float] | None = None  # losses of the first step, (M,)
         self._train: list[tuple[int, list[float | None]]] = []
         self._val: list[tuple[int, list[float | None]]] = []
         self._before, self._started = 0.0, time.perf_counter()
 
     def add(self, step: int, losses: list[float], stack: Stack) -> None:
         """Take the members' losses of a step, which is the `step`-th."""
+        if step == 1:
+            self.first = losses
         self._sums = [total + loss for total, loss in zip(self._sums, losses, strict=True)]
         self._count += 1
         if step % self.window == 0 or step == self.total:
@@ -99,7 +109,7 @@ class Recorder:
 
     def numbers(self) -> dict[str, Any]:
         """Return all that the rest of the run needs, JSON-safe."""
-        running = {"sums": self._sums, "count": self._count}
+        running = {"sums": self._sums, "count": self._count, "first": self.first}
         return {"train": self._train, "val": self._val, **running, "seconds": self._seconds()}
 
     def load(self, numbers: dict[str, Any] | None) -> None:
@@ -108,7 +118,14 @@ class Recorder:
             return
         self._train, self._val = list(numbers["train"]), list(numbers["val"])
         self._sums, self._count = list(numbers["sums"]), numbers["count"]
-        self._before = numbers["seconds"]
+        self._before, self.first = numbers["seconds"], numbers.get("first")
+
+    @property
+    def last(self) -> list[float] | None:
+        """Mean losses over the last window, (M,); None before the first one is full."""
+        if not self._train:
+            return None
+        return [math.inf if loss is None else loss for loss in self._train[-1][1]]
 
     def history(self) -> History:
         """Return what has been recorded."""

@@ -25,7 +25,7 @@ def html_table(
     """Return a table; the first column is to the left, the others to the right.
 
     Args:
-        head: the headings. rows: the cells, as many in each row; what is no text is made into it.
+        head: the headings. rows: the cells, as many in each row, made into text.
         caption: stands above. bold: (row, column) of cells that stand out, counted from 0.
 
     >>> html_table(["method", "NLL"], [["<map>", 0.1]]).count("&lt;map&gt;")

@@ -78,8 +78,10 @@ class Likelihood(ABC):
         return -self.log_prob(outputs, targets, params).mean(-1)
 
     def nll_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `nll` (...) and its gradient by the outputs (..., B, K), both without a graph; for
-        likelihoods that learn nothing themselves."""
+        """Return `nll` (...) and its gradient with respect to the outputs (..., B, K).
+
+        Both are without a graph. For likelihoods that learn nothing themselves.
+        """
         outputs = outputs.detach().requires_grad_()
         with torch.enable_grad():
             losses = self.nll(outputs, targets, {})

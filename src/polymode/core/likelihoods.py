@@ -44,6 +44,7 @@ from polymode.core.targets import align
 
 _NO_LABEL = -(2**62)  # cross_entropy ignores a label; its default, -100, would be lost in silence
 _LEAST_SQUARE = 1e-12  # networks that are given may fit all targets: noise of 0 has no logarithm
+_MANY_CLASSES = 1000  # labels that are hashes or codes leave more than 999 in 1,000 classes empty
 _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectorised on CPU
 
 
@@ -54,7 +55,18 @@ class _Classification(Likelihood):
         return count("target_size", self, target_size, at_least=2)
 
     def target_size(self, targets: Tensor) -> int:
-        return max(2, int(self.check(targets).max()) + 1)
+        labels = self.check(targets)
+        size = max(2, int(labels.max()) + 1)
+        if size > _MANY_CLASSES:
+            found = len(labels.unique())
+            if size > _MANY_CLASSES * found:
+                raise ValueError(
+                    f"Labels must number the classes 0, 1, 2, ...: the largest is {size - 1:,}, so"
+                    f" a network would have {size:,} outputs for {found:,} labels that occur."
+                    " Number them by torch.unique(y, return_inverse=True)[1], or give"
+                    " `target_size` of Task if there are so many classes"
+                )
+        return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +340,7 @@ class HeteroscedasticGaussian(_Regression):
     def components(self, outputs: Tensor, params: Params) -> Components:
         if outputs.shape[-1] % 2:
             raise ValueError(
-                "HeteroscedasticGaussian needs 2 outputs a target dimension (means, then raw"
+                "HeteroscedasticGaussian needs 2 outputs per target dimension (means, then raw"
                 f" scales), got {outputs.shape[-1]}."
             )
         loc, raw = outputs.chunk(2, -1)

@@ -12,6 +12,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -45,11 +46,12 @@ class Divergence(ArithmeticError):
 
 
 class Checkpoint(NamedTuple):
-    """Where a run is kept, how often, and what tells it from other runs."""
+    """Where a run is kept, how often, what tells it from other runs, and what it runs on."""
 
     folder: Path
     identity: dict[str, Any]
     seconds: float = 30.0
+    threads: int | None = None  # of torch when the run began
 
     @property
     def path(self) -> Path:
@@ -76,6 +78,8 @@ def run(
     with one written at that very step. `recorder` hears of every step, those before a resume
     included.
     """
+    if checkpoint is not None:
+        checkpoint = checkpoint._replace(threads=torch.get_num_threads())
     with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
         return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
 
@@ -95,7 +99,7 @@ def _run(
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
     if checkpoint is not None and checkpoint.path.exists():
-        state = _load(checkpoint, state, recorder)
+        state = _load(checkpoint, state, recorder, reporter.total)
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -134,7 +138,11 @@ def _epochs(
         epoch, position = divmod(state.step, per_epoch)
         before = state.step
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
-            state, info = step(state, batch)
+            try:
+                state, info = step(state, batch)
+            except ValueError as error:
+                _explain_batch_of_one(error, batch)
+                raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
             losses = info.loss.tolist()
@@ -159,6 +167,16 @@ def _epochs(
             )
     reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
     return state
+
+
+def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
+    """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
+    rows = batch.y.shape[1 if batch.own else 0]
+    if rows == 1 and "more than 1 value per channel" in str(error):
+        raise ValueError(
+            "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
+            " batch_size >= 2 (in a DataLoader also drop_last=True), or a network with GroupNorm"
+        ) from error
 
 
 def _batches(
@@ -216,13 +234,22 @@ class _Kept:
 
 
 def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
-    save_checkpoint(checkpoint.path, _Kept(state, recorder.numbers()), checkpoint.identity)
+    history = {**recorder.numbers(), "threads": checkpoint.threads}
+    save_checkpoint(checkpoint.path, _Kept(state, history), checkpoint.identity)
 
 
-def _load(checkpoint: Checkpoint, state: S, recorder: Recorder) -> S:
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S:
     kept: Any = _Kept(state, None)
     kept = load_checkpoint(checkpoint.path, kept, checkpoint.identity)
+    before = (kept.history or {}).pop("threads", checkpoint.threads)
     recorder.load(kept.history)
+    if before != checkpoint.threads and kept.state.step < total:
+        warnings.warn(
+            f"{checkpoint.path} was written by a training with {before} of torch's threads, and"
+            f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
+            f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
+            stacklevel=5,
+        )
     return kept.state
 
 
@@ -255,6 +282,6 @@ def _require_finite(stack: Stack, step: int, passes: Passes) -> None:
     for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
             raise Divergence(
-                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after it."
-                f" {passes.advice}"
+                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after this"
+                f" step. {passes.advice}"
             )

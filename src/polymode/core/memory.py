@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def free_bytes(device: torch.device | str = "cpu") -> int:
@@ -24,6 +26,37 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
         )
     except (OSError, StopIteration):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def require_free(need: float, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
+    """Refuse what needs more memory than `device` has free, before any of it is taken."""
+    free = free_bytes(device)
+    if need > free:
+        raise ValueError(f"{what} need {human(need)} of memory; {human(free)} free. {remedy}")
+
+
+class refuse_huge(TorchDispatchMode):
+    """Refuse tensors within the block that are larger than what is free.
+
+    The system promises more memory than there is, and ends the process when it is used.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__()
+        self.what, self.remedy = what, remedy
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        named = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
+        size, dtype, device = ({**named, **kwargs}.get(n) for n in ("size", "dtype", "device"))
+        if size is not None and "self" not in named and torch.device(device or "cpu").type == "cpu":
+            need = math.prod(size) * (dtype or torch.get_default_dtype()).itemsize
+            shape = " × ".join(f"{n:,}" for n in size)
+            if need > _SMALL:
+                require_free(need, f"{self.what}: the {shape} numbers of one tensor", self.remedy)
+        return func(*args, **kwargs)
 
 
 def saved_bytes(work: Callable[[], Any]) -> int:
@@ -50,6 +83,8 @@ def count_saved(tensor: Tensor) -> None:
         note(tensor)
 
 
+_SMALL = 2**24  # bytes that nobody needs to ask for
+
 _notes: list[Callable[[Tensor], Tensor]] = []
 
 
@@ -68,7 +103,7 @@ def human(num_bytes: float) -> str:
 
 @cache
 def keep_freed_memory() -> None:
-    """Ask the C library, once a process, to keep what tensors free for the next ones.
+    """Ask the C library, once per process, to keep what tensors free for the next ones.
 
     By default glibc hands blocks of some megabytes back to the system, and every step of training
     gets them anew, page by page, filled with zeros: 5 to 20 % of the time of a ResNet-8. Heaps of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
-from polymode.core.rng import fold, global_stream
+from polymode.core.memory import refuse_huge
+from polymode.core.rng import fold_each, global_stream
 
 Tensors = dict[str, Tensor]
 MakeNet = Callable[[], nn.Module]
@@ -61,8 +63,8 @@ def members_from(
 def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
     held: set[int] = set()
     first: nn.Module | None = None
-    for k in range(count):
-        with global_stream(fold(seed, "init", k)):
+    for k, stream in enumerate(fold_each(seed, "init", count)):
+        with global_stream(stream), not_too_large() if k == 0 else nullcontext():
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
@@ -76,6 +78,11 @@ def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Modul
                 " share parameters); it must build a new one at each call: net=lambda: MyNet()"
             )
         yield module
+
+
+def not_too_large() -> refuse_huge:
+    """Return a block in which no network is built that does not fit into the memory."""
+    return refuse_huge("the network is too large", "Take smaller layers, or fewer outputs")
 
 
 def _require_shapes(module: nn.Module) -> None:
@@ -132,7 +139,7 @@ def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int 
         what = f"lacks '{missing[0]}'" if missing else f"has an unexpected '{surplus[0]}'"
         raise ValueError(
             f"architectures differ: {who} {what} ({len(missing)} missing, {len(surplus)} unexpected"
-            f" tensors beside {expected})"
+            f" tensors compared with {expected})"
         )
     for name, tensor in first.items():
         if tensor.shape != other[name].shape:

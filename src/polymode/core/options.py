@@ -29,11 +29,11 @@ class Passes:
     Args:
         epochs: passes over the training data, ≥ 0; None is 50, or as many as make 1,000 steps
             where that is more: small data sets have few steps per pass.
-        batch_size: examples per step, ≥ 1; a `DataLoader` of yours keeps its own.
-        data_order: "shared": all members see the same batches; "own": each member shuffles by its
-            own stream.
-        augment: of every training batch: a name such as "crop+flip" (see `tasks/augment.py`), or a
-            function (inputs (B, ...), generator) -> inputs; None for none.
+        batch_size: examples per step, ≥ 1; a `DataLoader` keeps its own.
+        data_order: whether members share their batches: "shared": all see the same ones; "own":
+            each member shuffles the data with its own random stream.
+        augment: augmentation of every training batch: a name such as 'crop+flip' (see
+            `tasks/augment.py`), or a function (inputs (B, ...), generator) -> inputs; None is none.
     """
 
     epochs: int | None = None
@@ -64,7 +64,7 @@ class Passes:
     @property
     def advice(self) -> str:
         """What to try where the loss leaves the finite numbers."""
-        return "Try a smaller learning rate, and look at the scale of the inputs"
+        return "Try a smaller learning rate, and check the scale of the inputs"
 
     def _require(self, holds: bool, field: str, rule: str) -> None:
         """Raise in the one form in which options are refused."""
@@ -96,8 +96,8 @@ class Sampling(Passes):
 
     Args:
         lr: step size in the units of the method, > 0.
-        temperature: of the posterior that is sampled, ≥ 0: 1 is the posterior itself, less is
-            colder (narrower), 0 is its maximum.
+        temperature: temperature of the posterior that is sampled, ≥ 0: 1 is the posterior itself,
+            less is colder (narrower), 0 is its maximum.
         burn_in: steps before the first sample that is kept, ≥ 0; None is half of all.
         thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly over
             the steps after `burn_in`.
@@ -123,7 +123,7 @@ class Sampling(Passes):
     @property
     def advice(self) -> str:
         rate = min(self.lr / 10, type(self).lr)
-        return f"Try lr={rate:g} instead of {self.lr:g}, and look at the inputs' scale"
+        return f"Try lr={rate:g} instead of {self.lr:g}, and check the scale of the inputs"
 
     def kept_steps(self, total_steps: int) -> range:
         """Return the numbers of steps after which a sample is kept."""

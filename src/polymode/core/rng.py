@@ -25,6 +25,22 @@ def fold(seed: int, *path: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def fold_each(seed: int, name: str, count: int) -> Iterator[int]:
+    """Yield `fold(seed, name, k)` for k < `count`, no two of which torch starts alike.
+
+    Its CPU generators take 32 bits of a seed, so among 93,000 streams one pair is alike by chance.
+    Of such, the later one is that of (name, k, "again", 1), or 2, ...
+    """
+    taken: set[int] = set()
+    for k in range(count):
+        stream, again = fold(seed, name, k), 0
+        while stream % 2**32 in taken:
+            again += 1
+            stream = fold(seed, name, k, "again", again)
+        taken.add(stream % 2**32)
+        yield stream
+
+
 def generator(seed: int, *path: int | str) -> torch.Generator:
     """Return a CPU generator at the start of the stream `path` below `seed`."""
     return torch.Generator().manual_seed(fold(seed, *path))

@@ -44,7 +44,7 @@ class Scaling:
         Args:
             x: floating point. Sums are taken in float64.
             per: "feature" (each entry of an example its own), "channel" (x is (N, C, H, W); one
-                number a channel) or "all" (one number).
+                number per channel) or "all" (one number).
 
         A feature that is constant on x gets scale 1, so that nothing is divided by zero.
         """

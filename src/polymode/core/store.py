@@ -68,9 +68,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def cache_folder() -> Path:
-    """Return `$POLYMODE_CACHE`, by default `polymode` in the user's cache."""
+    """Return `$POLYMODE_CACHE`, by default `polymode` in `$XDG_CACHE_HOME` or in `~/.cache`."""
     named = os.environ.get("POLYMODE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "polymode"
+    if named:
+        return Path(named).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard asks for an absolute path, and for others to be ignored.
+    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "polymode"
 
 
 def is_alive(process: int) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from polymode.core.memory import require_free
 from polymode.core.options import Passes, is_number
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -34,6 +35,7 @@ _FUSED = ("adam", "adamw", "sgd", "nesterov", "adagrad")
 _STEPS_AS_LONG_AS_THE_RATE = ("adam", "adamw", "rmsprop")
 NOISE_LR = 0.02  # a factor of e in 50 steps; learned noise has several to go
 _MOMENTUM = ("sgd", "nesterov", "rmsprop")
+_MOMENTS = {"adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}  # tensors kept for each parameter
 _COUPLING = (
     "LBFGS",
     "Adafactor",
@@ -53,17 +55,17 @@ class Training(Passes):
     """Options of gradient training: those of `Passes`, and
 
     Args:
-        optimizer: a name (adam, adamw, sgd, nesterov, rmsprop, adagrad) or a function from the list
-            of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p: torch.optim.SGD(p,
-            lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight decay: the prior is
-            the method's `prior_precision`. It is then adam.
+        optimizer: the optimiser: "adam", "adamw", "sgd", "nesterov", "rmsprop", "adagrad", or a
+            function from the list of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p:
+            torch.optim.SGD(p, lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight
+            decay, since the prior is the method's `prior_precision`; it is then the same as adam.
         lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
             adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
-        momentum: of sgd, nesterov and rmsprop, in [0, 1); of nesterov > 0.
-        schedule: a name, factor of `lr`, followed step by step: constant; cosine and linear, down
-            to 0 at the end; ramp, 1 for the first half, then linear to 0.01 at nine tenths. Or a
-            function from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
-        schedule_unit: "epoch" or "step", when a torch scheduler steps.
+        momentum: momentum of sgd, nesterov and rmsprop, in [0, 1); nesterov needs > 0.
+        schedule: factor of `lr` at each step: "constant"; "cosine" and "linear", down to 0 at the
+            end; "ramp", 1 for the first half, then linear to 0.01 at nine tenths. Or a function
+            from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
+        schedule_unit: how often a torch scheduler steps: once per "epoch" or per "step".
         clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
     """
 
@@ -105,8 +107,8 @@ class Training(Passes):
         named = isinstance(self.optimizer, str)
         clip = "" if self.clip_norm else " or clip_norm=1.0"
         return (
-            f"Try {rate if named else 'a smaller learning rate'}{clip}, and look at the inputs'"
-            " scale"
+            f"Try {rate if named else 'a smaller learning rate'}{clip}, and check the scale of"
+            " the inputs"
         )
 
 
@@ -127,6 +129,7 @@ class Optimization:
         total_steps: int,
         num_noise: int = 0,
     ) -> None:
+        _require_room(training, leaves)
         self.optimizer = _make_optimizer(training, leaves, num_noise)
         self._apply: Callable[[], Any] = self._first_step
         self.leaves = leaves
@@ -141,12 +144,13 @@ class Optimization:
             self.factor = SCHEDULES[training.schedule]
             self.base = [group["lr"] for group in self.optimizer.param_groups]
 
-    def update(self, step: int) -> None:
-        """Change the stacked tensors by their gradients, as step number `step` of the run."""
+    def update(self, step: int, done: float | None = None) -> None:
+        """Change the stacked tensors by their gradients, as step number `step` of the run. `done`
+        is the share of a named schedule that lies before it; by default that of the run."""
         if self.clip_norm is not None:
             clip_each_member(self.leaves, self.clip_norm)
         if self.factor is not None:
-            factor = self.factor(min(step / self.total_steps, 1.0))
+            factor = self.factor(min(step / self.total_steps, 1.0) if done is None else done)
             for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
                 group["lr"] = base * factor
         self._apply()
@@ -194,6 +198,19 @@ class Optimization:
         self._apply = self._first_step
         if self.scheduler is not None:
             self.scheduler.load_state_dict(numbers["scheduler"])
+
+
+def _require_room(training: Training, leaves: list[Tensor]) -> None:
+    """Refuse to train what fits into the memory without its gradients and moments alone."""
+    if not leaves or not training.epochs:
+        return
+    name = training.optimizer if isinstance(training.optimizer, str) else "your optimiser"
+    held = _MOMENTS.get(name, 0) + (name in _MOMENTUM and training.momentum > 0)
+    one = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    modes, sgd = leaves[0].shape[0], "" if held == 0 else ", or optimizer='sgd', which keeps least"
+    remedy = f"Take {'fewer modes' if modes > 1 else 'a smaller network'}{sgd}"
+    what = f"gradients{' and moments' if held else ''} of {modes:,} network{'s' * (modes > 1)}"
+    require_free((1 + held) * one, f"training by {name}: {what}", remedy, leaves[0].device)
 
 
 def _make_optimizer(
@@ -275,7 +292,7 @@ def _fused_group_step(
 def clip_each_member(leaves: list[Tensor], largest: float) -> None:
     """Scale each member's gradient down to the norm `largest` where it is longer."""
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
-    squares = sum(grad.flatten(1).square().sum(1) for grad in grads)
+    squares = sum(grad.reshape(len(grad), -1).square().sum(1) for grad in grads)
     assert isinstance(squares, Tensor)
     scale = (largest / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0)  # (M,)
     for grad in grads:

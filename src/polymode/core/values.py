@@ -1,9 +1,30 @@
-"""Values in few letters, as command lines and labels have them."""
+"""Values in few letters, as command lines and labels have them; texts of others as to be shown."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+_ESCAPE = re.compile(  # of a terminal: control sequences, strings that it acts on, other commands
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # bytes of file names that are no text
+
+
+def plain(text: str) -> str:
+    r"""Return text of others as it may be printed: nothing that a terminal takes for a command.
+
+    Names of files and classes, and what servers answer, may move the cursor, rename the window or
+    turn the direction of reading. Line ends and tabs stay.
+
+    >>> plain("cat\x1b[2J\x1b]0;title\x07s\b\n")
+    'cats\n'
+    """
+    return _SURROGATE.sub("\ufffd", _CONTROL.sub("", _ESCAPE.sub("", text)))
 
 
 def parse_json(text: str | bytes) -> Any:

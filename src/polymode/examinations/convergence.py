@@ -32,7 +32,7 @@ LOSS = "nats/example"
 
 @EXAMINATIONS.register(
     "convergence",
-    summary="loss curves of training and validation, and what they end in",
+    summary="loss curves of training and validation, and where they end",
     measures={
         "train_loss": "what the method minimises, per example, at the end of training",
         "train_drop": "how much the train loss fell from the first window of steps to the last",

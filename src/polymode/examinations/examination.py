@@ -28,7 +28,12 @@ from polymode.tasks import Task
 Examination = Callable[..., Findings]
 
 EXAMINATIONS: Registry[Examination] = Registry(
-    "examination", modules=["polymode.examinations.convergence", "polymode.examinations.evidence"]
+    "examination",
+    modules=[
+        "polymode.examinations.convergence",
+        "polymode.examinations.evidence",
+        "polymode.adversary.examination",
+    ],
 )
 
 

@@ -2,44 +2,69 @@
 
 Every method is a name (`pm.fit("deep_ensemble", ...)`), a class of options
 (`pm.methods.DeepEnsemble(num_modes=10)`) and a functional core, `init` and `step`, for training
-loops of one's own.
+custom training loops.
 """
 
 from polymode.methods import (
+    checkpoint_ensemble,
+    concrete_dropout,
+    cyclical_sgmcmc,
     deep_ensemble,
     dropout,
     feature_rde,
     forde,
     function_rde,
+    ivon,
     laplace,
     laplace_map,
     lit,
     map,
     sghmc,
+    sgld,
+    sgnht,
+    snapshot,
     swag,
+    vi,
     weight_rde,
 )
+from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
+from polymode.methods.concrete_dropout import ConcreteDropout
+from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.ivon import IVON
 from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
+from polymode.methods.sgld import SGLD
+from polymode.methods.sgnht import SGNHT
+from polymode.methods.snapshot import Snapshot
 from polymode.methods.swag import SWAG
+from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "IVON",
     "LIT",
     "MAP",
     "METHODS",
     "SGHMC",
+    "SGLD",
+    "SGNHT",
     "SWAG",
+    "CheckpointEnsemble",
+    "CyclicalSGMCMC",
+    "VI",
+    "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -48,8 +73,15 @@ __all__ = [
     "LaplaceMAP",
     "Laplace",
     "Method",
+    "Option",
+    "Options",
     "Problem",
+    "Snapshot",
     "WeightRDE",
+    "checkpoint_ensemble",
+    "cyclical_sgmcmc",
+    "alpha_loss",
+    "concrete_dropout",
     "deep_ensemble",
     "dropout",
     "feature_rde",
@@ -58,9 +90,15 @@ __all__ = [
     "function_rde",
     "laplace_map",
     "laplace",
+    "ivon",
     "lit",
     "map",
+    "options",
     "sghmc",
+    "sgld",
+    "sgnht",
+    "snapshot",
     "swag",
+    "vi",
     "weight_rde",
 ]

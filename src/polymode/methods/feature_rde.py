@@ -69,14 +69,15 @@ class FeatureRDE(MAP):
     """Options of `feature_rde`: those of `map`, and
 
     Args:
-        num_modes: members M; the papers' 10.
-        weight: w of repulsion and feature prior beside the mean loss: "batch" (1/B), "data" (1/N)
-            or a number ≥ 0.
-        estimator: of the density of the features: "kde", "sge" or "ssge".
-        num_components: K, dimensions that features are projected to; None keeps all M.
-        prior_scale: s of the features' prior, ≥ 0; 0 for none.
-        head: "own": each member has its last layer to itself; "shared": one for all, that of
-            member 0 at the start.
+        num_modes: members M, ≥ 1; the papers use 10.
+        weight: w of repulsion and feature prior compared with the mean loss: "batch" (1/B), "data"
+            (1/N) or a number ≥ 0.
+        estimator: how the density of the features is estimated: "kde", "sge" or "ssge".
+        num_components: K, dimensions that features are projected to, ≥ 1; None keeps all M.
+        prior_scale: scale s of the features' prior, ≥ 0; 0 is no prior.
+        head: whose last layer: "own": each member has one of its own; "shared": one for all, at
+            the start that of member 0.
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 10
@@ -241,7 +242,7 @@ METHODS.register(
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w (log ρ(V φᵢ) + Σ ln(1 + s φᵢ²)) ],  φᵢ the features of the batch",
     cost="M × training, M × prediction",
-    limits="Needs networks that end in a linear layer; repulsion acts on the training batch alone;"
+    limits="Needs networks that end in a linear layer; repulsion acts only on the training batch;"
     " with heads of their own, members' features are compared in different coordinates.",
     paper="Yashima et al. 2022",
     bibtex="""@inproceedings{yashima2022feature,

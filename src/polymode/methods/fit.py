@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from polymode.core.data import Data, Examples, Loader
+from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.core.history import Recorder, validation_for
 from polymode.core.likelihoods import Likelihood
@@ -37,10 +38,11 @@ from polymode.tasks.task import Task
 
 ELSEWHERE = {
     "learning_rate": "lr",
-    "weight_decay": "prior_precision",
+    **dict.fromkeys(("weight_decay", "wd", "l2"), "prior_precision"),
     "num_epochs": "epochs",
     "n_epochs": "epochs",
     **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
+    **dict.fromkeys(("n_estimators", "num_estimators", "num_models"), "num_modes"),
     **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
 }
 """Names that other libraries have for options, and ours."""
@@ -71,21 +73,21 @@ def fit(
             `nn.Module`, a module that is already trained (one mode; copied, never changed), a list
             of modules (one per mode), or a posterior (its networks, one per mode). With networks
             that are given, training continues from their weights, and `epochs=0` takes them as they
-            are; methods that work on trained networks (swag from checkpoints, laplace) do not train
-            them.
+            are; methods that work on trained networks (laplace) do not train them. Snapshots of one
+            run are for `pm.methods.swag.from_snapshots`.
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`; a name
             stands for `pm.task(name)`.
-        seed: of everything random; the same seed gives the same posterior.
+        seed: seed of everything random; the same seed gives the same posterior.
         execution: how members are evaluated, see `core/execution.py`.
         chunk_size: members whose computation is held in memory at a time; less memory, more time.
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
-        progress: "auto" (a bar on a terminal, else a line for every tenth), "bar", "lines" or
+        progress: "auto" (a bar on a terminal, otherwise a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
-        checkpoint: folder in which the run is kept; the same call continues from there. Where
-            options are chosen by a search, every candidate has a folder of its own in it.
+        checkpoint: folder in which the run is kept; the same call continues from there. If
+            options are chosen by a search, every candidate has its own folder in it.
         checkpoint_seconds: time between checkpoints.
 
     Returns:
@@ -99,7 +101,7 @@ def fit(
     """
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
-    device = _device(device)
+    device = usable_device(device)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
     if task.train is None:
@@ -165,6 +167,8 @@ def _train(
     data = _in_units(task.train, units, stack)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, units.likelihood, task.target_size)
+    if not ready and config.epochs != 0:
+        _require_trainable(stack)
     steps = data.num_batches(config.batch_size)
     problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
@@ -188,6 +192,7 @@ def _train(
             checkpoint=checkpoint,
             recorder=recorder,
         )
+        _warn_of_divergence(config, recorder)
     told: Any = Told(data, f"{what}: passes over the data", observers)
     weights = core.finish(config, problem._replace(data=told), state)
     found = {"num_modes": stack.num_modes, "epochs": config.num_epochs(steps)}
@@ -205,13 +210,25 @@ def _train(
     )
 
 
+def _require_trainable(stack: Stack) -> None:
+    """Refuse to train networks of which nothing changes."""
+    if stack.params:
+        return
+    frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
+    why = f"all {frozen:,} are frozen" if frozen else "it has none"
+    raise ValueError(
+        f"the network has no parameter to train: {why}. Call requires_grad_(True) on what shall"
+        " learn; networks that are trained already are taken as they are with epochs=0"
+    )
+
+
 def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
     """Warn of networks that are never trained, of a rate that a function of yours does not know,
     and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
         warnings.warn(
-            "epochs=0 with a function that makes new networks: they stay as they were drawn,"
-            " and have learnt nothing. Take epochs >= 1, or give trained networks, net=my_module",
+            "epochs=0 with a function that makes new networks: they keep their initial weights"
+            " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
             stacklevel=4,
         )
     if isinstance(config, Training) and callable(config.optimizer):
@@ -230,6 +247,22 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
         )
 
 
+def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
+    """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
+    first, last = recorder.first, recorder.last
+    if not isinstance(config, Training) or first is None or last is None:
+        return
+    grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
+    if grown:
+        worst = max(grown, key=lambda k: last[k])
+        warnings.warn(
+            f"training has diverged: the loss of member {worst} was {first[worst]:.4g} at the first"
+            f" step and is {last[worst]:.4g} at the end ({len(grown)} of {len(last)} members)."
+            f" {config.advice}",
+            stacklevel=5,
+        )
+
+
 def _warn_of_idle_options(name: str, config: Any) -> None:
     """Warn of options of training where nothing is trained."""
     usual = type(config)()
@@ -237,7 +270,7 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
     idle = [f for f in fields if getattr(config, f, None) != getattr(usual, f, None)]
     if idle:
         warnings.warn(
-            f"{name} takes networks that are given as they are: {', '.join(idle)} have no effect",
+            f"{name} uses the given networks as they are: {', '.join(idle)} have no effect",
             stacklevel=4,
         )
 
@@ -322,7 +355,8 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
         return method, core, with_augmentation(core.config(**options))
     if options:
         raise ValueError(
-            f"options {sorted(options)} were given beside an options object; put them into it"
+            f"options {sorted(options)} were given together with an options object; put them into"
+            " it"
         )
     for name in METHODS.names():
         if METHODS.get(name).value.config is type(method):
@@ -348,27 +382,6 @@ def with_augmentation(config: Passes) -> Passes:
     if not isinstance(config.augment, (str, Mapping)):
         return config
     return dataclasses.replace(config, augment=augmentation(config.augment))
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"`device` must be 'cpu', 'cuda' or the like, got {device!r}") from None
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device '{wanted}' was asked for, but torch sees no GPU here; use device='cpu', or"
-            " install a CUDA build of torch"
-        )
-    if wanted.type not in ("cpu", "cuda"):
-        try:
-            torch.empty(1, device=wanted)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ValueError(
-                f"device '{wanted}' cannot be used here: {reason}; use device='cpu'"
-            ) from None
-    return wanted
 
 
 def _stack(net: Any, task: Task, config: Any, seed: int, how: dict[str, Any]) -> tuple[Stack, bool]:

@@ -34,9 +34,9 @@ directions, of different lengths, and "components" directions of shadows. In cha
 layers and ReLUs the latter never needs J itself, which saves a good part of the cost where inputs
 are many.
 
-Limits: a second derivative a step, two to three times the cost of a deep ensemble, and with "tuned"
-as many trainings as there are `alphas`; members that start identical stay so; with BatchNorm an
-input gradient contains the other examples of the batch; in ReLU networks the repulsion moves
+Limits: a second derivative per step, two to three times the cost of a deep ensemble, and with
+"tuned" one training for each of `alphas`; members that start identical stay identical; with
+BatchNorm an input gradient depends on the other examples of the batch; in ReLU networks it moves
 weights, not biases.
 Reference: T. Trinh, M. Heinonen, L. Acerbi, S. Kaski, Input-gradient space particle inference for
     neural network ensembles, ICLR 2024.
@@ -91,20 +91,24 @@ class FoRDE(MAP):
     """Options of `forde`: those of `map`, and
 
     Args:
-        num_modes: members M; the paper's 10.
+        num_modes: members M, ≥ 1; the paper uses 10.
         weight: w of the repulsion compared with the mean loss: "batch" (1/B), "data" (1/N) or a
             number ≥ 0.
         scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
             regression the sum of the means), or "log_prob" of the target.
-        bandwidth: median distance "reference" or "all", see above.
-        lengthscales: "identity", "pca" of the training inputs, or "tuned": pca with the alpha that
-            is best on the shifted validation set, which the task must have.
-        alpha: from identity (0) to pca (1), for lengthscales="pca", where None is 1.
-        alphas: among which "tuned" chooses, each in [0, 1]; the paper's.
-        num_components: eigenvectors kept for "pca" and "tuned"; None keeps all.
-        directions: of J among all "inputs", or among the kept "components", see above.
-        every: repulsion in every k-th step only, with k times the weight, ≥ 1.
-        fraction: of the batch on which members repel, in (0, 1].
+        bandwidth: which median distance sets the kernel's width: "reference" or "all", see above.
+        lengthscales: how inputs are weighted in the kernel: "identity", "pca" of the training
+            inputs, or "tuned": pca with the alpha that is best on the shifted validation set, which
+            the task must have.
+        alpha: blend of identity (0) and pca (1), in [0, 1]; for lengthscales="pca". None is 1.
+        alphas: candidates for alpha, in [0, 1]; for lengthscales='tuned'. The default is the
+            paper's.
+        num_components: eigenvectors kept for 'pca' and 'tuned', ≥ 1; None keeps all.
+        directions: where the directions J are drawn: among all "inputs", or among the kept
+            "components", see above.
+        every: steps from one repulsion to the next, ≥ 1; it then has `every` times the weight.
+        fraction: part of each batch on which members repel, in (0, 1].
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 10
@@ -274,8 +278,8 @@ METHODS.register(
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w ln Σⱼ mean_b exp(−|sᵢ_b − sⱼ_b|²/h) ],  s = ∇ₓf_y / |∇ₓf_y|",
     cost="2 to 3 × M × training, M × prediction",
-    limits="A second derivative a step; all members share their batches; which directions count is"
-    " set by the lengthscales, and with the identity the members of image networks differ little"
+    limits="A second derivative per step; all members share their batches; the lengthscales decide"
+    " which directions count, and with the identity the members of image networks differ little"
     " from a deep ensemble's.",
     paper="Trinh et al. 2024",
     bibtex="""@inproceedings{trinh2024inputgradient,

@@ -24,7 +24,7 @@ Q·C dimensions.
 the batch, φ(f_i) = (1/M) Σ_j [ K_ij γ_t ∇_{f_j} log p + ∂K_ij/∂f_j ]. With `outputs="probs"` the
 kernel sees probabilities, while the gradients that it mixes stay those of logits: those of
 probabilities are 1/p and not bounded. A prior over weights has no gradient by outputs to mix: each
-member keeps its own, times Σ_j K_ij / M, which keeps its weight beside the likelihood.
+member keeps its own, times Σ_j K_ij / M, which keeps its weight relative to the likelihood.
 
 Where paper and code disagree: in the released loops only f-SVGD uses points other than the batch,
 and the density estimators would fail with them; here all do. Batches of different members
@@ -78,14 +78,17 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and
 
     Args:
-        estimator: of the members' density: "kde", "sge", "ssge", or "svgd" for f-SVGD.
-        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
-        outputs: what classes are compared by, "probs" or "logits"; values always by their means.
-        points: where members repel: "batch", "perturbed" (the batch with noise) or inputs of yours
+        estimator: how the members' density is estimated: "kde", "sge", "ssge", or "svgd" for
+            f-SVGD.
+        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
+        outputs: which outputs of classifiers are compared: "probs" or "logits"; regression always
+            compares means.
+        points: where members repel: "batch", "perturbed" (the batch with noise) or your own inputs
             (Q, ...), a tensor or nested lists, scaled as the training inputs are. Points other than
             the batch cost a second forward and backward pass.
         points_noise: standard deviation of the noise of "perturbed", in units of the inputs, > 0.
-        prior: "weight" (that of `map`) or "function" (estimated from fresh prior networks).
+        prior: over what the prior is: "weight" (as in `map`) or "function" (estimated from newly
+            drawn networks).
     """
 
     usual_modes = 5
@@ -301,7 +304,7 @@ METHODS.register(
     kind="many modes",
     equation="φ(fᵢ) = γ ∇ log p(fᵢ | D) − ∇ log ρ(fᵢ),  pulled back to the weights",
     cost="M × training (2 M with points other than the batch), M × prediction",
-    limits="Repulsion acts at the chosen points alone; on the training batch it works against the"
+    limits="Repulsion acts only at the chosen points; on the training batch it works against the"
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,

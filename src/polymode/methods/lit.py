@@ -22,7 +22,7 @@ gradients become small; here cosines are those of directions, and a zero gradien
 Beyond the paper: regression by the sum of the predicted means, and the tangent (1, f′) / |·| for
 inputs of one dimension, both as in `forde`.
 
-Limits: a second derivative a step; no more than D gradients of dimension D can be orthogonal, and
+Limits: a second derivative per step; no more than D gradients of dimension D can be orthogonal, and
 M > D members keep a penalty of at least (M/D − 1) / (M − 1) on average; gradients may be orthogonal
 across the data, where it does not matter. It is not a Bayesian method: the penalty stands for no
 density.
@@ -64,9 +64,10 @@ class LIT(MAP):
     """Options of `lit`: those of `map`, with five members, and
 
     Args:
-        weight: w of the penalty beside the mean loss, a number ≥ 0.
+        weight: w of the penalty compared with the mean loss, a number ≥ 0.
         scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
             regression the sum of the means), or "log_prob" of the target.
+        data_order: only "shared": members are compared at the same inputs.
     """
 
     usual_modes = 5
@@ -119,7 +120,7 @@ def similarity(gradients: Tensor) -> tuple[Tensor, Tensor]:
     ∂R_i/∂J_i = 2 / ((M − 1) B |J_i|) Σ_{j≠i} C_ij (s_j − C_ij s_i).
 
     Args:
-        gradients: J (M, B, D); one member is similar to nobody, 0.
+        gradients: J (M, B, D); one member is similar to none, 0.
 
     >>> value, derivative = similarity(torch.tensor([[[1.0, 0.0]], [[3.0, 4.0]]]))
     >>> value  # (3 / 5)²
@@ -149,8 +150,8 @@ METHODS.register(
     equation="θᵢ ← θᵢ − lr ∇[ mean_b −log p(y_b | fᵢ(x_b)) + (λ/2N)‖θᵢ‖²"
     " + w/(M − 1) Σⱼ mean_b cos²(∇ₓfᵢ, ∇ₓfⱼ) ]",
     cost="2 to 3 × M × training, M × prediction",
-    limits="A second derivative a step; at most D gradients of dimension D can be orthogonal; they"
-    " may be so across the data, where it does not matter.",
+    limits="A second derivative per step; at most D gradients of dimension D can be orthogonal, and"
+    " they may be so in directions without data, where it does not matter.",
     paper="Ross et al. 2020",
     bibtex="""@inproceedings{ross2020ensembles,
   title={Ensembles of locally independent prediction models},

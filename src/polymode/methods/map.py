@@ -37,7 +37,7 @@ class MAP(Training):
 
     Args:
         num_modes: how many networks, each from its own initialisation, ≥ 1. None is the number of
-            modules that are given, and `usual_modes` where a factory is.
+            modules that are given, or `usual_modes` if a factory is given.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0; 1 is the usual prior of
             Bayesian neural networks.
     """
@@ -135,7 +135,7 @@ METHODS.register(
     kind="one mode",
     equation="θ* = argmax Σₙ log p(yₙ | f(xₙ; θ)) − (λ/2) ‖θ‖²",
     cost="1 × training, 1 × prediction",
-    limits="A point: it knows the noise, but nothing of what it does not know, so its epistemic"
+    limits="A point estimate: it models the noise but not its own uncertainty, so its epistemic"
     " uncertainty is zero everywhere.",
     paper="MacKay 1992",
     bibtex="""@article{mackay1992practical,

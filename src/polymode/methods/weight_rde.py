@@ -9,7 +9,7 @@ posterior. ∇ log ρ is estimated from the members themselves by `estimator`
 times γ_t.
 
 Scale: log p(θ | D) is N × the mean over the batch of log p(y | f(x; θ)), minus (λ/2) ‖θ‖², and the
-repulsion weighs 1 beside it: so the posterior is the one that is sampled, without temperature. The
+repulsion has weight 1 compared with it, so the posterior is the target, without temperature. The
 whole is divided by N here, so that learning rates are those of `map`: a step follows
 γ_t (∇ nll + λ θ / N) + ∇ log ρ / N. With "svgd" the update is
 
@@ -59,8 +59,9 @@ class WeightRDE(MAP):
     """Options of `weight_rde`: those of `map`, with five members, and
 
     Args:
-        estimator: of the members' density: "sge", "ssge", "kde", or "svgd" for Stein's direction.
-        annealing: of the driving force: "none", "linear", "hyper" or "cyclic".
+        estimator: how the members' density is estimated: "sge", "ssge", "kde", or "svgd"
+            for Stein's direction.
+        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
     """
 
     usual_modes = 5

@@ -13,7 +13,7 @@ equal confidences are never torn apart and the order of the examples does not ma
   :math:`\lceil b B / 15 \rceil`; where many are equal, bins between them stay empty.
 
 None of these is a proper score: a predictor that always gives the class frequencies has zero. Read
-them beside the NLL. `B` batch, `C` classes, `R` resamples.
+them together with the NLL. `B` batch, `C` classes, `R` resamples.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
     direction="down",
     family="calibration",
     summary="root mean square gap between confidence and accuracy over 15 bins of equally many"
-    " examples, less what chance alone gives",
+    " examples, minus what chance alone would give",
 )
 def debiased_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
     r"""Return :math:`\sqrt{\max(0, E)}` with the error's square less its expected sampling noise,

@@ -26,11 +26,13 @@ from polymode.metrics.paired import mean_and_error, not_rejected
 from polymode.metrics.results import EXAMINED, Results, title_of
 
 
-def compare(results: Sequence[Results]) -> Leaderboard:
-    """Return the leaderboard of results on one task, entries in the order in which they come.
+def compare(results: Sequence[Results], *more: Any) -> Leaderboard:
+    """Return the leaderboard of results on one task; entries keep the order of the results.
 
-    Results on other data of the same name are refused, by the fingerprints that `evaluate` keeps.
+    Results on different data are refused, by the fingerprints that `evaluate` keeps.
     """
+    if more:
+        raise ValueError("compare takes one list of results: pm.compare([first, second])")
     results = _as_results(results)
     if not results:
         raise ValueError("there is nothing to compare: 0 results")

@@ -93,7 +93,7 @@ def coverage(prediction: Prediction, targets: Tensor, level: float) -> Score:
     of the outputs. Also called PICP.
 
     Traps: neither up nor down is better; a share over all inputs, so right on the whole and wrong
-    everywhere is possible, and intervals of any width may cover (read it beside the width). The
+    everywhere is possible, and intervals of any width may cover (compare it with the width). The
     standard error is 0 where all or none are inside, which is not certainty.
 
     Args:

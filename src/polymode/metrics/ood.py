@@ -1,7 +1,8 @@
 r"""Telling inputs from elsewhere (OOD) by the uncertainty of their predictions.
 
-OOD is the positive class and a higher score means "rather OOD"; `aupr_in` alone turns both round,
-and says so. With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n OOD inputs, let
+OOD is the positive class and a higher score means "more likely OOD"; only `aupr_in`
+reverses both, and says so. With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n
+OOD inputs, let
 
 .. math:: F(t) = |\{i: u_i \ge t\}|, \qquad T(t) = |\{j: v_j \ge t\}|
 
@@ -164,7 +165,7 @@ def fpr95(inside: Tensor, outside: Tensor) -> Score:
     has the binomial part, and the part of the threshold by Woodruff's method: the standard
     deviation :math:`\sqrt{0.95 \cdot 0.05\, n}` of the OOD inputs found, times the slope of
     :math:`F/m` between the thresholds that find so many fewer and more of them; with fewer
-    than some hundred OOD inputs it is rather too large.
+    than some hundred OOD inputs it tends to be too large.
 
     Traps: much of the literature has the test set positive: the share of OOD inputs accepted where
     95 % of the test inputs are. That is another number, `fpr95(-outside, -inside)`. Constant

@@ -111,8 +111,8 @@ def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
     direction="",
     family="uncertainty",
     targets=False,
-    summary="root of the mean predictive variance, to be read beside the RMSE; describes, does not"
-    " score",
+    summary="root of the mean predictive variance, to be compared with the RMSE; describes, does"
+    " not score",
 )
 def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} v_{nd}}`, in units of y, above 0.
@@ -141,7 +141,7 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     family="uncertainty",
     epistemic=True,
     targets=False,
-    summary="root of the mean epistemic variance: how far the networks' means are apart; describes,"
+    summary="root of the mean epistemic variance: how far apart the networks' means are; describes,"
     " does not score",
 )
 def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Score:
@@ -215,7 +215,7 @@ def standardise(
     by = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
     if by.dim() > 1 or by.numel() not in (1, values.shape[1]):
         need, got = values.shape[1], tuple(by.shape)
-        raise ValueError(f"`scale` must be one number or {need}, one an output, got shape {got}")
+        raise ValueError(f"`scale` must be one number or {need}, one per output, got shape {got}")
     if not ((by > 0) & by.isfinite()).all():
         raise ValueError(f"`scale` must be finite and > 0, got {by.tolist()}")
     return mixture.rescale(0.0, 1.0 / by), (values / by).to(values.dtype)

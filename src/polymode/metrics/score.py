@@ -108,7 +108,7 @@ def register(
     targets: bool = True,
     standardised: bool = False,
 ) -> Callable[[Any], Any]:
-    """Return a decorator that enters a metric with everything that is shown beside its number.
+    """Return a decorator that enters a metric with everything that is shown with its number.
 
     Args:
         table: one of `TABLES`. name: as it stands in results.
@@ -116,7 +116,7 @@ def register(
         direction: "up" or "down" is better; "" for what describes and does not score.
         summary: one line, also the report's glossary.
         family: one of `FAMILIES`.
-        headline: True for the few that a leaderboard shows where nobody asks for more.
+        headline: True for the few that a leaderboard shows unless more is asked for.
         epistemic: True if it is n/a where `prediction.has_epistemic` is False, as of one network.
         targets: False if the metric takes None for targets.
         standardised: True if prediction and targets are to be divided by the targets' scale first.

@@ -1,4 +1,4 @@
-"""Regression scores in standard deviations of the training targets, beside those in units of y.
+"""Regression scores in standard deviations of the training targets, besides those in units of y.
 
 Much of the literature reports them: RMSE, NLL and CRPS of targets scaled to unit variance. Each is
 the metric itself on prediction and targets divided by that scale (`regression.standardise`), which

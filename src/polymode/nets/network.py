@@ -68,8 +68,8 @@ def _warn_of_softmax(out: Tensor) -> None:
     if out.shape[1] > 1 and bool((out >= 0).all()) and bool((sums - 1).abs().max() < 1e-4):
         warnings.warn(
             "the network's outputs are at least 0 and add up to 1, like those of a softmax; the"
-            " likelihood takes logits and applies the softmax itself. Leave the network's out, or"
-            " probabilities stay near equal",
+            " likelihood takes logits and applies the softmax itself. Remove the network's, or"
+            " probabilities stay nearly equal",
             stacklevel=6,
         )
 
@@ -101,9 +101,9 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         )
     if likelihood.name == "categorical" and out.shape[1] > needed:
         warnings.warn(
-            f"the network gives {out.shape[1]} outputs for {target_size} classes: those beyond have"
+            f"the network gives {out.shape[1]} outputs for {target_size} classes: the others have"
             " no training examples. Give the network as many outputs as classes, or"
-            f" pm.Task(target_size={out.shape[1]}) if all of them may come",
+            f" pm.Task(target_size={out.shape[1]}) if all of them can occur",
             stacklevel=5,
         )
     if likelihood.name == "categorical" and out.shape[1] >= needed:

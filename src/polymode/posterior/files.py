@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.devices import usable_device
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
@@ -103,7 +104,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
         folder: where it was saved.
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
             module. Its weights are not used.
-        device: where the networks shall live.
+        device: where the networks are to be.
 
     A file that is truncated, changed, from a newer release or of another architecture is refused
     with a message that says which. Modes that were saved in several files stay there; each file is
@@ -114,7 +115,7 @@ def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") ->
     likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
-    shards = Shards(folder, manifest, network, likelihood, torch.device(device))
+    shards = Shards(folder, manifest, network, likelihood, usable_device(device))
     return Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards,
         likelihood,

@@ -24,7 +24,7 @@ from polymode.core.data import Arrays, Loader
 from polymode.core.history import History
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.likelihoods import Likelihood
-from polymode.core.memory import free_bytes, human
+from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
 from polymode.core.scaling import Scaling
 from polymode.core.stack import Stack
@@ -117,6 +117,8 @@ class Posterior:
             raise TypeError(f"a posterior is indexed by a slice of its modes, got {modes!r}")
         part = copy.copy(self)
         part.weights = self.weights[modes]
+        part.config = {**self.config, "num_modes": part.num_modes}
+        part.history = self.history.of_modes(modes)
         return part
 
     def predict(
@@ -131,26 +133,37 @@ class Posterior:
 
         Args:
             x: an array or tensor, or data (`task.test`) or a loader of (inputs, targets) whose
-                targets are not looked at.
+                targets are ignored.
             samples_per_mode: L; by default the number that the method was given.
-            seed: of the samples, where the posterior draws; the same seed gives the same ones.
+            seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         samples = self._samples(samples_per_mode)
-        if not isinstance(x, (Loader, DataLoader)):
-            rows, number = len(x), self.num_modes * samples
-            need = rows * number * self.target_size * self.weights.like.dtype.itemsize
-            if need > free_bytes():
-                raise ValueError(
-                    f"predictions for {rows:,} inputs × {number} samples × {self.target_size}"
-                    f" outputs need {human(need)}; {human(free_bytes())} free."
-                    " Use post.stream(x), which yields them in parts"
-                )
+        data = Loader(x) if isinstance(x, DataLoader) else x
+        if not isinstance(data, Loader) or data.is_counted_unread:
+            self._require_room(len(data), samples)
         parts = [
-            Prediction.cat(list(self._stream(part, x, samples, seed, batch_size)))
+            Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
             for part in self.weights.parts()
         ]
         return parts[0] if len(parts) == 1 else Prediction.join(parts)
+
+    def _bounded(
+        self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
+    ) -> Iterator[Prediction]:
+        """Yield predictions that are to be held together, as long as there is room to join them:
+        how many there will be is not known of every loader."""
+        rows = 0
+        for made in self._stream(weights, x, samples, seed, batch_size):
+            rows += len(made)
+            self._require_room(rows, samples, "the first ")
+            yield made
+
+    def _require_room(self, rows: int, samples: int, which: str = "") -> None:
+        number, size = self.num_modes * samples, self.target_size
+        need = rows * number * size * self.weights.like.dtype.itemsize
+        what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
+        require_free(need, what, "Use post.stream(x), which yields them in parts")
 
     def stream(
         self,
@@ -265,7 +278,7 @@ class Posterior:
         if not x.is_floating_point():
             return x.to(like.device)
         x = x.to(like.device, like.dtype)
-        if not torch.isfinite(x.sum()):  # a sum is quick; it may overflow, so look closer
+        if not torch.isfinite(x.sum()):  # a sum is fast; it may overflow, so look closer
             rows = (~torch.isfinite(x.flatten(1)).all(1)).nonzero().flatten()
             if len(rows):
                 raise ValueError(
@@ -280,7 +293,7 @@ class Posterior:
             yield self.weights.draw(number, seed)
 
     def sample(self, num_samples: int, *, seed: int = 0) -> Stack:
-        """Return `num_samples` networks drawn from the posterior: modes with replacement, and of
+        """Return `num_samples` networks drawn from the posterior: modes with replacement, and from
         each mode its next sample, or any of those that it keeps."""
         if not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"`num_samples` must be an integer of at least 1, got {num_samples!r}")
@@ -293,7 +306,7 @@ class Posterior:
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
     def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
-        """Write the posterior to `folder`; what was there stays whole until the new one is.
+        """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
             folder: a folder of its own.

@@ -29,6 +29,7 @@ from torch import Tensor
 from polymode.core.components import Moments
 from polymode.core.memory import free_bytes
 from polymode.core.modules import Tensors
+from polymode.core.passes import noisy_passes
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 
@@ -230,31 +231,29 @@ class Noisy(Weights):
     def __init__(self, stack: Stack, samples_per_mode: int) -> None:
         self.stack, self.samples_per_mode = stack, samples_per_mode
 
+    @property
+    def networks(self) -> Stack:
+        """The networks that draw."""
+        return self.stack
+
     def draw(self, number: int, seed: int) -> Stack:
-        return self.stack.with_tensors({}).set_mode("noisy", pinned=fold(seed, "noisy", number))
+        return self.networks.with_tensors({}).set_mode("noisy", pinned=fold(seed, "noisy", number))
 
     def __getitem__(self, modes: slice) -> Noisy:
         return Noisy(self.stack[modes], self.samples_per_mode)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
-        """One stack serves all draws: only the noise differs."""
-        noisy = self.stack.repeated(1, {})
-
-        def outputs(x: Tensor) -> Tensor:
-            draws = []
-            for number in range(samples_per_mode):
-                noisy.set_mode("noisy", pinned=fold(seed, "noisy", number))
-                draws.append(noisy(x))
-            return torch.stack(draws, 1)
-
-        return outputs
+        """What comes before the noise is computed once, and passes are batched."""
+        noisy = self.networks.repeated(1, {}).set_mode("noisy")
+        numbers = [fold(seed, "noisy", number) for number in range(samples_per_mode)]
+        return lambda x: noisy_passes(noisy, x, numbers)
 
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
         raise ValueError("samples of noise are passes, not tensors that could be kept; use `draw`")
 
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
         """The networks are noisy, each with a stream of its own."""
-        stack = self.stack[[mode for mode, _ in chosen]]
+        stack = self.networks[[mode for mode, _ in chosen]]
         pairs = zip(stack.seeds, chosen, strict=True)
         stack.seeds = [fold(stream, "sample", number) for stream, (_, number) in pairs]
         return stack.set_mode("noisy", pinned=fold(seed, "noisy"))

@@ -243,7 +243,8 @@ def _joined(
         if alike(other) != alike(first):
             per_mode = f"{first.samples_per_mode} and {other.samples_per_mode} samples per mode"
             raise ValueError(
-                f"Only predictions alike can be joined, got {first} and {other}, {per_mode}."
+                f"Only predictions of the same kind can be joined, got {first} and {other},"
+                f" {per_mode}."
             )
     parts = [each._parts()[0] for each in predictions]
     joined = {key: torch.cat([each[key] for each in parts], along) for key in parts[0]}

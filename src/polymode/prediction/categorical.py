@@ -224,7 +224,7 @@ def _slack(probs: Tensor) -> float:
 
 
 def _argmax(values: Tensor) -> Tensor:
-    """Return the first place of the largest over the last axis; NumPy is quicker at it on CPU."""
+    """Return the first place of the largest over the last axis; NumPy is faster at it on CPU."""
     if values.device.type != "cpu" or values.dtype.itemsize < 4:
         return values.argmax(-1)
     return torch.from_numpy(values.detach().numpy().argmax(-1))

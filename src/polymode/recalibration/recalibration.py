@@ -136,7 +136,9 @@ def recalibrate(
     for name in options:
         if name not in (known := entry.metadata["options"]):
             has = f"takes {', '.join(known)}" if known else "takes none"
-            raise ValueError(f"`{name}` is no option of {method}; it {has}.{suggest(name, known)}")
+            raise ValueError(
+                f"`{name}` is not an option of {method}; it {has}.{suggest(name, known)}"
+            )
     if apply_to not in ("mean", "samples"):
         raise ValueError(f"`apply_to` must be 'mean' or 'samples', got {apply_to!r}")
     if apply_to == "samples" and not entry.metadata["samples"]:

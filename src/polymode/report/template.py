@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polymode._version import __version__
+from polymode.core.values import plain
 
 HERE = Path(__file__).parent
 
@@ -20,6 +21,7 @@ def fill(template: str, /, **facts: Any) -> str:
     engine = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -39,4 +41,4 @@ def _soft(text: str) -> Any:
     """Return a name that may be broken where people would break it."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"([_/=])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([_/=])", r"\1<wbr>", str(escape(plain(text)))))

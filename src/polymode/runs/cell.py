@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from polymode.core.choice import remembered_in
 from polymode.core.events import Observer
 from polymode.core.store import json_safe
 from polymode.examinations import examine, read_asked
@@ -16,12 +17,13 @@ from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
+from polymode.runs.folder import Place
 from polymode.runs.kept import pack
 from polymode.runs.plan import EVERY_CELL, Cell, Recipe
 from polymode.tasks import Task
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
-ALWAYS = ("test", "ood:*", "train", "curve", "plane")
+ALWAYS = ("test", "ood:*", "train", "curve", "plane", "examples")
 
 
 class Finished(NamedTuple):
@@ -40,14 +42,19 @@ class Failed(NamedTuple):
 
 
 def run_cell(
-    recipe: Recipe, task: Task | None, cell: Cell, checkpoint: Path, tell: Observer
+    recipe: Recipe, task: Task | None, cell: Cell, place: Place, tell: Observer
 ) -> Finished:
     """Fit, evaluate and examine one cell; its training resumes where an interrupt left it.
 
     A cell of an experiment calls its function, and nothing else.
     """
-    if task is None:
-        return _finished(_experiment(recipe, cell))
+    with remembered_in(place.executions):
+        if task is None:
+            return _finished(_experiment(recipe, cell))
+        return _finished(_results(recipe, task, cell, place.checkpoint, tell))
+
+
+def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Observer) -> Results:
     with contextlib.suppress(ImportError):  # torch does so at the first step; takes a second
         importlib.import_module("torch._dynamo")
     started = time.perf_counter()
@@ -75,7 +82,7 @@ def run_cell(
     for text in dict.fromkeys([*recipe.examine, *curves]):
         name, options = read_asked(text)
         results = examine(post, task, name, **options).beside(results)
-    return _finished(results)
+    return results
 
 
 def _finished(results: Results) -> Finished:

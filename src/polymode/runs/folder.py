@@ -8,6 +8,7 @@
     failures.jsonl           a line for each failed cell, with traceback and configuration
     events.jsonl             what happened when, and how long it took
     checkpoints/KEY/         training of a cell that runs; removed when it is done
+    executions.json          how its networks are evaluated, so that what is left runs like the rest
     LOCK                     who writes, while someone does
 
 Lines are appended and flushed to disk; one that was cut short by a crash is dropped when the next
@@ -40,7 +41,9 @@ from polymode.runs.settings import UsageProblem
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
 _FOLDERS = ("checkpoints", "predictions")
-_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK")
+_EXECUTIONS = "executions.json"
+_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS)
+MOST_THREADS = 1024
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -48,6 +51,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (lambda v: isinstance(v, str), "text"),
     "data": (lambda v: isinstance(v, dict), "an object"),
+    "threads": (lambda v: type(v) is int and 1 <= v <= MOST_THREADS, "a number of threads"),
     "cells": (
         lambda v: (
             isinstance(v, list)
@@ -64,6 +68,13 @@ _CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 class WriteProblem(Exception):
     """The folder cannot be written: no other cell would fare better. The message is one line."""
+
+
+class Place(NamedTuple):
+    """Where a cell keeps what it needs to go on: its training, and how networks are evaluated."""
+
+    checkpoint: Path
+    executions: Path
 
 
 class _Cell(NamedTuple):
@@ -90,6 +101,10 @@ class RunFolder:
         if not is_plain_name(key):  # a path would lead elsewhere, and what is there be removed
             raise ValueError(f"{key!r} is not the key of a cell")
         return self.path / "checkpoints" / key
+
+    def place(self, key: str) -> Place:
+        """Return where a cell keeps what it needs to go on."""
+        return Place(self.checkpoint(key), self.path / _EXECUTIONS)
 
     @contextmanager
     def writing(self, data: Mapping[str, Any]) -> Iterator[None]:
@@ -122,9 +137,9 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Remove what a killed run left: files half written, checkpoints of cells that are done."""
-        for place in (self.path, self.path / "predictions"):
-            for left in place.glob(".*.tmp"):
-                left.unlink(missing_ok=True)
+        places = ("", "predictions/", "checkpoints/**/")
+        for left in [left for place in places for left in self.path.glob(f"{place}.*.tmp")]:
+            left.unlink(missing_ok=True)
         for key in self.done():
             self.forget(key)
 
@@ -149,7 +164,7 @@ class RunFolder:
         if version != __version__:
             raise UsageProblem(
                 f"{self.path} holds results of polymode {version}, this is {__version__}; their"
-                " numbers do not belong into one table: choose another --out"
+                " numbers do not belong in one table: choose another --out"
             )
 
     def config(self) -> dict[str, Any]:
@@ -202,7 +217,7 @@ class RunFolder:
         except ValueError as error:
             raise UsageProblem(f"{self.path / name} cannot be read: {error}") from error
         if not isinstance(content, dict):
-            raise UsageProblem(f"{self.path / name} cannot be read: it holds no JSON object")
+            raise UsageProblem(f"{self.path / name} cannot be read: it does not hold a JSON object")
         return content
 
     def append(self, name: str, content: Mapping[str, Any], *, sync: bool = True) -> None:

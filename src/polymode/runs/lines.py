@@ -55,7 +55,7 @@ def _line(number: int, text: bytes) -> Line:
     except ValueError as error:
         return Line(number, {}, f"cannot be read: {error}")
     if not isinstance(content, dict) or "key" not in content:
-        return Line(number, {}, "cannot be read: it is no line of polymode's")
+        return Line(number, {}, "cannot be read: it is not a line of polymode")
     if not is_plain_name(content["key"]):
         odd = str(content["key"])[:60]
         return Line(number, {}, f"cannot be read: {odd!r} is not the key of a cell")

@@ -17,6 +17,7 @@ import torch
 from polymode import nets
 from polymode._version import __version__
 from polymode.core.data import Arrays
+from polymode.core.modules import not_too_large
 from polymode.core.registry import suggest
 from polymode.core.store import json_safe
 from polymode.examinations import Findings, read_asked
@@ -97,7 +98,7 @@ class Plan:
     """What a run will do: arms × seeds, one task and network.
 
     In the part of a study (`study`: its name and the part's) arms have names of their own; else
-    they are called as their methods. `examined` are the examinations that were asked for beside
+    they are called as their methods. `examined` are the examinations that were asked for besides
     those of the part.
     """
 
@@ -381,7 +382,8 @@ def _check_net(recipe: Recipe, task: Task) -> None:
                 f" Options: {', '.join(known)}"
             )
     try:
-        recipe.net(task.input_shape, task.num_outputs)
+        with not_too_large():
+            recipe.net(task.input_shape, task.num_outputs)
     except TypeError as error:
         raise UsageProblem(f"options of net {name}: {error}") from error
 

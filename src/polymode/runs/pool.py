@@ -13,22 +13,29 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode.core.events import Event
 from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.folder import Place
 from polymode.runs.plan import Cell, Recipe
 
 PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoints
 
 Tell = Callable[[Cell, "Event | Finished | Failed | None"], None]
 """Called with a cell and what is new of it; None when it starts."""
+
+
+class _Warned(NamedTuple):
+    """A warning of a worker, on its way to the parent."""
+
+    text: str
 
 
 class _Worker(NamedTuple):
@@ -39,7 +46,7 @@ class _Worker(NamedTuple):
 def run_cells(
     recipe: Recipe,
     cells: Sequence[Cell],
-    checkpoint: Callable[[str], Path],
+    place: Callable[[str], Place],
     tell: Tell,
     *,
     jobs: int,
@@ -59,7 +66,7 @@ def run_cells(
                 cell = todo.pop(0)
                 busy[worker] = cell
                 tell(cell, None)
-                _send(worker, (cell, checkpoint(cell.key)))
+                _send(worker, (cell, place(cell.key)))
             idle += _listen(busy, tell)
     except KeyboardInterrupt:
         _interrupt(busy, tell)
@@ -84,6 +91,9 @@ def _listen(busy: dict[_Worker, Cell], tell: Tell, timeout: float | None = None)
             worker.process.join()
             worker.pipe.close()
             news = _death(worker.process)
+        elif isinstance(news, _Warned):
+            warnings.warn(news.text, stacklevel=2)
+            continue
         elif not isinstance(news, Event):
             free.append(worker)
         cell = busy[worker] if isinstance(news, Event) else busy.pop(worker)
@@ -188,11 +198,12 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    warnings.showwarning = lambda message, *where, **further: pipe.send(_Warned(str(message)))
     task = recipe.task()
     while True:
-        cell, checkpoint = pipe.recv()
+        cell, place = pipe.recv()
         try:
-            outcome: Finished | Failed = run_cell(recipe, task, cell, checkpoint, pipe.send)
+            outcome: Finished | Failed = run_cell(recipe, task, cell, place, pipe.send)
         except Exception as error:
             outcome = failure(error)
         pipe.send(outcome)

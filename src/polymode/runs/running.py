@@ -49,11 +49,19 @@ class Outlook(NamedTuple):
     threads: int
 
     @property
+    def apart(self) -> bool:
+        """Whether cells run in processes of their own: several, or with other threads than here."""
+        import torch
+
+        return self.jobs > 1 or self.threads != torch.get_num_threads()
+
+    @property
     def text(self) -> str:
         done = len(self.cells) - len(self.todo)
         count = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        several = f" in {self.jobs} processes of {threads}" if self.jobs > 1 else ""
+        processes = f"{self.jobs} process{'es' if self.jobs > 1 else ''}"
+        several = f" in {processes} of {threads}" if self.apart else ""
         estimate = self.pace.text(self.todo, self.jobs)
         return f"{count}, {done} done already, {len(self.todo)} to run{several}: {estimate}"
 
@@ -61,14 +69,20 @@ class Outlook(NamedTuple):
 def look_ahead(
     plan: Plan, folder: RunFolder, *, jobs: int = 1, fresh: bool = False, timed: bool = True
 ) -> Outlook:
-    """Return what is to be done and how long it may take; writes nothing."""
+    """Return what is to be done and how long it may take; writes nothing.
+
+    Sums are rounded by the number of threads that share them, so a cell has as many as the folder's
+    cells had before, whatever is left to do; else its share, were all cells to be run.
+    """
     import torch
 
     cells = plan.cells()
     done = set() if fresh else folder.done()
     todo = [cell for cell in cells if cell.key not in done]
+    threads = max(1, torch.get_num_threads() // min(jobs, len(cells)))
+    if not fresh:
+        threads = folder.config().get("threads", threads)
     jobs = max(1, min(jobs, len(todo)))
-    threads = max(1, torch.get_num_threads() // jobs)
     pace = recorded_pace(folder.events())
     if timed and plan.task is not None:
         with limit_threads(threads):
@@ -122,7 +136,7 @@ def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: i
     command, keys = plan.command(str(folder.path), *again), [cell.key for cell in ahead.cells]
     shared = {"net": plan.recipe.net_label}
     folder.configure(
-        plan.to_dict(str(folder.path), *again),
+        {**plan.to_dict(str(folder.path), *again), "threads": ahead.threads},
         [{**shared, **_names(cell), "options": cell.options} for cell in ahead.cells],
         redo=keys if fresh else (),
     )
@@ -135,11 +149,11 @@ def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: i
 
 
 def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
-    if ahead.jobs > 1:
+    if ahead.apart:
         run_cells(
             plan.recipe,
             ahead.todo,
-            folder.checkpoint,
+            folder.place,
             book.tell,
             jobs=ahead.jobs,
             threads=ahead.threads,
@@ -153,7 +167,7 @@ def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
 
         try:
             outcome: Finished | Failed = run_cell(
-                plan.recipe, plan.task, cell, folder.checkpoint(cell.key), tell
+                plan.recipe, plan.task, cell, folder.place(cell.key), tell
             )
         except WriteProblem:
             raise

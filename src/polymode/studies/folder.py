@@ -69,7 +69,13 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     plans = {}
-    _require_data([part.task for part in parts.values() if isinstance(part, Part)])
+    _require_data(
+        [
+            name
+            for part in parts.values()
+            for name in ((part.task,) if isinstance(part, Part) else part.data)
+        ]
+    )
     for name, part in parts.items():
         chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
         who = (wanted.name, name), wanted.preset
@@ -101,7 +107,7 @@ def read_study(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageProblem(f"{path / FILE} cannot be read: {error}") from error
     if not isinstance(content, dict) or not {"study", "preset", "parts"} <= set(content):
-        raise UsageProblem(f"{path / FILE} cannot be read: it is no study of polymode's")
+        raise UsageProblem(f"{path / FILE} cannot be read: it is not a study of polymode")
     parts, texts = content["parts"], [content["study"], content["preset"]]
     if not all(isinstance(text, str) for text in [*texts, content.get("command", "")]):
         raise UsageProblem(f"{path / FILE} cannot be read: study, preset, command must be text")

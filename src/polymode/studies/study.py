@@ -2,11 +2,11 @@
 
 A study has parts; a part is one task and network with several arms (a method with its options, by
 the name that the paper gives it), each run with several seeds; or an experiment, a function that
-fits nothing, with several sets of options and seeds. Presets choose the sizes: `smoke`
+is no single fit, with several sets of options and seeds. Presets choose the sizes: `smoke`
 takes seconds, `cpu` an hour or so on two cores with real data at reduced size, `paper` is the
 paper's own set-up. What a study shows is made from results alone, so that it can be made again from
 the files of a run: tables and figures by name, claims with their verdicts, and, where the set-up is
-the paper's, its numbers beside ours.
+the paper's, its numbers compared with ours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Runs:
         return list(dict.fromkeys(each.label for each in self._results.get(part, ())))
 
     def of(self, part: str, arm: str) -> list[Results]:
-        """Return the results of an arm, one a seed, by seed."""
+        """Return the results of an arm, one per seed, by seed."""
         found = [each for each in self._results.get(part, ()) if each.label == arm]
         return sorted(found, key=lambda each: each.seed)
 
@@ -136,7 +136,12 @@ class Study:
 
 
 STUDIES: Registry[Study] = Registry(
-    "study", modules=["polymode.studies.forde", "polymode.studies.linearised_laplace"]
+    "study",
+    modules=[
+        "polymode.studies.alpha_dropout",
+        "polymode.studies.forde",
+        "polymode.studies.linearised_laplace",
+    ],
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polymode.tasks.checks import check_batch
-from polymode.tasks.registry import TASKS, task
+from polymode.tasks.registry import TASKS, list_tasks, task
 from polymode.tasks.task import Task
 
-__all__ = ["TASKS", "Task", "check_batch", "task"]
+__all__ = ["TASKS", "Task", "check_batch", "list_tasks", "task"]

@@ -61,7 +61,7 @@ def check_inputs(x: Tensor, input_shape: Shape | None, what: str) -> None:
             f"{what} inputs are {x.dtype}; give floating-point numbers (x.float()) or integers"
         )
     if x.ndim < 2 or x.nelement() == 0:
-        remedy = ": one number an example is x[:, None]" if x.ndim == 1 else ""
+        remedy = ": one number per example is x[:, None]" if x.ndim == 1 else ""
         raise ValueError(
             f"{what} inputs have shape {tuple(x.shape)}; an example must have at least one axis and"
             f" one value{remedy}"

@@ -34,6 +34,15 @@ def task(name: str, seed: int = 0, **options: Any) -> Task:
     return build(seed=seed, **options)
 
 
+def list_tasks(pattern: str = "*") -> list[str]:
+    """Return the names of the registered tasks that match the glob `pattern`, sorted.
+
+    >>> list_tasks("two*")
+    ['two_modes', 'two_moons']
+    """
+    return TASKS.names(pattern)
+
+
 def as_task(given: Any, caller: str) -> Task:
     """Return a task, also by its name, or say what was given to the `caller` instead."""
     if isinstance(given, Task):

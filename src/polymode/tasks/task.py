@@ -20,6 +20,7 @@ from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
 from polymode.core.options import Augment
 from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
+from polymode.core.values import plain
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
@@ -52,10 +53,10 @@ class Lazy(Mapping[Key, Value], Generic[Key, Value]):
 class Task:
     """Your own data as a task.
 
-    Arrays are validated whole. Of a `Dataset` or `DataLoader` only the first batch is looked at
-    here, every further batch as it comes. Two exceptions: one pass over the training loader counts
-    the classes of labels without `target_size`, and finds mean and standard deviation of regression
-    targets with `target_scaling="auto"`.
+    Arrays are validated completely. Of a `Dataset` or `DataLoader` only the first batch is checked
+    here, and every further batch when it is read. Two exceptions: one pass over the training loader
+    counts the classes if there is no `target_size`, and finds mean and standard deviation of
+    regression targets if `target_scaling="auto"`.
 
     Args:
         train: (x, y) arrays or tensors with x of shape (N, *input_shape), a `Dataset`, a
@@ -65,24 +66,24 @@ class Task:
         likelihood: a `Likelihood`, or the name of one that has no options ("categorical").
         test, val: like `train`; the same input shape and kind of targets.
         ood: name -> inputs (N, *input_shape), or an (x, y) pair; labels of OOD classes are not
-            checked. A function without arguments that returns such is called when the set is
-            looked at.
+            checked. A function without arguments that returns them is called when the set is
+            needed.
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         shifts: name -> {severity >= 1: (x, y)}; here, too, a function may stand for (x, y).
         name, description: for lists and reports.
         target_size: number of classes C or of target dimensions D. Default: from `train`; needed
-            where classes are absent from it.
+            if classes are absent from it.
         truth: function from inputs (N, *input_shape) to noise-free targets (N, D) or to class
             probabilities (N, C), where it is known.
         exact: exact answers of the task's own model, where there are any.
-        input_scaling: how the inputs given here were scaled, for whoever needs them as they were.
+        input_scaling: how the inputs given here were scaled, for users who need the original ones.
         target_scaling: for regressions. Targets are given in their own units; `fit` trains new
             networks on target_scaling(y), and predictions come back in the units given. "auto"
             standardises with the training targets; the likelihood's noise is in the units of the
-            targets and converted. With a `Scaling` of yours, the noise refers to scaled targets.
+            targets and converted. With your own `Scaling`, the noise refers to scaled targets.
             None trains on the targets as they are: so the prior is over networks in their units.
             Networks that are given predict in the units of the targets, so "auto" is None for them.
-        target_unit: of the targets, such as "MPa", for tables and figures.
+        target_unit: unit of the targets, such as "MPa", for tables and figures.
         class_names: C names, in the order of the labels.
         augment: the usual augmentation of training batches, used by
             `fit(..., augment=task.augment)`.
@@ -122,7 +123,8 @@ class Task:
     ) -> None:
         if target_size is not None and (not isinstance(target_size, int) or target_size < 1):
             raise ValueError(f"`target_size` of Task must be an integer >= 1, got {target_size!r}")
-        self.name, self.description, self.truth, self.exact = name, description, truth, exact
+        self.name, self.description = plain(name), plain(description)
+        self.truth, self.exact = truth, exact
         self.likelihood = as_likelihood(likelihood)
         data = _read(train, "train")
         x, y = _look(data, "train")
@@ -170,18 +172,20 @@ class Task:
         known = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
         if known:
             return self.likelihood.target_size(first)
-        parts = [first]
+        labels = first
         if isinstance(data, Loader):
             with torch.random.fork_rng(devices=[]):
-                parts = [
-                    check_targets(self.likelihood, None, y, "train") for _, y in data.batches(PROBE)
-                ]
-        size = max(self.likelihood.target_size(some) for some in parts)
-        least = min(int(some.min()) for some in parts)
+                labels = torch.cat(
+                    [
+                        check_targets(self.likelihood, None, y, "train")
+                        for _, y in data.batches(PROBE)
+                    ]
+                )
+        size, least = self.likelihood.target_size(labels), int(labels.min())
         if least > 0:
             warnings.warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
-                f" label + 1. Subtract {least}, or give `target_size` if the others may come",
+                f" label + 1. Subtract {least}, or give `target_size` if the others can occur",
                 stacklevel=3,
             )
         return size
@@ -229,7 +233,7 @@ class Task:
     def _class_names(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         if names is not None and len(names) != self.target_size:
             raise ValueError(f"{len(names)} `class_names` for {self.target_size} classes")
-        return None if names is None else tuple(map(str, names))
+        return None if names is None else tuple(plain(str(name)) for name in names)
 
     def _ood(self, key: str, source: Any) -> Tensor | Arrays:
         """Return OOD inputs, or inputs with targets; labels may be of classes the task has not."""
@@ -279,7 +283,7 @@ def _names_among(names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, .
     for name in names:
         if name not in known:
             raise ValueError(
-                f"`near_ood` names '{name}', which is no OOD set.{suggest(name, known)}"
+                f"`near_ood` names '{name}', which is not an OOD set.{suggest(name, known)}"
                 f" OOD sets: {', '.join(known) or 'none'}."
             )
     return tuple(names)

@@ -2,7 +2,7 @@
 
 To choose them on the test set's shifts would be to train on the test. Images get the four
 corruptions that Hendrycks and Dietterich set aside for this purpose, `speckle_noise`,
-`gaussian_blur`, `spatter` and `saturate`, beside the fifteen of their benchmark; other inputs get
+`gaussian_blur`, `spatter` and `saturate`, besides the fifteen of their benchmark; other inputs get
 Gaussian noise. Nothing here looks at the test set. A mean over all nineteen corruptions of the test
 set contains the four kinds that were chosen on; one over the fifteen does not.
 

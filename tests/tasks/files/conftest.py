@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import struct
@@ -33,8 +34,9 @@ class Server:
 
     Faults: "cut" (half is sent, then the connection closes), "no range" (ranges are ignored),
     "other" (other bytes of the same length), "more" (too many bytes, without saying how many),
-    "announce more", "stall" (half is sent, then nothing), a number (that HTTP status), an address
-    (a redirect to it).
+    "announce more", "stall" (half is sent, then nothing), "drip" (a byte now and then), "drip
+    headers" (those without an end), "length: X" (a Content-Length of X), "evil" (commands to a
+    terminal), a number (that HTTP status), an address (a redirect to it).
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,10 @@ class Server:
         fault = faults.pop(0) if faults else ""
         if isinstance(fault, int) or name not in self.files:
             return request.send_error(fault if isinstance(fault, int) else 404)
+        if fault == "evil":
+            return request.send_error(404, "\x1b[2Jgone\x9b31m\x07")
+        if fault == "drip headers":
+            return self._drip(request, b"HTTP/1.1 200 OK\r\n" + b"X-Wait: 1\r\n" * 10**4)
         if "://" in fault:
             request.send_response(302)
             request.send_header("Location", fault)
@@ -84,15 +90,27 @@ class Server:
         if fault == "more":
             body += bytes(100_000)
         else:
-            announced = len(body) + (1 if fault == "announce more" else 0)
-            request.send_header("Content-Length", str(announced))
+            announced = str(len(body) + (1 if fault == "announce more" else 0))
+            if fault.startswith("length: "):
+                announced = fault.removeprefix("length: ")
+            request.send_header("Content-Length", announced)
         request.end_headers()
+        if fault == "drip":
+            return self._drip(request, body)
         half = len(body) // 2
         request.wfile.write(body[:half] if fault in ("cut", "stall") else body)
         request.wfile.flush()
         if fault == "stall":
             self.release.wait(20)
         request.close_connection = True
+
+    def _drip(self, request: BaseHTTPRequestHandler, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # until the other side has had enough
+            for number in range(len(content)):
+                request.wfile.write(content[number : number + 1])
+                request.wfile.flush()
+                if self.release.wait(0.02):
+                    return
 
     def close(self) -> None:
         self.release.set()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, cache_folder
 from polymode.tasks.files import (
     ArraySpec,
     DownloadProblem,
@@ -182,4 +182,9 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
     assert data_folder() == tmp_path / "data"
     monkeypatch.delenv("POLYMODE_CACHE")
-    assert data_folder() == Path.home() / ".cache" / "polymode" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert data_folder() == tmp_path / "xdg" / "polymode" / "data"
+    assert cache_folder() == tmp_path / "xdg" / "polymode"
+    for unset in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert data_folder() == Path.home() / ".cache" / "polymode" / "data"

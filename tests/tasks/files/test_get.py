@@ -132,7 +132,7 @@ def test_without_a_checksum_the_content_is_still_checked(server, register, make_
     dataset = register("small", replace(facts, originals=bare))
     assert dataset.checksums == "none"
     server.faults[IMAGES] = ["other"]
-    with pytest.raises(FileProblem, match="is no idx file"):
+    with pytest.raises(FileProblem, match="is not an idx file"):
         get("small")
     assert not (data / "small.npz").exists()
 
@@ -188,6 +188,42 @@ def test_a_silent_server_ends_in_time(server, small, data, monkeypatch):
     with pytest.raises(DownloadProblem, match="timed out"):
         get("small")
     assert list(parts(data)) == [f"{IMAGES}.part"]
+
+
+@pytest.mark.parametrize("fault", ["drip", "drip headers"])
+def test_a_server_that_always_gives_a_little_ends_in_time(server, small, data, monkeypatch, fault):
+    """No pause is longer than what is allowed, but all of them together are."""
+    monkeypatch.setattr(module, "_LEAST", 0.3)
+    monkeypatch.setattr(module, "_SLOWEST", 1e9)
+    server.faults[IMAGES] = [fault] * 5
+    with pytest.raises(DownloadProblem, match=r"stopped after 0 s in which [\d]+ of [\d,]+ bytes"):
+        get("small")
+
+
+@pytest.mark.parametrize("length", ["-1", "abc", "9" * 5000, "²", "1e3", "0x10", "1 2"])
+def test_odd_lengths_end_in_a_whole_file_or_a_sentence(server, small, data, arrays, length):
+    server.faults[IMAGES] = [f"length: {length}"]
+    try:
+        get("small")
+    except DownloadProblem as problem:
+        assert "expected" in str(problem)
+    else:
+        assert_whole(data, arrays)
+
+
+@pytest.mark.parametrize(
+    "target", ["http://[::1/x", "http://127.0.0.1:port/", "http://127.0.0.1:99999999/"]
+)
+def test_odd_redirects_are_said(server, small, data, target):
+    server.faults[IMAGES] = [target]
+    with pytest.raises(DownloadProblem, match=f"{IMAGES}: .* at http"):
+        get("small")
+
+
+def test_a_server_gives_no_commands_to_the_terminal(server, small, data):
+    server.faults[IMAGES] = ["evil"]
+    with pytest.raises(DownloadProblem, match=f"{IMAGES}: HTTP 404 gone at http"):
+        get("small")
 
 
 def test_an_interrupt_leaves_a_part_that_is_continued(server, small, data, arrays):

@@ -96,7 +96,7 @@ def test_a_broken_image_is_named_and_skipped_only_on_request(fruit):
 def test_what_is_no_such_folder_is_refused(fruit, halves, tmp_path):
     with pytest.raises(ValueError, match="`path` of image_folder must name a folder"):
         task("image_folder")
-    with pytest.raises(ValueError, match="which is no folder"):
+    with pytest.raises(ValueError, match="which is not a folder"):
         task("image_folder", path=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="has no PNG or JPEG image"):
         (tmp_path / "empty").mkdir()
@@ -109,10 +109,10 @@ def test_what_is_no_such_folder_is_refused(fruit, halves, tmp_path):
     with pytest.raises(ValueError, match="has one class, 'only'"):
         task("image_folder", path=tmp_path / "one")
     draw(halves / "test" / "mouse" / "0.png", 9)
-    with pytest.raises(ValueError, match="test has classes that train has not: mouse"):
+    with pytest.raises(ValueError, match="test has classes that train does not have: mouse"):
         task("image_folder", path=halves)
     draw(halves / "val" / "cat" / "0.png", 9)
-    with pytest.raises(ValueError, match="has val beside train and test"):
+    with pytest.raises(ValueError, match="has val besides train and test"):
         task("image_folder", path=halves)
 
 

@@ -155,11 +155,11 @@ def test_ood_sets_of_other_shapes_are_fitted_and_bounded_by_num_test(all_sets, f
 @pytest.mark.parametrize(
     "name, ood, words",
     [
-        ("mnist", ("kmnits",), "'kmnits', which is no OOD set for it. Did you mean 'kmnist'"),
-        ("mnist", ("mnist",), "'mnist', which is no OOD set for it"),
-        ("cifar10_subset", ("cifar10",), "'cifar10', which is no OOD set"),
-        ("cifar10", ("cifar10_subset",), "'cifar10_subset', which is no OOD set"),
-        ("svhn", "svhn_recropped", "'svhn_recropped', which is no OOD set"),
+        ("mnist", ("kmnits",), "'kmnits', which is not an OOD set for it. Did you mean 'kmnist'"),
+        ("mnist", ("mnist",), "'mnist', which is not an OOD set for it"),
+        ("cifar10_subset", ("cifar10",), "'cifar10', which is not an OOD set"),
+        ("cifar10", ("cifar10_subset",), "'cifar10_subset', which is not an OOD set"),
+        ("svhn", "svhn_recropped", "'svhn_recropped', which is not an OOD set"),
     ],
 )
 def test_what_is_no_ood_set_is_refused(all_sets, name, ood, words):
@@ -172,7 +172,7 @@ def test_shifts_by_name_all_or_none(all_sets):
     assert list(task("mnist", shifts=("fog", "jpeg", "fog")).shifts) == ["fog", "jpeg"]
     assert list(task("mnist", shifts="rotation").shifts) == ["rotation"]
     assert not task("mnist", shifts=[]).shifts
-    with pytest.raises(ValueError, match="names 'fgo', which is no shift. Did you mean 'fog'"):
+    with pytest.raises(ValueError, match="names 'fgo', which is not a shift. Did you mean 'fog'"):
         task("mnist", shifts="fgo")
 
 
@@ -193,7 +193,7 @@ def test_missing_files_are_named_in_one_command_with_the_way_without(folder, fak
     with pytest.raises(MissingData, match="polymode data get cifar10 cifar100 svhn") as caught:
         task("cifar10")
     assert "task 'cifar10' itself needs cifar10" in str(caught.value)
-    assert "ood=() goes without" in str(caught.value)
+    assert "ood=() does without them" in str(caught.value)
     folder.put("cifar10", fake_sets["cifar10"])
     with pytest.raises(MissingData, match="polymode data get cifar100 svhn"):
         task("cifar10")
@@ -209,7 +209,7 @@ def test_a_file_with_the_test_half_only_is_no_task_but_an_ood_set(folder, fake_s
     folder.put("kmnist", half, "kmnist_test.npz")
     folder.put("mnist", fake_sets["mnist"])
     assert len(task("mnist", ood="kmnist").ood["kmnist"]) == 60
-    with pytest.raises(MissingData, match="kmnist_test.npz .*x_test, y_test; .*data get kmnist"):
+    with pytest.raises(MissingData, match="npz holds only x_test, y_test of kmnist; .*get kmnist"):
         task("kmnist", ood=())
 
 

@@ -96,7 +96,7 @@ def test_an_array_cannot_claim_more_than_the_file_can_hold(tmp_path, method):
 def test_only_the_arrays_asked_for_count(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", big=np.zeros(MB, np.uint8), small=np.zeros(9, np.uint8))
     assert read_npz(tmp_path / "a.npz", ["small"], most_bytes=1000)["small"].shape == (9,)
-    with pytest.raises(FileProblem, match="stands for more than 1,000 bytes"):
+    with pytest.raises(FileProblem, match="unpacks to more than 1,000 bytes"):
         read_npz(tmp_path / "a.npz", ["big"], most_bytes=1000)
 
 

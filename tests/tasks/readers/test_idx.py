@@ -48,13 +48,13 @@ def test_round_trip(tmp_path_factory, array, compressed):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no idx file: it begins with nothing"),
-        (b"PK\x03\x04" + bytes(20), "is no idx file: it begins with 50 4b 03 04"),
-        (b"\0\0\x07\x01" + bytes(20), "is no idx file"),
+        (b"", "is not an idx file: it begins with nothing"),
+        (b"PK\x03\x04" + bytes(20), "is not an idx file: it begins with 50 4b 03 04"),
+        (b"\0\0\x07\x01" + bytes(20), "is not an idx file"),
         (b"\0\0\x08\0", "has 0 dimensions; 1 to 8 are read"),
         (b"\0\0\x08\x03\0\0", "is truncated within its header"),
         (idx_bytes(IMAGES)[:-1], "is truncated"),
-        (idx_bytes(IMAGES) + b"x", "is too long|goes on after the 24 bytes"),
+        (idx_bytes(IMAGES) + b"x", "is too long|continues after the 24 bytes"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, pack, content, message):

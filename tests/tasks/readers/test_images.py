@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 
@@ -149,6 +150,7 @@ def test_labels_from_a_table(tmp_path):
         ("1.png,a,b\n", "line 1: 3 columns"),
         ("file,label\n1.png,\n", "line 2: 1.png has no class"),
         ("file,label\n9.png,a\n", "names 9.png, which is not in"),
+        ("1.png,a\n./1.png,b\n", "line 2: 1.png is listed in line 1 already"),
         ("../1.png,a\n", "names a file outside its folder"),
         ("", "has no PNG or JPEG image"),
         ("\0\xff", "cannot be read as csv|3 columns|1 columns"),
@@ -162,8 +164,15 @@ def test_wrong_tables_are_named(tmp_path, text, message):
         read_image_folder(tmp_path, labels=table)
 
 
+def test_a_pipe_in_the_place_of_a_table_is_refused(tmp_path):
+    write(tmp_path, {"1.png": png(GREY)})
+    os.mkfifo(tmp_path / "labels.csv")
+    with pytest.raises(FileProblem, match="is a pipe or a device"):
+        read_image_folder(tmp_path, labels=tmp_path / "labels.csv")
+
+
 def test_wrong_folders_and_options_are_named(tmp_path):
-    with pytest.raises(FileProblem, match="is no folder"):
+    with pytest.raises(FileProblem, match="is not a folder"):
         read_image_folder(tmp_path / "nowhere")
     with pytest.raises(FileProblem, match="has no PNG or JPEG image in a subfolder"):
         read_image_folder(tmp_path)

@@ -66,7 +66,7 @@ def test_a_bomb_is_refused_by_its_size(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(10_000_000, np.uint8))
     assert path.stat().st_size < 20_000
-    with pytest.raises(FileProblem, match="stands for more than 1,000,000 bytes"):
+    with pytest.raises(FileProblem, match="unpacks to more than 1,000,000 bytes"):
         read_npz(path, most_bytes=1_000_000)
 
 
@@ -90,14 +90,14 @@ def test_damage_is_named(tmp_path):
     np.savez(path, x=X)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FileProblem, match="is truncated or no npz file"):
+    with pytest.raises(FileProblem, match="is truncated or not an npz file"):
         read_npz(path)
     np.savez(path, x=np.zeros(300_000, np.uint8))
     content = bytearray(path.read_bytes())
     content[-2000] ^= 1
     path.write_bytes(content)
     assert npz_headers(path)["x"].shape == (300_000,)
-    with pytest.raises(FileProblem, match="'x' is damaged or no plain array: Bad CRC-32"):
+    with pytest.raises(FileProblem, match="'x' is damaged or not a plain array: Bad CRC-32"):
         read_npz(path)
     with pytest.raises(FileProblem, match="does not exist"):
         read_npz(tmp_path / "nothing.npz")

@@ -49,7 +49,7 @@ def test_other_files_are_named(tmp_path):
     cases = {
         "SVHN has X and y: another file, or truncated": whole[: len(whole) // 2],
         "is truncated or damaged": whole[:-10],
-        "is no MATLAB 5 file": b"hello" * 100,
+        "is not a MATLAB 5 file": b"hello" * 100,
         "MATLAB 7.3 file": b"MATLAB 7.3 MAT-file" + bytes(200),
     }
     for message, content in cases.items():

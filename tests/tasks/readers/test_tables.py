@@ -64,13 +64,13 @@ def test_forms_that_are_met(tmp_path, text, names, values):
         ("1 2\nnan 4\n", r"1 missing value\(s\): row 2, column '0'"),
         ("a,b\n1,2\n3\n", "row 3: 1 values, 2 expected"),
         ("1 2\n3 4 5\n", "row 2: 3 values, 2 expected"),
-        ("a,b\n1,2\n3,x\n", r"row 3, column 'b': 'x' is no number; .*columns=\['a'\]"),
-        ("a,sex\n1,M\n3,F\n", "row 2, column 'sex': 'M' is no number"),
-        ("1,2\n3,inf\n", "row 2, column '1': 'inf' is no number"),
+        ("a,b\n1,2\n3,x\n", r"row 3, column 'b': 'x' is not a number; .*columns=\['a'\]"),
+        ("a,sex\n1,M\n3,F\n", "row 2, column 'sex': 'M' is not a number"),
+        ("1,2\n3,inf\n", "row 2, column '1': 'inf' is not a number"),
         ("", "is empty"),
         ("\n# nothing\n", "is empty"),
         ("a,b\n", "has a header and no rows"),
-        ("1,5;2\n3;4\n", "row 1, column '0': '1,5' is no number"),
+        ("1,5;2\n3;4\n", "row 1, column '0': '1,5' is not a number"),
     ],
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -108,10 +108,10 @@ def test_many_missing_values_are_counted_and_some_shown(tmp_path):
 def test_bombs_binaries_and_missing_files_are_named(tmp_path):
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(b"1 2\n" * 100_000))
-    with pytest.raises(FileProblem, match="stands for more than 100,000 bytes"):
+    with pytest.raises(FileProblem, match="unpacks to more than 100,000 bytes"):
         read_table(path, most_bytes=100_000)
     path.write_bytes(b"1,2\n\xff\xfe\x00")
-    with pytest.raises(FileProblem, match="is no UTF-8 text"):
+    with pytest.raises(FileProblem, match="is not UTF-8 text"):
         read_table(path)
     with pytest.raises(FileProblem, match="does not exist"):
         read_table(tmp_path / "nothing")

@@ -109,7 +109,7 @@ def test_options_that_cannot_be_are_refused(houses, options, words):
 def test_targets_that_are_no_classes_are_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n2,2.5\n3,2")
-    with pytest.raises(ValueError, match="column 'b' has 1 of 3 values that are no integers.*2.5"):
+    with pytest.raises(ValueError, match="column 'b' has 1 of 3 values that are not integers.*2.5"):
         task("table", path=path, target="b", likelihood="categorical")
     path.write_text("a,b\n1,2\n2,2\n3,2")
     with pytest.raises(ValueError, match="column 'b' has one class only, 2"):

@@ -189,7 +189,7 @@ def test_truth_and_ood(own):
         ({"prior_precision": -1.0}, "`prior_precision` of two_modes must be > 0, got -1.0"),
         (
             {"noise": 1.0, "num_train": 5},
-            r"flow together: .* nats lower, reference answers need 32; take more examples",
+            r"merge: .* nats lower, reference answers need 32; take more examples",
         ),
     ],
 )

@@ -18,9 +18,9 @@ is, and costs two M × M × P products whatever the estimator. A is computed in 
 method), with coefficients β_j = −(1/M) Σ_m ∇ψ_j(x_m); so it is defined away from the particles too.
 All M eigenvectors are kept, with μ_j = λ_j + η: the ridge η takes the part of a truncation. At
 η → 0 it equals `sge` at the particles. Both are right on average and noisy point by point where the
-kernel is narrow beside the density: their error falls as M^(−1/2), and with a wider kernel. `kde`
-estimates the score of ρ blurred by the kernel, whose variance is h/2 a direction; descent with it
-ends at particles too narrow by as much.
+kernel is narrow compared with the density: their error falls as M^(−1/2), and with a wider kernel.
+`kde` estimates the score of ρ blurred by the kernel, whose variance is h/2 per direction; descent
+with it ends at particles that are too narrow by as much.
 
 Kernel width. With m = median_ij |x_i − x_j|² over all M² ordered pairs, the M zeros of the diagonal
 among them, even counts averaged: h = m for sge and svgd; h = m / ln(M + 1) for kde and ssge, as the

@@ -62,8 +62,8 @@ def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
     """Refuse batches at which input gradients cannot be compared."""
     if batch.y is None:
         raise ValueError(
-            f"{method} needs the targets of a batch, got None: the losses are of them, and of"
-            " classes so is the logit that is differentiated"
+            f"{method} needs the targets of a batch, got None: the losses depend on them, and for"
+            " classes so does the logit that is differentiated"
         )
     if likelihood.classification and batch.y.is_floating_point():
         raise ValueError(

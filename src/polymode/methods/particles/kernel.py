@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 _EXPLICIT = 1 << 18  # differences of at most this many numbers are written out
-_FEW = 16  # coordinates below which it is quicker to add these one by one, for all pairs at once
+_FEW = 16  # coordinates below which it is faster to add these one by one, for all pairs at once
 _FLOOR = 1e-12
 
 

@@ -162,7 +162,7 @@ def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor,
     """
     kernels = squared.div(-h).exp_()
     total = kernels.sum((1, 2))  # (M,), at least B: each particle's kernel with itself is 1
-    apart = torch.gt(squared, least, out=torch.empty_like(squared))  # numbers: quicker than bools
+    apart = torch.gt(squared, least, out=torch.empty_like(squared))  # numbers: faster than bools
     forces = kernels.div_(total.div(2).view(-1, 1, 1) * h).mul_(apart)
     forces.diagonal().sub_(forces.sum(1).T)
     return total.log() - math.log(squared.shape[2]), forces.permute(2, 0, 1)

@@ -29,7 +29,7 @@ def add_pair_sums(total: Tensor, rows: Tensor) -> None:
     side, blocks = _even(samples, ROWS)
     columns, parts = _even(width, max(1, TILE_BYTES // (side * side * rows.element_size())))
     padded = F.pad(rows / 2, (0, columns * parts - width, 0, side * blocks - samples))
-    padded.clamp_(min=torch.finfo(rows.dtype).tiny)  # its m log m is 0 beside any probability
+    padded.clamp_(min=torch.finfo(rows.dtype).tiny)  # m log m: 0 next to any probability
     tiles = padded.view(blocks, side, parts, columns).transpose(1, 2).contiguous()
     left = [[tile[:, None] for tile in block] for block in tiles]
     right = [[tile[None] for tile in block] for block in tiles]

@@ -15,7 +15,7 @@ from polymode.studies.study import STUDIES, Runs, Study
 
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """Return the paper's numbers beside ours; only its own set-up is held against them."""
+    """Return the paper's numbers compared with ours; only its own set-up is held against them."""
     found = []
     for part, printed in published.TABLES.items() if preset == "paper" else ():
         for line, row in printed.items():

@@ -17,7 +17,7 @@ enough for so many seeds that small differences show, `fashion_mnist_mlp_long`, 
 epochs again; and `cifar10_resnet8`, 2,000 images, as they are, and networks with BatchNorm, nearer
 to the paper's.
 
-Weight decay w beside the mean loss is the prior precision w N of `map`.
+Weight decay w compared with the mean loss is the prior precision w N of `map`.
 """
 
 from __future__ import annotations

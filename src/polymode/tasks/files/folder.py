@@ -18,7 +18,7 @@ class MissingData(ValueError):
 
 
 def data_folder() -> Path:
-    """Return `$POLYMODE_DATA`, or `data` in the cache (`$POLYMODE_CACHE`, `~/.cache/polymode`)."""
+    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/store.py`)."""
     named = os.environ.get("POLYMODE_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 
@@ -53,7 +53,7 @@ def load(name: str, names: Sequence[str] | None = None) -> dict[str, np.ndarray]
     wanted = held if names is None else tuple(names)
     if not set(wanted) <= set(held):
         raise MissingData(
-            f"{path} has of {name} only {', '.join(held)}; get all of it with `polymode data get"
+            f"{path} holds only {', '.join(held)} of {name}; get all of it with `polymode data get"
             f" {name}`"
         )
     return read_packed(DATASETS.get(name).value, path, wanted)

@@ -1,7 +1,7 @@
 """The catalogue of image data sets.
 
 Checksums are those that TensorFlow Datasets records (tensorflow/datasets, `url_checksums/` and
-`svhn_cropped/checksums.tsv`) unless said otherwise beside an entry. The sha256 of arrays are given
+`svhn_cropped/checksums.tsv`) unless an entry says otherwise. The sha256 of arrays are given
 where the arrays are known to be those of the original files.
 """
 

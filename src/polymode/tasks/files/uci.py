@@ -2,8 +2,8 @@
 
 Tables and gap splits are files of Antoran et al. (2020), github.com/cambridge-mlg/DUN (MIT), which
 carries the tables and splits of Hernandez-Lobato and Adams (2015) and the gap splits after Foong et
-al. (2019): one split a feature, whose test rows are the middle third in that feature. The standard
-splits come from the recipe that lies beside them: with NumPy's legacy generator at seed 1, each
+al. (2019): one split per feature, whose test rows are its middle third. The standard splits come
+from the recipe published with them: with NumPy's legacy generator at seed 1, each
 split permutes the rows anew and tests on the last tenth. `uci.manifest` holds the sha256 of every
 file and of every array, those of the standard splits taken from the published index files.
 """

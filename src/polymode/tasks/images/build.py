@@ -36,7 +36,7 @@ from polymode.tasks.shifts import SEVERITIES, SHIFTS, corrupt
 from polymode.tasks.splits import first, stratified_order
 from polymode.tasks.task import Task
 
-DEFAULT_SHIFTS = ("gaussian_noise", "defocus_blur", "fog", "pixelate", "rotation")  # one a group
+DEFAULT_SHIFTS = ("gaussian_noise", "defocus_blur", "fog", "pixelate", "rotation")  # one per group
 JIGSAW = "jigsaw"
 
 Names = str | Sequence[str]
@@ -158,7 +158,7 @@ def shift_names(name: str, chosen: Names | None) -> list[str]:
     for kind in names:
         if kind not in SHIFTS.names():
             raise ValueError(
-                f"`shifts` of {name} names '{kind}', which is no shift."
+                f"`shifts` of {name} names '{kind}', which is not a shift."
                 f"{suggest(kind, SHIFTS.names())} Known: {', '.join(SHIFTS.names())}, or 'all'."
             )
     return names

@@ -59,7 +59,7 @@ def image_folder(
         seed: draws the random shifts; the split does not depend on it.
         size: side, or (height, width), to resize to; by default all images must have one size.
         channels: 1 for grey, 3 for colour; by default what the first image has.
-        labels: csv file with a line `file,class` for each image, where classes are no subfolders.
+        labels: csv file with a line `file,class` for each image, if classes are not subfolders.
         on_broken: "error" names the first image that cannot be decoded; "skip" leaves such out.
         test_fraction: share in (0, 1) of the images that is the test set, where there are no
             subfolders `train` and `test`.
@@ -114,7 +114,7 @@ def _folder(path: str | Path | None) -> Path:
         )
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        raise FileProblem(f"`path` of image_folder names {folder}, which is no folder")
+        raise FileProblem(f"`path` of image_folder names {folder}, which is not a folder")
     return folder
 
 
@@ -136,8 +136,8 @@ def _own_split(folder: Path, reading: Callable[..., Images]) -> Found:
     )
     if further:
         raise FileProblem(
-            f"{folder} has {', '.join(further)} beside train and test; only these two are read (for"
-            " validation, images are taken off train): move the others away"
+            f"{folder} has {', '.join(further)} besides train and test; only these two are read"
+            " (for validation, images are taken from train): move the others away"
         )
     train = reading(folder / "train")
     test = reading(folder / "test", channels=3 if train.x.ndim == 4 else 1)
@@ -148,7 +148,9 @@ def _own_split(folder: Path, reading: Callable[..., Images]) -> Found:
         )
     unknown = sorted(set(test.class_names) - set(train.class_names))
     if unknown:
-        raise FileProblem(f"{folder / 'test'} has classes that train has not: {', '.join(unknown)}")
+        raise FileProblem(
+            f"{folder / 'test'} has classes that train does not have: {', '.join(unknown)}"
+        )
     number = torch.tensor([train.class_names.index(name) for name in test.class_names])
     return Found(
         Part(train.x, torch.from_numpy(train.y)),

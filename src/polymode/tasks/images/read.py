@@ -35,7 +35,7 @@ def require_sets(task: str, own: Sequence[str], ood: Sequence[str]) -> None:
             raise
         raise MissingData(
             f"{missing}. Of these, task '{task}' itself needs {', '.join(own)};"
-            f" {', '.join(ood)} only for OOD sets: ood=() goes without"
+            f" {', '.join(ood)} only for OOD sets: ood=() does without them"
         ) from None
 
 
@@ -87,7 +87,7 @@ def _part(name: str, arrays: dict[str, np.ndarray], half: str, num_classes: int 
 
 
 def check_labels(what: str, labels: Tensor, num_classes: int) -> None:
-    """Refuse labels that are no class, with how many there are and the first row."""
+    """Refuse labels that are not classes, with their number and the first row."""
     wrong = ((labels < 0) | (labels >= num_classes)).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])

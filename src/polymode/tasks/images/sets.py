@@ -34,7 +34,7 @@ class ImageSet:
         ood: the usual OOD sets. near: sets, of those and of others, that are near.
         augment: the usual augmentation in training; None: none is usual, as characters must not be
             mirrored.
-        same: name of a set with the same kind of images, which is no OOD set for this one.
+        same: name of a set with the same kind of images, which is not an OOD set for this one.
     """
 
     name: str
@@ -159,7 +159,7 @@ SETS = {
     )
 }  # fmt: skip
 OOD_ONLY = {"svhn_recropped": "svhn", "notmnist_small": "notmnist"}
-"""Sets that are no task, and the one they are of the same kind as."""
+"""Sets that are not tasks, each with the task of the same kind."""
 
 
 def named(
@@ -208,7 +208,7 @@ def ood_names(name: str, chosen: Names | None, default: Sequence[str], same: str
     for key in picked:
         if key not in known:
             raise ValueError(
-                f"`ood` of {name} names '{key}', which is no OOD set for it."
+                f"`ood` of {name} names '{key}', which is not an OOD set for it."
                 f"{suggest(key, known)} Known: {', '.join(known)}."
             )
     return picked

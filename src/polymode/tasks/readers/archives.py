@@ -25,7 +25,7 @@ _LONG_HEADERS = (
     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
 )  # fmt: skip
-_SPARE = 100_000_000  # bytes of headers and padding that a tar file may have beside its members
+_SPARE = 100_000_000  # bytes of headers and padding that a tar file may have besides its members
 
 
 def members(
@@ -89,7 +89,7 @@ class _Budget:
             self.bytes -= len(block)
             if self.bytes < 0:
                 raise FileProblem(
-                    f"{self.path} stands for more than {self.most_bytes:,} bytes, the most that is"
+                    f"{self.path} unpacks to more than {self.most_bytes:,} bytes, the most that is"
                     " read"
                 )
             blocks.append(block)
@@ -151,4 +151,4 @@ def _tar_members(
                     assert member is not None
                     yield name, budget.read(member)
     except (tarfile.TarError, RecursionError) as error:  # headers can be nested, too
-        raise FileProblem(f"{path} is truncated or no archive: {error}") from None
+        raise FileProblem(f"{path} is truncated or not an archive: {error}") from None

@@ -41,8 +41,8 @@ def _header(path: Path, stream: IO[bytes]) -> tuple[np.dtype, tuple[int, ...]]:
     start = stream.read(4)
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _TYPES:
         raise FileProblem(
-            f"{path} is no idx file: it begins with {start.hex(' ') or 'nothing'}, an idx file with"
-            " 00 00, a type of 08 to 0e and the number of dimensions"
+            f"{path} is not an idx file: it begins with {start.hex(' ') or 'nothing'}, an idx file"
+            " with 00 00, a type of 08 to 0e and the number of dimensions"
         )
     if not 1 <= start[3] <= _MOST_DIMENSIONS:
         raise FileProblem(f"{path} has {start[3]} dimensions; 1 to {_MOST_DIMENSIONS} are read")

@@ -66,7 +66,7 @@ def read_image_folder(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileProblem(f"{folder} is no folder")
+        raise FileProblem(f"{folder} is not a folder")
     pairs = _from_subfolders(folder) if labels is None else _from_table(folder, Path(labels))
     if not pairs:
         raise FileProblem(
@@ -105,11 +105,15 @@ def _from_subfolders(folder: Path) -> list[tuple[str, str]]:
 
 def _from_table(folder: Path, table: Path) -> list[tuple[str, str]]:
     try:
-        with open(table, newline="", encoding="utf-8-sig") as stream:
+        with (
+            open_plain(table) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as stream,
+        ):
             rows = [(line, row) for line, row in enumerate(csv.reader(stream), 1) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileProblem(f"{table} cannot be read as csv: {error}") from None
     pairs: list[tuple[str, str]] = []
+    lines: dict[str, int] = {}
     for line, row in rows:
         if len(row) != 2:
             raise FileProblem(f"{table}, line {line}: {len(row)} columns, expected file,class")
@@ -118,7 +122,13 @@ def _from_table(folder: Path, table: Path) -> list[tuple[str, str]]:
             continue  # a header
         if not name:
             raise FileProblem(f"{table}, line {line}: {file} has no class")
-        pairs.append((safe_name(table, file), name))
+        file = safe_name(table, file)
+        if file in lines:  # it could come into the training and the test set
+            raise FileProblem(
+                f"{table}, line {line}: {file} is listed in line {lines[file]} already; keep one"
+            )
+        lines[file] = line
+        pairs.append((file, name))
     return pairs
 
 

@@ -55,7 +55,7 @@ def read_npz(
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
             except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
                 raise FileProblem(
-                    f"{path}: '{name}' is damaged or no plain array: {error}"
+                    f"{path}: '{name}' is damaged or not a plain array: {error}"
                 ) from None
         return arrays
 
@@ -65,7 +65,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
         open_plain(path).close()
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
-        raise FileProblem(f"{path} is truncated or no npz file: {error}") from None
+        raise FileProblem(f"{path} is truncated or not an npz file: {error}") from None
 
 
 def _headers(
@@ -81,7 +81,7 @@ def _headers(
         _check_expansion(path, info)
         total += info.file_size if wanted is None or name in wanted else 0
         if total > most_bytes:
-            raise FileProblem(f"{path} stands for more than {most_bytes:,} bytes")
+            raise FileProblem(f"{path} unpacks to more than {most_bytes:,} bytes")
         try:
             with archive.open(info) as member:
                 header, start = _header(member)
@@ -89,7 +89,9 @@ def _headers(
             zipfile.BadZipFile, zlib.error, EOFError, ValueError, SyntaxError, RuntimeError,
             NotImplementedError, tokenize.TokenError,
         ) as error:  # fmt: skip
-            raise FileProblem(f"{path}: '{name}' is damaged or no plain array: {error}") from None
+            raise FileProblem(
+                f"{path}: '{name}' is damaged or not a plain array: {error}"
+            ) from None
         if header.dtype.kind not in _KINDS:
             raise FileProblem(f"{path}: '{name}' holds {header.dtype}, which is not read")
         if start + math.prod(header.shape) * header.dtype.itemsize != info.file_size:

@@ -62,7 +62,7 @@ def fill(path: Path, stream: IO[bytes], array: np.ndarray) -> None:
         position += len(block)
     if stream.read(1):
         raise FileProblem(
-            f"{path} goes on after the {len(flat):,} bytes of content that its header promises"
+            f"{path} continues after the {len(flat):,} bytes of content that its header promises"
         )
 
 
@@ -92,8 +92,6 @@ class Bounded(io.RawIOBase):
         block = self._stream.read(min(len(buffer), self._left + 1))
         self._left -= len(block)
         if self._left < 0:
-            raise FileProblem(
-                f"{self._path} stands for more than {self._most:,} bytes, the most that is read"
-            )
+            raise FileProblem(f"{self._path} unpacks to more than {self._most:,} bytes, the limit")
         buffer[: len(block)] = block
         return len(block)

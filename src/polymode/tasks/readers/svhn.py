@@ -50,7 +50,7 @@ def _check_version(path: Path) -> None:
     if start.startswith(b"MATLAB 7.3") or start.startswith(b"\x89HDF"):
         raise FileProblem(f"{path} is a MATLAB 7.3 file (HDF5); SVHN's own files are version 5")
     if len(start) < 128 or start[126:128] not in (b"IM", b"MI"):
-        raise FileProblem(f"{path} is no MATLAB 5 file")
+        raise FileProblem(f"{path} is not a MATLAB 5 file")
 
 
 def _check_variables(

@@ -100,7 +100,7 @@ class _Text:
                     if line.strip() and not line.lstrip().startswith("#"):
                         yield number, line.rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise FileProblem(f"{self.path} is no UTF-8 text: {error.reason}") from None
+                raise FileProblem(f"{self.path} is not UTF-8 text: {error.reason}") from None
 
     def values(
         self, separator: str, skip: int, width: int, chosen: list[int] | None
@@ -203,8 +203,8 @@ def _fault(
             elif not _is_number(fields[position]):
                 kept = [name for name in names if name != names[position]]
                 return (
-                    f"{path}, {where}: '{fields[position]}' is no number; encode the column or read"
-                    f" the others with columns={_few(kept)}"
+                    f"{path}, {where}: '{fields[position]}' is not a number; encode the column or"
+                    f" read the others with columns={_few(kept)}"
                 )
     if missing:
         return (

@@ -1,4 +1,4 @@
-"""Random numbers of shifts: one stream a block of examples, so memory is bounded and nothing moves.
+"""Random numbers of shifts: one stream per block of examples, in bounded memory, and nothing moves.
 
 A set is worked on in blocks of a size that depends on the shape of one image only. Block k draws
 from the stream (seed, kind, severity, k), always for a whole block, and keeps as many rows as it
@@ -19,7 +19,7 @@ BLOCK_VALUES, BLOCK_IMAGES = 2**20, 512
 
 
 def block_size(values: int) -> int:
-    """Return the images a block, a power of 2 up to 512, for images of so many values each.
+    """Return the images per block, a power of 2 up to 512, for images of so many values each.
 
     >>> block_size(1 * 8 * 8), block_size(3 * 32 * 32), block_size(3 * 224 * 224)
     (512, 256, 4)

@@ -117,7 +117,7 @@ def _read(
     place = _position(file, target, whole.names)
     values = torch.from_numpy(whole.values)
     if values.shape[1] < 2:
-        raise FileProblem(f"{file} has one column; it needs inputs beside the target")
+        raise FileProblem(f"{file} has one column; it needs inputs besides the target")
     return file, torch.cat([values[:, :place], values[:, place + 1 :]], dim=1), values[:, place]
 
 
@@ -135,8 +135,8 @@ def _classes(file: Path, target: Column | None, y: Tensor) -> tuple[Tensor, list
     odd = (y != y.round()).nonzero().flatten()
     if len(odd):
         raise FileProblem(
-            f"{file}: column {target!r} has {len(odd):,} of {len(y):,} values that are no integers,"
-            f" the first {y[odd[0]].item():g}; classes are integers. For regression give"
+            f"{file}: column {target!r} has {len(odd):,} of {len(y):,} values that are not"
+            f" integers, the first {y[odd[0]].item():g}; classes are integers. For regression give"
             " likelihood='gaussian'"
         )
     values, labels = y.unique(return_inverse=True)

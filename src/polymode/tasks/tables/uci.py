@@ -2,7 +2,7 @@
 
 Standard splits: 20 (protein 5) random ones, 90 % train and 10 % test, of J. M. Hernández-Lobato, R.
 Adams, "Probabilistic backpropagation for scalable learning of Bayesian neural networks", ICML 2015,
-as most papers use them. Gap splits, one a feature: rows are sorted by that feature, the middle
+as most papers use them. Gap splits, one per feature: rows are sorted by that feature, the middle
 third is the test set, so that a test point lies between training points but far from them (A. Y. K.
 Foong, Y. Li, J. M. Hernández-Lobato, R. E. Turner, "'In-Between' uncertainty in Bayesian neural
 networks", 2019). `N` examples, `D` features.

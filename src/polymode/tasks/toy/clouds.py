@@ -1,4 +1,4 @@
-"""Gaussian clouds in the plane, one a class: the class posterior is a softmax in closed form.
+"""Gaussian clouds in the plane, one per class: the class posterior is a softmax in closed form.
 
     x | class c ~ N(mu_c, I),    p(c | x) = softmax_c(-|x - mu_c|^2 / 2)
 

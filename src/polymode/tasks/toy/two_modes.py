@@ -127,7 +127,7 @@ class TwoModePosterior:
         separation = model.separation(outer_mode)
         if separation < NEGLIGIBLE or outer_mode[0] <= 0:
             raise ValueError(
-                "the modes of two_modes flow together: between them the density is only"
+                "the modes of two_modes merge: between them the density is only"
                 f" {separation:.1f} nats lower, reference answers need {NEGLIGIBLE:g};"
                 " take more examples or less noise"
             )
@@ -245,7 +245,7 @@ def two_modes(
     `outside`: 2 < |x| < 5, with targets (far).
 
     With the default options the modes are hundreds of nats apart (`task.exact.separation`); with
-    few examples and much noise they flow together, which is refused.
+    few examples and much noise they merge, which is refused.
 
     Args:
         noise: known standard deviation of the targets, > 0.

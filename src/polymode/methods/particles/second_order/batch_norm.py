@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-_LARGE = 2**15  # numbers below which torch's own is as quick: measured on one core, both layouts,
-# forward and both backward passes: 0.7 to 0.9 times as quick for 2⁹ to 2¹³ numbers, 0.95 to 1.3
+_LARGE = 2**15  # numbers below which torch's own is as fast: measured on one core, both layouts,
+# forward and both backward passes: 0.7 to 0.9 times as fast for 2⁹ to 2¹³ numbers, 0.95 to 1.3
 # for 2¹⁵, 1.8 to 2.4 for 2¹⁸, 3 for 2²⁰
 
 _aten = torch.ops.aten
