@@ -317,7 +317,7 @@ CASES = {
                                    ("lenet", "LeNet", lenet))
           for what, title, number in (
               ("passes", "Kronecker factors of 6,144 images", 6144),
-              ("variance", f"Kronecker covariances of {NUM_INPUTS} outputs", 2048),
+              ("variance", f"Kronecker covariances at {NUM_INPUTS} inputs", 2048),
               ("diagonal", "diagonal GGN of 2,048 images", 2048))),
         Case("laplace_evidence_lenet", "laplace_evidence",
              "100 steps on the evidence of the last layer, full, LeNet", lenet, _GREY, num_modes=1,

@@ -107,7 +107,8 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind in ("scores", "all_scores", "report", "pgd") or case.kind.startswith("laplace"):
+    plain = ("scores", "all_scores", "report", "pgd")
+    if case.kind in plain or case.kind.startswith("laplace"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -139,15 +140,8 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    for name in (
-        "torch",
-        "polymode",
-        "torch_uncertainty",
-        "lightning",
-        "torchmetrics",
-        "foolbox",
-        "laplace",
-    ):
+    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics", "foolbox",
+                 "laplace"):  # fmt: skip
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))
     return found

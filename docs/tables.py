@@ -135,7 +135,7 @@ def laplace_table(report: dict[str, Any]) -> str:
     cases = [case for case in report["cases"] if case["kind"].startswith("laplace_")]
     if not cases:
         return "not measured yet"
-    rows = [["", "contender", "CPU s", "memory beyond the data, MB", "speed compared with it"]]
+    rows = [["", "contender", "CPU s", "memory beyond the data, MB", "speed of polymode"]]
     for case in cases:
         own = case["contenders"]["polymode"]["rounds"]
         for name, each in case["contenders"].items():
@@ -149,10 +149,11 @@ def laplace_table(report: dict[str, Any]) -> str:
     dates = " and ".join(sorted({case["date"][:10] for case in cases}))
     rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
     about = (
-        f"One thread, {_machines(cases)}, {rounds} rounds, {dates}; median over rounds with their"
-        " range. laplace-torch 0.3 with its default backend."
+        f"One thread, {_machines(cases)}, {rounds} rounds, {dates}, while other processes were"
+        " busy; CPU time, median over rounds with the range of ratios within a round. laplace-torch"
+        " 0.3 with its default backend."
     )
-    return "\n\n".join(["", markdown(rows), about, ""])
+    return "\n\n".join([markdown(rows), about])
 
 
 def _machines(cases: Iterable[dict[str, Any]]) -> str:
