@@ -27,7 +27,7 @@ SHORT = {"epochs": 4, "batch_size": 16, "progress": "silent"}
 
 pytestmark = [
     pytest.mark.parametrize("method", METHODS.names()),
-    pytest.mark.filterwarnings("ignore:.* takes networks that are given as they are:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.* uses the given networks as they are:UserWarning"),
 ]
 
 
