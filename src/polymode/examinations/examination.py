@@ -33,6 +33,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.convergence",
         "polymode.examinations.chains",
         "polymode.examinations.reference",
+        "polymode.examinations.evidence",
         "polymode.adversary.examination",
     ],
 )

@@ -11,7 +11,8 @@ clouds, tomography). With all of MNIST the whole curvature of 50,000 weights is 
 
 cpu: the toy with three seeds and four lengths of training; the scale of its normalised weights; the
 six networks on few images, so that kernels of N K rows hold the whole curvature; rotated and
-corrupted MNIST with LeNet, where `laplace` and its rivals are trained as usual.
+corrupted MNIST with LeNet, where `laplace` and its rivals are trained as usual; `large`, ResNet-20
+with 272,474 weights on a part of CIFAR-10 and Kronecker factors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from polymode.studies.linearised_laplace.networks import IMAGE_NETS
 
 STEPS = (50, 200, 1000, 3000)
 SCALES = (1 / 3, 1.0, 3.0, 10.0)
-ROTATED = ("rotation", "gaussian_noise", "motion_blur", "contrast", "pixelate")
+SHIFTED = ("rotation", "gaussian_noise", "motion_blur")
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:
@@ -79,56 +80,71 @@ def _smoke() -> dict[str, Part | Experiment]:
 
 
 def _cpu() -> dict[str, Part | Experiment]:
-    sizes = {"task": "mnist", "num_train": 150, "num_test": 250, "epochs": 60}
-    images = {
-        "num_train": 1000,
-        "num_test": 500,
-        "num_val": 200,
-        "ood": [],
-        "shifts": list(ROTATED),
-    }
+    sizes = {"task": "mnist", "num_train": 100, "num_test": 200, "epochs": 80}
+    images = {"num_train": 500, "num_test": 200, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
+    colour = {"num_train": 2000, "num_test": 500, "num_val": 100, "ood": [], "shifts": []}
     return {
         **_toy(STEPS, SCALES, 3, 1000),
         "networks": _networks(3, **sizes),
-        "shifts": _shifts(images, "lenet", {}, epochs=30, examples=1000, members=5, seeds=3),
+        "shifts": _shifts(
+            images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=3
+        ),
+        "large": _large("cifar10_subset", colour, "resnet20", {"epochs": 15}, 2000, seeds=3),
     }
 
 
 def _paper() -> dict[str, Part | Experiment]:
-    images = {"ood": [], "shifts": list(ROTATED)}
+    images = {"ood": [], "shifts": list(SHIFTED)}
+    colour: dict[str, Any] = {"ood": [], "shifts": []}
     return {
         **_toy((50, 200, 1000, 3000, 10_000), SCALES, 10, 3000),
         "networks": _networks(5, task="mnist", num_train=1000, num_test=10_000, epochs=100),
-        "shifts": _shifts(images, "resnet18", {}, epochs=90, examples=60_000, members=5, seeds=5),
+        "shifts": _shifts(images, "resnet18", {"epochs": 90}, 60_000, members=5, seeds=5),
+        "large": _large("cifar10", colour, "resnet18", {"epochs": 200}, 50_000, seeds=5),
     }
 
 
 def _shifts(
     images: dict[str, Any],
     net: str,
-    net_options: dict[str, Any],
-    *,
-    epochs: int,
+    training: dict[str, Any],
     examples: int,
+    *,
     members: int,
     seeds: int,
 ) -> Part:
     """Return rotation and corruption: linearised Laplace and what the talk compares it with."""
-    training = {"epochs": epochs, "lr": 2e-3, "batch_size": 100, "prior_precision": 1e-4 * examples}
-    laplace = {**training, "evidence": "linear"}
+    shared = {"lr": 2e-3, "prior_precision": 1e-4 * examples, **training}
+    linear = {**shared, "evidence": "linear"}
+    some = {"structure": "subnetwork", "subnetwork_size": 1000}
     arms = {
-        "MAP": Arm("map", training),
-        "Laplace, KFAC": Arm("laplace", {**laplace, "structure": "kron"}),
-        "Laplace, KFAC, θ̃": Arm(
-            "laplace", {**training, "structure": "kron", "evidence": "trained"}
-        ),
-        "Laplace, diagonal": Arm("laplace", {**laplace, "structure": "diag"}),
-        "Laplace, last layer": Arm("laplace", {**laplace, "structure": "last_layer"}),
-        "dropout": Arm("dropout", training, {"dropout": 0.2}),
-        "deep ensemble": Arm("deep_ensemble", {**training, "num_modes": members}),
-        "SWAG": Arm("swag", {**training, "lr": 0.02}),
+        "MAP": Arm("map", shared),
+        "Laplace, KFAC": Arm("laplace", {**linear, "structure": "kron"}),
+        "Laplace, KFAC, θ̃": Arm("laplace", {**shared, "structure": "kron", "evidence": "trained"}),
+        "Laplace, diagonal": Arm("laplace", {**linear, "structure": "diag"}),
+        "Laplace, last layer": Arm("laplace", {**linear, "structure": "last_layer"}),
+        "subnetwork, energy": Arm("laplace", {**linear, **some, "subnetwork": "jacobian_energy"}),
+        "dropout": Arm("dropout", shared, {"dropout": 0.2}),
+        "deep ensemble": Arm("deep_ensemble", {**shared, "num_modes": members}),
+        "SWAG": Arm("swag", {**shared, "lr": 0.02}),
     }
-    return Part(
-        task="mnist", task_options=images, net=net, net_options=net_options, arms=arms,
-        seeds=tuple(range(seeds)),
-    )  # fmt: skip
+    return Part(task="mnist", task_options=images, net=net, arms=arms, seeds=tuple(range(seeds)))
+
+
+def _large(
+    task: str,
+    images: dict[str, Any],
+    net: str,
+    training: dict[str, Any],
+    examples: int,
+    *,
+    seeds: int,
+) -> Part:
+    """Return one large network with Kronecker factors: θ̃ and θ*, one λ and one per group."""
+    shared = {"lr": 2e-3, "prior_precision": 1e-4 * examples, "augment": None, **training}
+    arms = {"MAP": Arm("map", shared)}
+    for evidence, where in (("linear", "θ*"), ("trained", "θ̃")):
+        for prior, title in (("single", "single λ"), ("per_group", "multiple λ")):
+            options = {**shared, "structure": "kron", "evidence": evidence, "prior": prior}
+            arms[f"{where}, {title}"] = Arm("laplace", options)
+    return Part(task=task, task_options=images, net=net, arms=arms, seeds=tuple(range(seeds)))

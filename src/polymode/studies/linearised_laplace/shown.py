@@ -39,7 +39,8 @@ def tables(runs: Runs) -> dict[str, Table]:
         "networks_differences": differences(runs),
         "networks_details": details(runs),
         "networks_paper": printed() if runs.arms("networks") else None,
-        "shifts": shifts(runs),
+        "shifts": scored(runs, "shifts", "Rotated and corrupted MNIST", shifted=True),
+        "large": scored(runs, "large", "A large network with Kronecker factors", shifted=False),
     }
     return {name: table for name, table in found.items() if table is not None}
 
@@ -288,29 +289,32 @@ def printed() -> Table:
     )
 
 
-def shifts(runs: Runs) -> Table | None:
-    """Return clean and shifted scores of linearised Laplace and its rivals."""
-    arms = runs.arms("shifts")
+def scored(runs: Runs, part: str, title: str, *, shifted: bool) -> Table | None:
+    """Return clean scores of the methods of a part, and those under shifts."""
+    arms = runs.arms(part)
     if not arms:
         return None
     columns = {
         "NLL": ("test", "nll"), "ECE": ("test", "ece"), "accuracy": ("test", "accuracy"),
-        "shifted NLL": (SHIFT_MEAN, "nll"), "shifted ECE": (SHIFT_MEAN, "ece"),
     }  # fmt: skip
+    if shifted:
+        columns |= {"shifted NLL": (SHIFT_MEAN, "nll"), "shifted ECE": (SHIFT_MEAN, "ece")}
     cells = []
     for dataset, metric in columns.values():
         found = []
         for arm in arms:
-            numbers = list(runs.values("shifts", arm, dataset, metric).values())
+            numbers = list(runs.values(part, arm, dataset, metric).values())
             found.append(mean_and_error(numbers) if numbers else (None, None))
         digits = min(decimals_for(*zip(*found, strict=True)), 4)
         cells.append([number(mean, error, digits) for mean, error in found])
+    note = f"mean ± s.e. over {_seeds(runs, part)} seeds"
+    if shifted:
+        note += "; shifted: mean over rotation and two corruptions, five severities each"
     return Table(
-        title="Rotated and corrupted MNIST",
+        title=title,
         head=("method", *columns),
         lines=tuple(zip(arms, *cells, strict=True)),
-        note=f"mean ± s.e. over {_seeds(runs, 'shifts')} seeds; shifted: mean over rotation and"
-        " four corruptions, five severities each",
+        note=note,
     )
 
 
