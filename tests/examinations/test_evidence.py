@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import polymode as pm
+from polymode.methods.laplace.linear_model import Tangent
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=STREAM, dtype=torch.float64)
@@ -43,6 +44,11 @@ def test_numbers_are_those_of_the_dense_posterior() -> None:
     assert found["no_curvature"].value >= 12 / 38 - 1e-9
     assert found["log_evidence"].value == pytest.approx(post.weights.log_evidence[0])
     assert found["largest_change"].value > 0
+    tangent = Tangent(post.weights.stack)
+    apart = tangent.jacobian(X) @ tangent.point - tangent.outputs(X)
+    assert found["closeness"].value == pytest.approx(
+        (apart.norm() / tangent.outputs(X).norm()).item()
+    )
     assert found.arrays["effective"].shape == (1, 2)
 
 

@@ -19,6 +19,7 @@ from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.methods.laplace.evidence_search import PRUNED
 from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.subnetwork import largest_change
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.metrics.results import Row
@@ -38,6 +39,7 @@ MOST = 200  # test inputs that are looked at
         "groups": "groups of weights with a prior precision of their own",
         "pruned_groups": "groups whose weights the prior alone determines, mean over modes",
         "no_curvature": "share of the weights whose posterior variance is the prior's",
+        "closeness": "‖Jθ̃ − f‖ / ‖f‖: 0 where h = Jθ and h = f + J(θ − θ̃) are one model",
         "largest_change": "largest change of an output in 32 draws, compared with the network",
     },
 )
@@ -78,14 +80,20 @@ def evidence(post: Posterior, task: Task) -> Findings:
     if weights.log_evidence is not None:
         value = float(np.mean(weights.log_evidence))
         found.insert(0, measure("log_evidence", value, unit="nats", n=modes))
-    found.append(_change(weights, task))
+    found += _of_outputs(weights, task)
     return Findings(tuple(found), {"precision": precision, "effective": effective})
 
 
-def _change(weights: LaplaceWeights, task: Task) -> Row:
+def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
+    """Return what is measured at some test inputs, or training inputs where there is no test."""
     data = task.test if task.test is not None else task.train
     assert data is not None
     x = next(iter(data.to(weights.stack.dtype, weights.stack.device).batches(MOST)))[0][:MOST]
+    tangents = [Tangent(weights.stack, k) for k in range(weights.num_modes)]
+    close = [tangent.closeness([x]) for tangent in tangents]
     with torch.no_grad():
         change = largest_change(weights.linearised(x))
-    return measure("largest_change", change, n=len(x))
+    return [
+        measure("closeness", float(np.mean(close)), n=len(x)),
+        measure("largest_change", change, n=len(x)),
+    ]

@@ -373,10 +373,10 @@ def figure_training(runs: Runs) -> Display | None:
     return sweep(
         steps,
         {
-            "W₂ between predictives": table("wasserstein_single"),
             "largest gap s.d.": {
                 MEANS[mean]: table(f"gap_sd_{mean}_single") for mean in ("trained", "linear")
             },
+            "W₂ between predictives": table("wasserstein_single"),
         },
         name="steps of training",
     )
