@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         tasks,
     )
     from polymode.examinations import examine
+    from polymode.examinations.reference import reference
     from polymode.methods import fit, options
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
-    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "symmetry",
-    "task", "tasks",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
+    "report", "symmetry", "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -69,6 +70,7 @@ _HOMES = {
     "list_tasks": "tasks",
     "load": "posterior",
     "options": "methods",
+    "reference": "examinations.reference",
     "report": "report",
     "task": "tasks",
 }

@@ -29,7 +29,13 @@ Examination = Callable[..., Findings]
 
 EXAMINATIONS: Registry[Examination] = Registry(
     "examination",
-    modules=["polymode.examinations.convergence", "polymode.adversary.examination"],
+    modules=[
+        "polymode.examinations.convergence",
+        "polymode.examinations.chains",
+        "polymode.examinations.reference",
+        "polymode.examinations.evidence",
+        "polymode.adversary.examination",
+    ],
 )
 
 

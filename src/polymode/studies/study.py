@@ -136,7 +136,13 @@ class Study:
 
 
 STUDIES: Registry[Study] = Registry(
-    "study", modules=["polymode.studies.alpha_dropout", "polymode.studies.forde"]
+    "study",
+    modules=[
+        "polymode.studies.alpha_dropout",
+        "polymode.studies.forde",
+        "polymode.studies.linearised_laplace",
+        "polymode.studies.reference",
+    ],
 )
 
 
