@@ -67,6 +67,7 @@ def test_the_members_are_those_of_a_deep_ensemble_before_sampling() -> None:
 
 def test_chains_begin_at_networks_that_are_given() -> None:
     """`training_steps=0`: the first step is one of the chain, as long as its first step size."""
+    torch.manual_seed(0)
     modules = [linear(), linear()]
     config = MILE(epochs=4, burn_in=2, training_steps=0)
     problem = Problem(LIKELIHOOD, N, 1, 1)

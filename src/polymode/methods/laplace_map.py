@@ -55,9 +55,10 @@ _LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMAP(MAP):
-    """Options of `laplace_map`: those of `map`, where `prior_precision` is the λ to begin with, and
+    """Options of `laplace_map`: those of `map`, and
 
     Args:
+        prior_precision: λ to begin with, > 0.
         structure: of the curvature: "kron" or "diag".
         prior: which parameters share a precision: "single", "per_layer" or "per_group".
         burn_in: steps before the first update of λ, ≥ 0; None is a fifth of all.

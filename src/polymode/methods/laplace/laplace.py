@@ -69,6 +69,8 @@ class Laplace(MAP):
         prior: which parameters share a precision that the evidence finds: "single", "per_layer" or
             "per_group" (weights that normalisation makes scale-free have their own).
         evidence: how the prior is found: "trained", "linear", or None for `prior_precision`.
+        prior_precision: λ of the prior, > 0; where the evidence finds it, of the training of a
+            factory's networks, and where the search begins.
         fisher: "exact", "mc" (targets drawn from the prediction) or "empirical" (not a curvature of
             the loss; for comparison).
         mc_samples: targets drawn per example with fisher="mc", ≥ 1.
@@ -111,14 +113,16 @@ class Laplace(MAP):
         self._require_name("output_covariance", ("full", "diagonal"))
         for field in ("mc_samples", "rank", "samples_per_mode"):
             self._require_integer(field, 1)
-        if self.evidence is None:
-            self._require(self.prior_precision > 0, "prior_precision", "> 0: H would be singular")
+        self._require(self.prior_precision > 0, "prior_precision", "> 0: H would be singular")
         chosen = isinstance(self.subnetwork, str)
+        if chosen or self.subnetwork_size is not None:
+            self._require_integer("subnetwork_size", 1)
         if chosen:
             self._require_name("subnetwork", SELECTIONS)
-            self._require_integer("subnetwork_size", 1)
         elif self.subnetwork_size is not None:
-            self._require(False, "subnetwork_size", "None unless `subnetwork` is a name")
+            raise ValueError(
+                "`subnetwork_size` of Laplace belongs to a `subnetwork` that is a name"
+            )
         elif self.structure == "subnetwork" or self.subnetwork is not None:
             numbers = isinstance(self.subnetwork, Sequence) and len(self.subnetwork) > 0
             whole = numbers and all(type(n) is int and n >= 0 for n in self.subnetwork or ())
@@ -240,7 +244,7 @@ def _posterior(
     else:
         params = {name: stack.params[name].detach()[k] for name in names}
         learns = problem.likelihood.learns and found.num_values > 0
-        start = config.prior_precision or 1.0
+        start = config.prior_precision
         precisions, factor, evidence, _ = choose(found, params, groups, start, learns)
     precision = by_parameter(groups, precisions, like)
     posterior = GaussianPosterior(found.blocks, precision).scaled(factor)
@@ -257,7 +261,7 @@ def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor |
     if isinstance(config.subnetwork, str):
         size, seed = config.subnetwork_size or 1, fold(problem.seed, "subnetwork", k)
         found = diagonals(problem, stack, k, config.batch_size)
-        return select(found, config.subnetwork, size, config.prior_precision or 1.0, seed)[0]
+        return select(found, config.subnetwork, size, config.prior_precision, seed)[0]
     chosen = torch.as_tensor(config.subnetwork, dtype=torch.long).unique()
     if int(chosen[-1]) >= stack.num_parameters:
         raise ValueError(
