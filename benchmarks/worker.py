@@ -40,6 +40,7 @@ NOT_INSTALLED = (
     "torchvision",
     "lightning",
     "foolbox",
+    "cvxpy",
     "laplace",
 )
 
@@ -107,7 +108,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    plain = ("scores", "all_scores", "report", "pgd")
+    plain = ("scores", "all_scores", "report", "pgd", "cost")
     if case.kind in plain or case.kind.startswith("laplace"):
         return float(result)
     if case.kind == "predict":
@@ -140,8 +141,8 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics", "foolbox",
-                 "laplace"):  # fmt: skip
+    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "laplace", "cvxpy")
+    for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))
     return found

@@ -16,8 +16,8 @@ import polymode.core.likelihoods
 SOURCE = Path(pm.__file__).parent
 ORDER = [
     "_version", "core", "chains", "likelihoods", "nets", "tasks", "prediction", "recalibration",
-    "conformal", "posterior", "methods", "metrics", "examinations", "adversary", "plots", "runs",
-    "studies", "report", "cli", "__init__", "__main__",
+    "conformal", "posterior", "methods", "metrics", "symmetry", "examinations", "adversary",
+    "plots", "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

@@ -290,6 +290,19 @@ KINDS = {
             "polymode": "pairs.polymode",
         },
     ),
+    "canonical": Kind(
+        {
+            "network by network (20, scaled)": "symmetry.canonical_loop",
+            "polymode": "symmetry.canonical",
+        },
+    ),
+    "cost": Kind(
+        {
+            "CVXPY, network by network (20, scaled)": "symmetry.cost_by_cvxpy",
+            "polymode": "symmetry.cost",
+        },
+        check="mean m* of 20",
+    ),
     "report": Kind(
         {
             "matplotlib, 26 empty figures": "reporting.empty_figures",

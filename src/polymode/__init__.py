@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         nets,
         plots,
         recalibration,
+        symmetry,
         tasks,
     )
     from polymode.examinations import examine
@@ -50,7 +51,7 @@ __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
     "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
-    "report", "task", "tasks",
+    "report", "symmetry", "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -76,7 +77,7 @@ _HOMES = {
 
 _ROOMS = (
     "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
-    "recalibration", "tasks",
+    "recalibration", "symmetry", "tasks",
 )  # fmt: skip
 
 
