@@ -7,9 +7,9 @@ layer1.0.conv1, layer2.0.shortcut.0, linear), which `pm.nets.resnet18` and `resn
 for other networks `names` says which is which. Nothing is unpacked to disk, and nothing is
 unpickled.
 
-What is not known of the set from its description alone: the order of files within a tar file (they
-are taken by the numbers in their names) and the tensor names of `mnist-optunet` (tensors are then
-matched in order, if all their shapes agree).
+Networks of a tar file come in the order of the file. The tensor names of `mnist-optunet` are not
+known from the set's description; tensors of unknown names are matched by their shapes, if no two
+are alike, as in OptuNet.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Published:
             )
 
     def networks(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield name and tensors of each network, in the order of their numbers."""
+        """Yield name and tensors of each network; files follow each other by their numbers."""
         for source in self.sources:
             if source.suffix == ".safetensors":
                 yield source.name, _tensors(f"{source}", source.read_bytes())
@@ -77,22 +78,10 @@ class Published:
             names: our name of a tensor -> theirs, for those that differ.
         """
         make = networks_for(net, tuple(input_shape), num_outputs)
-        module = make if isinstance(make, nn.Module) else make()
-        own = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
-        found = []
-        for number, (name, theirs) in enumerate(self.networks()):
-            if last is not None and number >= last:
-                break
-            if number >= first:
-                found.append(_matched(name, own, theirs, names or {}))
+        found = list(islice(self.networks(), first, last))
         if not found:
             raise FileProblem(f"{self.path} has no network from number {first} on")
-        stack = Stack.allocate(module, len(found))
-        places = stack.tensors()
-        with torch.no_grad():
-            for name in own:
-                places[f"network/{name}"].copy_(torch.stack([each[name] for each in found]))
-        return stack
+        return _stacked(make if isinstance(make, nn.Module) else make(), found, names or {})
 
 
 def import_published(
@@ -117,7 +106,7 @@ def import_published(
         networks_per_shard, num_networks: of a shard, and in all; None takes all there are.
         names: see `Published.stack`.
     """
-    folder, published, likelihood = Path(folder), Published(source), Categorical()
+    folder, likelihood, shape = Path(folder), Categorical(), tuple(input_shape)
     write_about(
         folder,
         {
@@ -131,27 +120,31 @@ def import_published(
             "data": None,
         },
     )
-    make = recipe.make_net(tuple(input_shape), likelihood.num_outputs(target_size))
+    make = recipe.make_net(shape, likelihood.num_outputs(target_size))
     there = {shard.number for shard in read_index(folder)[0]}
-    number, left = 0, num_networks
-    while left is None or left > 0:
-        count = networks_per_shard if left is None else min(left, networks_per_shard)
-        first = number * networks_per_shard
+    networks, number = islice(Published(source).networks(), num_networks), 0
+    while found := list(islice(networks, networks_per_shard)):
         if number not in there:
-            try:
-                stack = published.stack(
-                    make, input_shape, target_size, first=first, last=first + count, names=names
-                )
-            except FileProblem:
-                if first == 0 or left is not None:
-                    raise
-                return
             post = Posterior(
-                Samples(stack), likelihood, method=recipe.method, config={}, seed=0,
-                input_shape=tuple(input_shape), target_size=target_size,
+                Samples(_stacked(make(), found, names or {})), likelihood, method=recipe.method,
+                config={}, seed=0, input_shape=shape, target_size=target_size,
             )  # fmt: skip
             add_shard(folder, store_shard(folder, number, post, task, "float16", 0.0))
-        number, left = number + 1, None if left is None else left - count
+        number += 1
+
+
+def _stacked(
+    module: nn.Module, found: Sequence[tuple[str, dict[str, Tensor]]], names: Mapping[str, str]
+) -> Stack:
+    """Return networks of this architecture as a stack."""
+    own = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
+    matched = [_matched(name, own, theirs, names) for name, theirs in found]
+    stack = Stack.allocate(module, len(matched))
+    places = stack.tensors()
+    with torch.no_grad():
+        for name in own:
+            places[f"network/{name}"].copy_(torch.stack([each[name] for each in matched]))
+    return stack
 
 
 def _sources(path: Path) -> list[Path]:
@@ -169,10 +162,12 @@ def _order(name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _in_tar(path: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield what a tar file holds in the order of the file: going back would unpack it again."""
     try:
-        with tarfile.open(path) as tar:
-            members = [m for m in tar.getmembers() if m.isfile() and m.name.endswith(".safetensors")]
-            for member in sorted(members, key=lambda m: _order(m.name)):
+        with tarfile.open(path, "r|*") as tar:
+            for member in tar:
+                if not member.isfile() or not member.name.endswith(".safetensors"):
+                    continue
                 if member.size > _LARGEST:
                     raise FileProblem(f"{path}: {member.name} has {member.size:,} bytes: not read")
                 file = tar.extractfile(member)
@@ -195,13 +190,15 @@ def _matched(
     theirs: Mapping[str, Tensor],
     names: Mapping[str, str],
 ) -> dict[str, Tensor]:
-    """Return their tensors by our names: by name, or else in order where all shapes agree."""
+    """Return their tensors by our names: by name, or else by shape if no two are alike."""
     rest = {n: t for n, t in theirs.items() if not n.endswith(_IGNORED)}
     wanted = {name: names.get(name, name) for name in own}
     if all(other in rest for other in wanted.values()) and len(rest) == len(own):
         found = {name: rest[other] for name, other in wanted.items()}
     else:
-        found = dict(zip(own, rest.values(), strict=False))
+        shapes = {tensor.shape: tensor for tensor in rest.values()}
+        alike = len(shapes) < len(rest)
+        found = {} if alike else {n: shapes[size] for n, size in own.items() if size in shapes}
     wrong = [n for n in own if n not in found or found[n].shape != own[n]]
     if wrong or len(rest) != len(own):
         name = wrong[0] if wrong else next(n for n in rest if n not in own)

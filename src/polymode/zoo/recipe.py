@@ -96,7 +96,11 @@ RECIPES.register("mnist-optunet", summary="OptuNet on MNIST, 355 parameters")(
         task="mnist",
         net="optunet",
         options={
-            **_SGD, "optimizer": "sgd", "momentum": 0.0, "lr": 0.04, "epochs": 60,
+            **_SGD,
+            "optimizer": "sgd",
+            "momentum": 0.0,
+            "lr": 0.04,
+            "epochs": 60,
             "prior_precision": 2e-4 * 55_000,
         },  # fmt: skip
     )
@@ -113,7 +117,11 @@ RECIPES.register("cifar10-resnet8", summary="ResNet-8 on CIFAR-10, 78,042 parame
         task="cifar10",
         net="resnet8",
         options={
-            **_SGD, "lr": 0.1, "epochs": 30, "batch_size": 128, "prior_precision": 5e-4 * 45_000,
+            **_SGD,
+            "lr": 0.1,
+            "epochs": 30,
+            "batch_size": 128,
+            "prior_precision": 5e-4 * 45_000,
             "augment": "crop+flip",
         },  # fmt: skip
     )

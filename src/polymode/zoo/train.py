@@ -173,7 +173,9 @@ def stored_as(name: str, tensor: Tensor, dtype: str) -> Tensor:
     if not torch.isfinite(stored).all():
         value = float(tensor.detach().abs().max())
         remedy = 'take dtype="float32"' if math.isfinite(value) else "take a lower `lr`"
-        raise FileProblem(f"'{name}' has values up to {value:g}, which {dtype} does not hold; {remedy}")
+        raise FileProblem(
+            f"'{name}' has values up to {value:g}, which {dtype} does not hold; {remedy}"
+        )
     return stored
 
 
@@ -197,4 +199,3 @@ def scores(
         tuple(round(v, 6) for v in (right / seen).tolist()),
         tuple(None if v is None else round(v, 6) for v in finite),
     )
-

@@ -1,9 +1,9 @@
 """A zoo on disk, opened: its networks as a posterior or a stack, its scores, and its damage.
 
-    zoo = Zoo("zoo/digits-lenet")
-    zoo.accuracy                     # (N,) of every network on the test set
-    post = zoo.posterior()           # shards are read when their turn comes
-    stack = zoo.stack(0, 100)        # the first hundred, in memory
+zoo = Zoo("zoo/digits-lenet")
+zoo.accuracy                     # (N,) of every network on the test set
+post = zoo.posterior()           # shards are read when their turn comes
+stack = zoo.stack(0, 100)        # the first hundred, in memory
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, cache_folder, read_tensors
 from polymode.posterior import Posterior
 from polymode.posterior.files import Shards
-from polymode.zoo.index import Shard, read_about, read_index
+from polymode.zoo.index import read_about, read_index
 from polymode.zoo.recipe import RECIPES, Recipe
 from polymode.zoo.train import Watch, train
 
-CHANCE = 1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
+CHANCE = (
+    1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
+)
 
 
 class Facts(NamedTuple):
@@ -207,8 +209,8 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
     zoo = Zoo(folder)
     if num_networks is not None and len(zoo) < num_networks:
         raise FileProblem(
-            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; polymode zoo train"
-            " adds to it"
+            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; polymode zoo"
+            " train adds to it"
         )
     return zoo
 
