@@ -1,0 +1,1 @@
+"""Symmetries of the posterior: found, removed, measured."""
