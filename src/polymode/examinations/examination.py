@@ -28,7 +28,7 @@ from polymode.tasks import Task
 Examination = Callable[..., Findings]
 
 EXAMINATIONS: Registry[Examination] = Registry(
-    "examination", modules=["polymode.examinations.convergence"]
+    "examination", modules=["polymode.examinations.convergence", "polymode.examinations.pairs"]
 )
 
 
