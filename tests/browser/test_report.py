@@ -118,6 +118,40 @@ def test_copy_button(tab, page) -> None:
     assert shown.run("navigator.clipboard.readText()") == "polymode run --task digits"
 
 
+@pytest.fixture(scope="module")
+def three(made_up, tmp_path_factory):
+    """A report of three methods with all sections that predictions give, alerts included."""
+    results = made_up.results(3, 2, names=("map", "deep_ensemble", "dropout"))
+    return report(compare(results), tmp_path_factory.mktemp("three") / "report.html")
+
+
+@pytest.mark.cpu_seconds(15)
+def test_three_methods_fit_nine_thousand_pixels_and_the_leaderboard_the_screen(tab, three) -> None:
+    shown = tab(WIDE).go(three)
+    assert shown.run("document.querySelectorAll('section').length") >= 11
+    assert shown.run("document.documentElement.scrollHeight") <= 9_000
+    box = "document.querySelector('.scroll.main')"
+    assert shown.run(f"{box}.scrollWidth <= {box}.clientWidth")
+
+
+def test_the_glossary_is_folded_and_links_unfold_it(tab, three) -> None:
+    shown = tab(WIDE).go(three)
+    assert shown.run("document.querySelector('#glossary').offsetHeight") < 150
+    link = "document.querySelector('.main tbody') && document.querySelector('.main .term')"
+    target = shown.run(f"({link}).hash")
+    shown.run(f"({link}).click()")
+    assert shown.until(f"document.querySelector('{target}').offsetHeight > 0")
+
+
+def test_names_of_methods_are_not_torn_on_a_phone(tab, three) -> None:
+    """A short name stays on one line, however narrow the screen."""
+    shown = tab(PHONE).go(three)
+    heights = shown.run(
+        "[...document.querySelectorAll('.main .method a')].map((a) => a.getClientRects().length)"
+    )
+    assert heights == [1, 1, 1]
+
+
 @pytest.mark.parametrize("scripts", [True, False])
 def test_no_sideways_scrolling_on_a_phone(tab, page, many, scripts) -> None:
     shown = tab(PHONE, scripts=scripts)
@@ -200,3 +234,14 @@ def test_a_browser_leaves_no_process(browser, tmp_path) -> None:
     assert made.process.poll() is not None
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in listed
+
+
+def test_tables_next_to_figures_have_room(tab, page, three) -> None:
+    """On a wide screen no table of numbers needs scrolling sideways."""
+    for path in (page, three):
+        shown = tab(WIDE).go(path)
+        narrow = shown.run(
+            "[...document.querySelectorAll('section > .scroll, .aside > .scroll')].filter((e) =>"
+            " e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+        )
+        assert narrow == []

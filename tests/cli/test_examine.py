@@ -49,7 +49,7 @@ def test_findings_are_kept_with_the_cell_and_shown(tmp_path, command):
     page = (tmp_path / "report.html").read_text()
     assert 'id="examinations"' in page and "counting:power=2: counts" in page
     assert "number of weights" in page
-    assert "map: loss curves of one member" in page  # unasked, of every run that trains
+    assert "map, one member: train loss" in page  # unasked, of every run that trains
     assert command("table", str(tmp_path)) == 0 and "counting" not in command.out
     assert command("table", str(tmp_path), "--full") == 0 and "counting:power=2" in command.out
 

@@ -52,6 +52,8 @@ def displays(digits_results, digits_board, gap_results, moons_results):
         "reliability": plots.reliability(ensemble),
         "confidence_gap": plots.confidence_gap(digits_board),
         "risk_coverage": plots.risk_coverage(digits_board),
+        "confusion": plots.confusion(digits_results[:1]),
+        "example_pictures": plots.example_pictures(ensemble),
         "ood_histogram": plots.ood_histogram(ensemble),
         "entropy_scatter": plots.entropy_scatter(ensemble),
         "uncertainty_maps": plots.uncertainty_maps(moons_results[1]),

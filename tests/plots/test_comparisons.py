@@ -211,7 +211,7 @@ def test_what_cannot_be_drawn_is_refused(digits_board):
         plots.orbit_curve([0, 1], [1, 2, 3])
     with pytest.raises(ValueError, match=r"`control` of orbit_curve must be \(2,\), got \(3,\)"):
         plots.orbit_curve([0, 1], [1, 2], control=[1, 2, 3])
-    with pytest.raises(ValueError, match="finite numbers, got 1 not"):
+    with pytest.raises(ValueError, match="finite numbers, got 1 that are not"):
         plots.orbit_curve([0, 1], [1, np.nan])
     with pytest.raises(ValueError, match="increase from 0 or more"):
         plots.sweep([-1, 1], {"nll": [1, 2]}, name="x")

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from polymode import plots
 from polymode.plots.axes import axis_title, thinned
+from polymode.plots.convergence import LossCurves
 from polymode.plots.display import OKABE_ITO, Display, legend_columns, legend_text
 
 OTHERS = {"Comparison", "Display", "Style", "palette", "map_limits"}
@@ -75,6 +76,67 @@ def test_words_for_those_who_cannot_see_it(display):
     assert display.alt.endswith(".") and display.caption.endswith(".")
     assert "nan" not in display.alt + display.caption
     assert display.label in repr(display)
+
+
+def test_words_have_true_minus_signs(display):
+    """A hyphen before a digit is a minus sign, also in an exponent."""
+    for text in (display.alt, display.caption):
+        assert not re.search(r"(^|[\s(\[±,])-\.?\d|\de-\d", text)
+
+
+def test_a_negative_number_has_a_true_minus():
+    comparison = plots.Comparison("NLL", -0.5, None, -2.0, None, 0.1, "nats", "down")
+    assert "−0.5 → −2" in str(plots.forest([comparison]).data["words"][0])
+    band = plots.sweep([1.0, 2.0], {"nll": [-1e-5, -0.5]}, name="x", chosen=1.0)
+    assert "−0.5 at 2 to −1e−05 at 1" in band.alt
+
+
+def test_what_a_caption_says_of_one_figure_is_at_its_end(displays):
+    for name in ("reliability", "ood_histogram", "confusion", "diversity_heat_map"):
+        display = displays[name]
+        assert display.own and display.caption == f"{display.shared} {display.own}"
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf", "csv"])
+def test_save_writes_what_the_ending_says(displays, tmp_path, ending):
+    display = displays["severity"]
+    path = display.save(tmp_path / "new" / f"figure.{ending.upper()}")
+    content = path.read_bytes()
+    starts = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "csv": b"severity"}
+    assert content.startswith(starts[ending])
+    assert display.save(str(tmp_path / f"again.{ending}")).read_bytes() == content
+
+
+def test_save_names_the_endings_that_it_knows(displays, tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.svg, \.png, \.pdf, \.csv, got '.*\.gif'"):
+        displays["severity"].save(tmp_path / "figure.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_notebooks_show_the_drawing_and_its_caption(displays):
+    display = plots.size_curve({"<b>": ([1, 2], [1.0, 0.5], [0.0, 0.0])})
+    html = display._repr_html_()
+    assert 'src="data:image/svg+xml;base64,' in html and "<b>" not in html
+    root = ET.fromstring(html.replace('auto">', 'auto"/>'))
+    assert root.find("figcaption").text == display.caption
+    assert root.find("img").attrib["alt"] == display.alt
+
+
+def test_a_smaller_figure_keeps_its_letters(displays):
+    display = plots.size_curve({"m": ([1, 2], [1.0, 0.5], [0.0, 0.0])})
+    width, height = display.size
+    display.shrink(0.5)
+    assert display.size == pytest.approx((width / 2, height / 2))
+    assert display.figure().axes[0].xaxis.label.get_size() == 8.5
+
+
+def test_logarithmic_losses_have_plain_numbers():
+    """Mathematics in labels is not parsed, so the ticks of matplotlib would be shown as source."""
+    data = {"train loss": np.geomspace(1, 1e-3, 9)[:, None], "train steps": np.arange(9.0)}
+    figure = LossCurves(data, label="m", caption="c.", alt="a.").figure()
+    figure.draw_without_rendering()
+    ticks = [each.get_text() for each in figure.axes[0].yaxis.get_ticklabels()]
+    assert "0.01" in ticks and not any("$" in tick for tick in ticks)
 
 
 def test_short_paths_have_the_places_of_long_ones():

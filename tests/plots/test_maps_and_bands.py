@@ -128,7 +128,7 @@ def test_band_shows_functions_of_all_modes_and_the_share_of_one(gap_results):
 def test_band_quotes_coverage_of_the_test_set_only(gap_results):
     row = gap_results["test", "coverage_90"]
     caption = plots.regression_band(gap_results).caption
-    assert f"On the test set the 90 % interval holds {100 * row.value:.1f} %" in caption
+    assert f"The 90 % interval contains {100 * row.value:.1f} % of" in caption
 
 
 def even_normals(made, scale, n=200):
@@ -180,7 +180,7 @@ def test_what_cannot_be_drawn_is_refused(made, digits_results, gap_results):
         plots.map_limits([])
     with pytest.raises(ValueError, match="keep no curve"):
         plots.regression_band(digits_results[0])
-    with pytest.raises(ValueError, match="is of regressions"):
+    with pytest.raises(ValueError, match="is for regressions"):
         plots.regression_calibration(digits_results[0])
     with pytest.raises(ValueError, match="at least 1, got 0"):
         plots.regression_calibration(gap_results, num_bins=0)

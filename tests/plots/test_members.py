@@ -149,7 +149,7 @@ def test_what_cannot_be_drawn_is_refused():
         plots.diversity_heat_map(np.ones((2, 2)), names=["a"])
     with pytest.raises(ValueError, match=r"2 numbers in \[0, 1\]"):
         plots.diversity_plane({"m": ([97.0, 98.0], np.ones((2, 2)))})
-    with pytest.raises(ValueError, match="not of KL"):
+    with pytest.raises(ValueError, match="not for KL"):
         plots.diversity_plane({"m": ([0.9, 0.9], np.ones((2, 2)))}, measure="KL", num_classes=3)
     with pytest.raises(ValueError, match="at least 2, got 1"):
         plots.diversity_plane({"m": ([0.9, 0.9], np.ones((2, 2)))}, num_classes=1)

@@ -78,7 +78,7 @@ def test_reliability_pools_seeds_and_says_all_three_errors(digits_results):
     for name, metric in (("ece", "ece"), ("adaptive ece", "adaptive_ece")):
         errors = [getattr(calibration, metric)(*r.kept["test"][:2]).value for r in ensembles]
         assert display.data[name][0] == pytest.approx(np.mean(errors))
-    for words in ("2 seeds pooled", "Top-label", "adaptive ECE", "debiased ECE", "equal mass"):
+    for words in ("2 seeds pooled", "top label", "adaptive ECE", "debiased ECE", "equal mass"):
         assert words in display.caption
     assert 0 <= default_start([display]) <= display.data["confidence"].min()
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_drawn_is_refused(digits_results, gap_results, made):
     bare = digits_results[0].replace(kept={})
     with pytest.raises(ValueError, match="keep no prediction of 'test'"):
         plots.reliability(bare)
-    with pytest.raises(ValueError, match="is of classes"):
+    with pytest.raises(ValueError, match="is for classes"):
         plots.reliability(gap_results)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         plots.reliability(digits_results[0], num_bins=0)

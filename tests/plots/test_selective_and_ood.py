@@ -47,7 +47,7 @@ def test_risk_coverage_is_the_mean_of_seeds(digits_results, digits_board):
     np.testing.assert_allclose(display.data["deep_ensemble risk"], np.mean(single, 0))
     error = np.std(single, 0, ddof=1) / np.sqrt(2)
     np.testing.assert_allclose(display.data["deep_ensemble s.e."], error)
-    assert "AUGRC" in display.caption and "5 % risk" in display.caption
+    assert "AUGRC" in display.alt and "5 % risk" in display.caption
 
 
 def test_one_example_is_a_curve(made):
@@ -95,8 +95,22 @@ def test_histograms_add_up_and_carry_the_measures(digits_results):
     for measure in ("auroc", "fpr95"):
         row = results["ood:patches", f"{measure}_mutual_information"]
         assert display.data[f"{measure} ood:patches"][0] == pytest.approx(row.value)
-    for words in ("high means rather OOD", "positive class", "FPR95", "AUPR"):
+    for words in ("higher means more likely OOD", "positive class", "FPR95"):
         assert words in display.caption
+    assert "AUPR" in display.alt
+
+
+def test_histograms_pool_seeds_and_measures_are_means_over_them(digits_results):
+    """As in the tables next to them, where an AUROC is the mean over seeds."""
+    seeds = [each for each in digits_results if each.method == "deep_ensemble"]
+    options = {"score": "mutual_information", "limits": (0.0, 1.0)}
+    together = plots.ood_histogram(seeds, **options)
+    single = [plots.ood_histogram(each, **options).data for each in seeds]
+    for name in ("test", "ood:patches"):  # the sets have as many examples for each seed
+        np.testing.assert_allclose(together.data[name], np.mean([s[name] for s in single], 0))
+    rows = [each["ood:patches", "auroc_mutual_information"].value for each in seeds]
+    assert together.data["auroc ood:patches"][0] == pytest.approx(np.mean(rows))
+    assert rows[0] != rows[1] and "2 seeds pooled" in together.caption
 
 
 def test_variances_are_binned_by_their_logarithm(gap_results):
@@ -140,7 +154,7 @@ def test_what_cannot_be_drawn_is_refused(digits_results, gap_results):
         plots.entropy_scatter(digits_results[0])
     with pytest.raises(ValueError, match="keep no prediction of 'ood:mars'"):
         plots.entropy_scatter(digits_results[1], ood="mars")
-    with pytest.raises(ValueError, match="is of classes"):
+    with pytest.raises(ValueError, match="is for classes"):
         plots.entropy_scatter(gap_results)
     with pytest.raises(ValueError, match=r"in \[0, 1\], got 2"):
         plots.risk_coverage(digits_results[0], risk=2)

@@ -120,11 +120,11 @@ def curves(**numbers: tuple[float, float | None]) -> list[Row]:
     [(-0.1, 0.01, True), (-0.1, 0.06, False), (-0.04, 0.001, False), (0.1, 0.01, False)],
 )
 def test_a_loss_that_still_falls_clearly_is_not_converged(slope, error, told) -> None:
-    """By more than two standard errors, and by more than a twentieth of all that it fell."""
+    """By more than two standard errors, and by more than a twentieth of its whole fall."""
     found = alerts(two_seeds(*curves(train_slope=(slope, error), train_drop=(1.0, None))))
     assert titles(found) == (["Not converged"] if told else [])
     if told:
-        assert "map by 0.1 ± 0.01 nats/example, 10 % of all that it fell" in found[0].text
+        assert "map by 0.1 ± 0.01 nats/example, 10 % of its whole fall" in found[0].text
         assert "--set epochs" in found[0].text
 
 

@@ -98,8 +98,8 @@ def test_sections_come_in_order_and_links_lead_somewhere(html) -> None:
     page = Page(html)
     anchors = [attributes.get("id") for attributes in page.all("section")]
     assert anchors == [
-        "alerts", "leaderboard", "calibration", "selective", "ood", "shift", "uncertainty",
-        "diversity", "methods", "glossary", "reproduce",
+        "alerts", "leaderboard", "calibration", "selective", "mistakes", "ood", "shift",
+        "uncertainty", "diversity", "methods", "glossary", "reproduce",
     ]  # fmt: skip
     assert len(page.ids) == len(set(page.ids))
     links = {a["href"][1:] for a in page.all("a") if a["href"].startswith("#")}
@@ -122,6 +122,71 @@ def test_every_metric_is_explained(html, digits_board) -> None:
     shown = {a["href"][1:] for a in page.all("a", **{"class": "term"})}
     assert shown and shown <= explained
     assert {f"about-{anchor}" for anchor in explained} <= set(page.ids)
+
+
+def test_the_glossary_is_folded(html) -> None:
+    section = html.partition('id="glossary"')[2].partition("</section>")[0]
+    assert section.index("<details>") < section.index("metric-1-")
+    assert section.rindex("</details>") > section.rindex("metric-")
+
+
+def test_figures_of_a_kind_share_a_caption(html) -> None:
+    """What is said of all is said once; what is said of one stands with that one."""
+    assert html.count("Band: where the bins of a calibrated method fall") == 1
+    own = re.findall(r"<figcaption>[^<]*adaptive ECE", html)
+    assert len(own) == 2  # one per method
+    for name in ("predictive_entropy", "mutual_information"):
+        score = name.replace("_", " ").capitalize()
+        assert html.count(f"{score} of test and OOD inputs") == 1
+
+
+def test_mistakes_have_matrices_classes_and_pictures(html, digits_results) -> None:
+    section = html.partition('<section id="mistakes"')[2].partition("</section>")[0]
+    assert section.count('alt="Confusion matrix of') == 2
+    assert section.count('alt="Test images of') == 2
+    table = section.partition("By class")[2]
+    assert re.findall(r'<th scope="row">(\w)</th>', table) == list("0123456789")
+    kept = [r for r in digits_results if r.method == "deep_ensemble"]
+    label, said = (
+        torch.cat(part)
+        for part in zip(
+            *((r.kept["test"].targets, r.kept["test"].prediction.classes) for r in kept),
+            strict=True,
+        )
+    )
+    recall = (said[label == 3] == 3).double().mean().item()
+    order = re.findall(r'scope="colgroup" colspan="3">(\w+)<', table.replace("<wbr>", ""))
+    line = re.search(r'<th scope="row">3</th>(.*?)</tr>', table)[1]
+    numbers = re.findall(r"<td>(.*?)</td>", line)
+    assert float(numbers[1 + 3 * order.index("deep_ensemble")]) == pytest.approx(recall, abs=5e-4)
+
+
+def test_examples_of_tables_are_rows(gap_results) -> None:
+    section = render(compare(gap_results)).partition('<section id="mistakes"')[2]
+    lines = re.findall(r'<th scope="row">(most uncertain|surely wrong)</th>', section)
+    assert lines == 6 * ["most uncertain"] + 6 * ["surely wrong"]
+    assert "error / std" in section
+
+
+def test_results_without_examples_give_a_page_without_them(digits_results) -> None:
+    """As runs of before examples were kept."""
+    older = [
+        each.replace(
+            kept={"test": each.kept["test"]},
+            class_names=(),
+        )
+        for each in digits_results
+    ]
+    html = render(compare(older))
+    assert "Test images of" not in html and 'alt="Confusion matrix of' in html
+    Page(html)
+
+
+def test_numbers_have_true_minus_signs(html) -> None:
+    """No hyphen before a digit in what is read: text, and words for those who cannot see."""
+    text = re.sub(r"<(style|script|pre)\b.*?</\1>|<[^>]*>", " ", html, flags=re.S)
+    alts = " ".join(re.findall(r'alt="([^"]*)"', html))
+    assert not re.search(r"(?<![\w.])-\.?\d", text + alts)
 
 
 def test_figures_have_words_and_numbers(html) -> None:

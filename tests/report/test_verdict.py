@@ -18,7 +18,9 @@ def board(**methods: list[float | None]):
 
 def test_clear_winner() -> None:
     text = verdict(board(map=[0.30, 0.31, 0.29], other=[0.10, 0.11, 0.09]))
-    assert text.startswith("other has the lowest test NLL on digits: 0.100 ± 0.006 against 0.300")
+    assert text.startswith(
+        "other has the lowest test NLL on digits: 0.100 ± 0.006 nats per example against 0.300"
+    )
     assert "paired difference 0.200 ± 0.000 (95 % interval 0.200 to 0.200, 3 seeds)" in text
 
 
@@ -49,8 +51,8 @@ def test_many_comparisons_need_more_than_one() -> None:
 
 def test_one_seed_and_one_method() -> None:
     text = verdict(board(map=[0.3], other=[0.1]))
-    assert "0.100 ± 0.020 against 0.300 ± 0.020" in text
-    assert text.endswith("one seed, ± over examples, so no test tells it from luck.")
+    assert "0.100 ± 0.020 nats per example against 0.300 ± 0.020" in text
+    assert text.endswith("one seed, ± over examples, so this may be luck.")
     text = verdict(board(map=[0.2, 0.2]))
     assert text == "map reaches a test NLL of 0.200 ± 0.000 nats per example on digits."
 
@@ -58,9 +60,9 @@ def test_one_seed_and_one_method() -> None:
 def test_seeds_that_are_not_shared_are_not_called_one_seed() -> None:
     ours = [result("map", seed, 0.1) for seed in (0, 1, 2)]
     apart = verdict(compare([*ours, *(result("other", seed, 0.3) for seed in (3, 4, 5))]))
-    assert apart.endswith("they share no seed, so no test tells it from luck.")
+    assert apart.endswith("they share no seed, so this may be luck.")
     once = verdict(compare([*ours, *(result("other", seed, 0.3) for seed in (2, 4, 5))]))
-    assert once.endswith("they share one seed, so no test tells it from luck.")
+    assert once.endswith("they share one seed, so this may be luck.")
 
 
 def test_no_finite_score() -> None:

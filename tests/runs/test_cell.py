@@ -25,5 +25,5 @@ def test_predictions_under_shifts_are_kept_up_to_a_size(fitted, monkeypatch):
     assert cell._kept(post, task) is True
     monkeypatch.setattr(cell, "SHIFT_BYTES", size - 1)
     results = pm.evaluate(post, task, keep=cell._kept(post, task))
-    assert sorted(results.kept) == ["plane", "test", "train"]
+    assert sorted(results.kept) == ["examples", "plane", "test", "train"]
     assert {row.dataset for row in results.rows} == {"test", "shift:s:1", "shift:s:2"}

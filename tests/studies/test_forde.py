@@ -133,7 +133,7 @@ def test_the_benchmark_table(runs):
     gaps = shown.differences(runs, "cifar10_subset")
     assert gaps is not None
     pca = next(line for line in gaps.lines if line[0] == "FoRDE-PCA")
-    assert pca[gaps.head.index("cA % ↑")].startswith("+3.00 [+") and pca[-2].endswith("*")
+    assert pca[gaps.head.index("cA % ↑")].startswith("+3.00 [+") and pca[-2].endswith("†")
     assert shown.variants(runs, "cifar10_subset") is None  # only Fashion-MNIST has them
     assert set(STUDY.tables(runs)) == {
         "benchmark_cifar10_subset", "differences_cifar10_subset", "families_cifar10_subset",
@@ -146,7 +146,7 @@ def test_differences_by_kind_of_corruption(runs):
     table = shown.families(runs, "cifar10_subset")
     assert table is not None and table.head == ("method", "noise", "blur", "weather", "digital")
     pca, identity = table.lines
-    assert pca[3].startswith("+3.00 [+") and pca[3].endswith("*")
+    assert pca[3].startswith("+3.00 [+") and pca[3].endswith("†")
     assert (pca[1], pca[2], pca[4]) == ("n/a",) * 3
     assert identity[0] == "FoRDE-Identity" and identity[3].startswith("+0.00")
     kinds = [kind for family in setup.FAMILIES.values() for kind in family]

@@ -83,7 +83,8 @@ def latex(board: Leaderboard, full: bool = False) -> str:
         heads = [as_tex(c.title) + arrows[c.direction] for c in table.columns]
         rows = []
         for label, cells in table.lines:
-            numbers = [cell.text.replace(" ± ", r" \pm ").replace(",", "{,}") for cell in cells]
+            plain = [cell.text.replace(" ± ", r" \pm ").replace("−", "-") for cell in cells]
+            numbers = [text.replace(",", "{,}") for text in plain]
             signs = [f" {signs_in_tex[cell.sign]}" if cell.sign else "" for cell in cells]
             texts = [
                 n if n == "n/a" else f"${n}{sign}$" for n, sign in zip(numbers, signs, strict=True)

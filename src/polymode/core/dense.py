@@ -6,6 +6,9 @@ are common enough, and small enough, to be worth a way of their own: the forward
 once (`torch.fx`) and each step of it is replaced by one that carries the member axis, a linear
 layer by a single `baddbmm`.
 
+A layer of another kind takes part if it has a method `for_all_members(tensors, x)`: from its own
+parameters by name, (M, ...) each, and inputs (M, B, ...) to outputs (M, B, ...).
+
 `dense_forward` returns None for every network with a step it does not know; the caller then takes
 `vmap`.
 Shapes: `M` members, `B` batch, `H` features.
@@ -20,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten
+from polymode.core.layers import ELEMENTWISE, PLAIN, called, function_of, is_flatten, repeat_rows
 from polymode.core.trace import trace
 
 if TYPE_CHECKING:
@@ -81,6 +84,10 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
     if is_flatten(node, template):
         source = _name(node.args[0])
         return lambda run: run[source].flatten(2)
+    if target is repeat_rows:
+        source, times = _name(node.args[0]), node.args[1]
+        assert isinstance(times, int)
+        return lambda run: repeat_rows(run[source], times, axis=1)
     if called(node, template) in ELEMENTWISE:
         return _elementwise_step(node, function_of(node, template))
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
@@ -118,7 +125,9 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
         return None
     source, kind = argument.name, type(module)
     layer: Callable[[Tensors, Tensor], Tensor]
-    if isinstance(module, nn.Linear) and kind is nn.Linear:
+    if hasattr(module, "for_all_members"):
+        layer = _own_layer(path, module)
+    elif isinstance(module, nn.Linear) and kind is nn.Linear:
         layer = _linear(path, module)
     elif isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         layer = _layer_norm(path, module)
@@ -129,22 +138,32 @@ def _module_step(path: str, module: nn.Module, argument: Any) -> _Step | None:
     return lambda run: layer(run["tensors"], run[source])
 
 
+def _own_layer(path: str, module: nn.Module) -> Callable[[Tensors, Tensor], Tensor]:
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    run: Callable[[Tensors, Tensor], Tensor] = module.for_all_members  # type: ignore[assignment]
+    return lambda tensors, x: run({name: tensors[f"{path}.{name}"] for name in names}, x)
+
+
 def _linear(path: str, module: nn.Linear) -> Callable[[Tensors, Tensor], Tensor]:
     weight_name, bias_name = f"{path}.weight", f"{path}.bias"
     has_bias = module.bias is not None
 
     def apply(tensors: Tensors, x: Tensor) -> Tensor:
-        weight = tensors[weight_name]  # (M, O, I)
-        columns = (x if x.dim() == 3 else x.flatten(1, -2)).transpose(1, 2)  # (M, I, B)
-        # weight × inputs, not inputs × weight: so the weight's gradient comes in its own layout
-        if has_bias:
-            out = torch.baddbmm(tensors[bias_name].unsqueeze(2), weight, columns)
-        else:
-            out = torch.bmm(weight, columns)
-        out = out.transpose(1, 2)
-        return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
+        return linear_each(x, tensors[weight_name], tensors[bias_name] if has_bias else None)
 
     return apply
+
+
+def linear_each(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the outputs (M, B, ..., O) of each member's own linear layer, weight (M, O, I)."""
+    columns = (x if x.dim() == 3 else x.flatten(1, -2)).transpose(1, 2)  # (M, I, B)
+    # weight × inputs, not inputs × weight: so the weight's gradient comes in its own layout
+    if bias is None:
+        out = torch.bmm(weight, columns)
+    else:
+        out = torch.baddbmm(bias.unsqueeze(2), weight, columns)
+    out = out.transpose(1, 2)
+    return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def _layer_norm(path: str, module: nn.LayerNorm) -> Callable[[Tensors, Tensor], Tensor]:

@@ -28,7 +28,14 @@ from polymode.core.choice import Plan, choose
 from polymode.core.dense import Forward, dense_program
 from polymode.core.memory import keep_freed_memory
 from polymode.core.modules import Tensors, channels_to_last, set_mode
-from polymode.core.noise import MemberNoise, Streams, batch_axes, shapes_drawn, step_seeds
+from polymode.core.noise import (
+    MemberNoise,
+    Streams,
+    batch_axes,
+    pinned_seeds,
+    shapes_drawn,
+    step_seeds,
+)
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
 from polymode.core.threads import for_each_member
 from polymode.core.trace import quick_module
@@ -368,7 +375,8 @@ def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
     if stack.pinned is None:
         return Streams(step_seeds(stack.seeds, step))
     axes = stack.network.program("pinned", stack.mode, lambda _: probe(batch_axes))
-    return Streams(step_seeds(stack.seeds, stack.pinned), axes)
+    numbers = (stack.pinned,) if isinstance(stack.pinned, int) else stack.pinned
+    return Streams(pinned_seeds(stack.seeds, numbers), axes)
 
 
 def _drawn_by_two(module: nn.Module, x: Tensor) -> bool:

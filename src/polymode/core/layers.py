@@ -31,6 +31,17 @@ CHANNELWISE: frozenset[Any] = ELEMENTWISE | {nn.MaxPool2d, nn.AvgPool2d, F.avg_p
 RELU: frozenset[Any] = frozenset((nn.ReLU, F.relu, torch.relu))
 
 
+def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
+    """Return `times` copies of the rows, one copy of all behind another; a new tensor.
+
+    >>> repeat_rows(torch.tensor([[1], [2]]), 2).flatten().tolist()
+    [1, 2, 1, 2]
+    """
+    ones = [1] * x.dim()
+    ones[axis] = times
+    return x.repeat(ones)
+
+
 def called(node: fx.Node, module: nn.Module) -> Any:
     """Return what a node calls: a module's class, a function, or a method's name."""
     if node.op == "call_module":

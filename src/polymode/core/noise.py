@@ -8,7 +8,8 @@ whether it is evaluated alone, in a batch of ten, or in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -69,14 +70,22 @@ class BatchAxis(NamedTuple):
 
 
 class Streams:
-    """Random streams of one forward pass, one per member.
+    """Random streams of one forward pass, one per member, or several.
 
     With `pinned`, where each tensor that is drawn has its batch axis, all examples get the same
-    noise: a member is then one function of its inputs, whatever the batch.
+    noise: a member is then one function of its inputs, whatever the batch. With several streams
+    per member the rows of a batch are as many groups of equal size, one behind another, and all
+    examples of a group get the same noise.
+
+    Args:
+        seeds: of each member, (M,) or (M, L).
     """
 
-    def __init__(self, seeds: Sequence[int], pinned: Sequence[BatchAxis] | None = None) -> None:
-        self.seeds, self.pinned = [int(seed) for seed in seeds], pinned
+    def __init__(
+        self, seeds: Sequence[int | Sequence[int]], pinned: Sequence[BatchAxis] | None = None
+    ) -> None:
+        self.seeds = [(each,) if isinstance(each, int) else tuple(each) for each in seeds]
+        self.pinned = pinned
 
     def __getitem__(self, members: slice) -> Streams:
         return Streams(self.seeds[members], self.pinned)
@@ -122,29 +131,38 @@ class MemberNoise(TorchDispatchMode):
                 )
             batch = pinned[self._calls]
         self._calls += 1
-        for share, seed in zip(shares, seeds, strict=True):
-            stream = torch.Generator(device=out.device).manual_seed(
-                (seed + self._calls * _GOLDEN) % 2**63
-            )
+        stream = torch.Generator(device=out.device)
+        for share, own in zip(shares, seeds, strict=True):
             if batch.axis is None and share.is_contiguous():
-                fill(share, stream)
+                fill(share, self._at(stream, own[0]))
                 continue
             shape = list(share.shape)
             if batch.axis is not None:
                 shape[batch.axis] = batch.per
             # the order of filling must not depend on the memory format
-            filled = torch.empty(shape, dtype=share.dtype, device=share.device)
-            fill(filled, stream)
-            if batch.axis is not None:
-                share = share.unflatten(batch.axis, (-1, batch.per))
-                filled = filled.unsqueeze(batch.axis)
-            share.copy_(filled)
+            filled = torch.empty(len(own), *shape, dtype=share.dtype, device=share.device)
+            for group, seed in zip(filled.unbind(0), own, strict=True):
+                fill(group, self._at(stream, seed))
+            if batch.axis is None:
+                share.copy_(filled[0])
+            else:
+                share = share.unflatten(batch.axis, (len(own), -1, batch.per))
+                share.copy_(filled.movedim(0, batch.axis).unsqueeze(batch.axis + 1))
         return out
+
+    def _at(self, stream: torch.Generator, seed: int) -> torch.Generator:
+        """Return the generator at the start of this call's numbers."""
+        return stream.manual_seed((seed + self._calls * _GOLDEN) % 2**63)
 
 
 def _is_idle(func: Any, args: Any) -> bool:
     """Operations that carry the tag of randomness but draw nothing: dropout switched off."""
     return func is _aten.dropout.default and not args[2]
+
+
+def pinned_seeds(seeds: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    """Return the members' stream seeds for passes that stand in one batch, (M, L)."""
+    return [[fold(seed, "pass", number) for number in numbers] for seed in seeds]
 
 
 def step_seeds(seeds: Sequence[int], step: int) -> list[int]:
@@ -167,11 +185,18 @@ class _Watch(TorchDispatchMode):
         return result
 
 
+@contextmanager
+def drawing() -> Iterator[list[tuple[int, ...]]]:
+    """Note the shapes of what is drawn meanwhile; torch's stream is put back."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+        yield watcher.shapes
+
+
 def shapes_drawn(module: nn.Module, x: Tensor) -> list[tuple[int, ...]]:
     """Return the shapes of what a forward pass draws; torch's stream is put back."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+    with drawing() as shapes:
         module(x)
-    return watcher.shapes
+    return shapes
 
 
 def batch_axes(module: nn.Module, x: Tensor) -> list[BatchAxis]:

@@ -65,6 +65,7 @@ class Stack:
         mode: "train", "eval" or "noisy" (random layers on, normalisation frozen).
         pinned: number of the random stream of all passes, or None: each pass has its own. Pinned
             noise is the same for all examples, so that a noisy member is one function of its input.
+            With several numbers, as many groups of rows have one each.
         network: what it shares with all stacks of its architecture.
         views: what shares the memory of its tensors.
         plans: how it is evaluated, by kind of work, once that is chosen.
@@ -93,15 +94,13 @@ class Stack:
         self.chunk_size = chunk_size
         self.channels_last: bool | None = None  # memory format of convolutions; None: not decided
         self.mode = "eval"
-        self.pinned: int | None = None
+        self.pinned: int | tuple[int, ...] | None = None
         self.extra: Tensors = {}
         self.horizon: float = math.inf
         self._passes = 0
         modules, self.num_modes = members_from(networks, num_modes, seed)
         self._gather(modules, dtype, torch.device(device))
         self.seeds = list(fold_each(seed, "member", self.num_modes))
-
-    # ---------------------------------------------------------------- building
 
     def _gather(
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
@@ -141,8 +140,6 @@ class Stack:
             value = tensor.detach().to(reference.device, reference.dtype)
             self.extra[name] = value.clone().requires_grad_()
         self._renew()
-
-    # ---------------------------------------------------------------- what it holds
 
     def __len__(self) -> int:
         return self.num_modes
@@ -296,17 +293,23 @@ class Stack:
             whole.lay_out(True)
         return whole
 
+    def on(self, network: Network) -> Stack:
+        """Return a stack in the same memory with another network; what that lacks is left out."""
+        body = copy.copy(self)
+        body.network = network
+        body.params, body.frozen, body.buffers = (
+            {name: tensor for name, tensor in group.items() if name in network.aliases}
+            for group in (self.params, self.frozen, self.buffers)
+        )
+        body._renew()
+        return body
+
     def rebuilt(self, name: str, change: Callable[[nn.Module], nn.Module]) -> Stack:
         """Return a stack in the same memory with another network, `change` of this one's, made once
         for each name. Tensors that the new network lacks are left out, like `extra`."""
         if name not in self.views.derived:
-            body = copy.copy(self)
-            body.network = Network(change(copy.deepcopy(self.template)))
+            body = self.on(Network(change(copy.deepcopy(self.template))))
             body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
-            body.params, body.frozen, body.buffers = (
-                {name: tensor for name, tensor in group.items() if name in body.network.aliases}
-                for group in (self.params, self.frozen, self.buffers)
-            )
             body.extra = {}
             body._renew()
             self.views.derived[name] = body
@@ -327,13 +330,11 @@ class Stack:
                         group[name] = channels_to_last(tensor)
         self._forget_memory()
 
-    # ---------------------------------------------------------------- mode
-
     @property
     def training(self) -> bool:
         return self.mode == "train"
 
-    def set_mode(self, mode: str, pinned: int | None = None) -> Stack:
+    def set_mode(self, mode: str, pinned: int | tuple[int, ...] | None = None) -> Stack:
         """Set the mode ("train", "eval", "noisy") and the stream of its noise; return the stack."""
         assert mode in MODES, mode
         if mode != self.mode:
@@ -427,8 +428,6 @@ class Stack:
         if step is None:
             step, self._passes = self._passes, self._passes + 1
         return step
-
-    # ---------------------------------------------------------------- members as modules
 
     def module(self, k: int) -> nn.Module:
         """Return member k as a module that shares the stack's memory."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import PLAIN, called, is_kind, is_relu
+from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -31,10 +31,17 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
         return None
     before = _state(module)
     try:
-        graph = fx.Tracer().trace(module)
+        graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None
+
+
+class _Tracer(fx.Tracer):
+    """Takes layers that know how to run for all members as one step, see `core/dense.py`."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return hasattr(m, "for_all_members") or super().is_leaf_module(m, module_qualified_name)
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:

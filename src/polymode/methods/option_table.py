@@ -20,7 +20,12 @@ from polymode.methods.method import METHODS
 
 _RANGE = re.compile(r",? ?(?:a number )?((?:≥|>|≤|<) -?[\d.]*\d|in [\[(][^\])]+[\])])(?! for)")
 _CHOICE = re.compile(r'"(\w+)"')
-_KINDS = {"Make": "a function", "Augment": "a name or a function", "Tensor": "a tensor"}
+_KINDS = {
+    "tuple[float, float]": "two numbers",
+    "Make": "a function",
+    "Augment": "a name or a function",
+    "Tensor": "a tensor",
+}
 _HEADER = ("option", "default", "allowed", "meaning")
 
 

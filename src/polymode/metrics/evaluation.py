@@ -6,13 +6,15 @@ import fnmatch
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays, Data
+from polymode.core.data import Arrays, Data, Pixels
 from polymode.core.registry import Entry
+from polymode.metrics.examples import Examples
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
     CLASSIFICATION,
@@ -72,7 +74,8 @@ def evaluate(
     Returns:
         `Results`; its `kept` holds the predictions, also those that are drawn but not scored: for
         regressions on one input the training set and an even grid, "train" and "curve"; for classes
-        on two inputs the same as "train" and "plane", first input fastest.
+        on two inputs the same as "train" and "plane", first input fastest. "examples" are a few of
+        the test set with their inputs: the most uncertain, and the most confidently wrong.
     """
     task = _check_kinds(post, task)
     if task.test is None:
@@ -92,25 +95,29 @@ def evaluate(
     rows: list[Row] = []
     kept: dict[str, Kept] = {}
     marks: dict[str, str] = {}
-    seconds, examples = 0.0, 0
+    seconds, count = 0.0, 0
     test: Kept | None = None
+    examples = _examples(task)
     _warm_up(predict, task.test)
     for name, data in _datasets(task):  # a shift is made here, and its time does not count
         started = time.perf_counter()
-        made = _predict(predict, task, data)
+        made = _predict(predict, task, data, examples if name == "test" else None)
         seconds += time.perf_counter() - started
-        examples += len(made.prediction)
+        count += len(made.prediction)
         marks[name] = _fingerprint(data, made)
         test = made if test is None else test
         rows += _rows(name, made, test.prediction, task, scale)
         if _is_kept(name, keep):
             kept[name] = made
+        if name == "test" and isinstance(data, Arrays) and made.targets is not None:
+            examples.add(made.prediction, made.targets, partial(_inputs_at, data))
     assert test is not None
     for name, data in _validation_sets(task) if validation else ():
         rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
     if _is_drawn(task):
         drawn = _grid(predict, task, test, kept) if keep else {}
         kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
+    few = examples.kept() if _is_kept("examples", keep) else None
     return Results(
         task=task.name,
         method=post.method,
@@ -123,15 +130,26 @@ def evaluate(
             num_samples=test.prediction.num_samples,
             parameters=post.num_modes * post.weights.like.num_parameters,
             predict_seconds=seconds,
-            predict_examples=examples,
+            predict_examples=count,
             train_seconds=train_seconds,
             memory_bytes=post.weights.num_bytes,
         ),
         near_ood=tuple(task.near_ood),
         target_scale=scale,
         data=marks,
-        kept=kept,
+        class_names=tuple(task.class_names or ()),
+        kept=kept if few is None else {**kept, "examples": few},
     )
+
+
+def _inputs_at(data: Arrays, places: Tensor) -> Tensor:
+    return data.rows(places)[0]
+
+
+def _examples(task: Task) -> Examples:
+    """Return what collects examples of the test set, with inputs as they were before scaling."""
+    pixels = isinstance(task.test, Pixels)
+    return Examples(task.test.scaling if pixels else task.input_scaling)  # type: ignore[union-attr]
 
 
 def _check_kinds(post: Any, task: Any) -> Task:
@@ -203,8 +221,13 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
             yield f"val:{name}:{severity}", make()
 
 
-def _predict(predict: Predict, task: Task, data: Data | Tensor) -> Kept:
-    """Predict in one pass; a loader is passed over once, so its order may be its own."""
+def _predict(
+    predict: Predict, task: Task, data: Data | Tensor, examples: Examples | None = None
+) -> Kept:
+    """Predict in one pass; a loader is passed over once, so its order may be its own.
+
+    Hence `examples` of a loader are collected here.
+    """
     drawn = _is_drawn(task)
     if isinstance(data, Tensor):
         return Kept(predict(data), None, data if drawn else None)
@@ -215,6 +238,8 @@ def _predict(predict: Predict, task: Task, data: Data | Tensor) -> Kept:
     for batch in data.batches(BATCH):
         x, y = task.check_batch(*batch)
         predictions.append(predict(x))
+        if examples is not None:
+            examples.add(predictions[-1], y, partial(torch.index_select, x.cpu(), 0))
         pairs.append((x if drawn else x[:0], y))
     if not pairs:
         raise ValueError("the loader is empty: 0 batches")

@@ -95,6 +95,7 @@ class Results:
         target_scale: D standard deviations that the "standardised" numbers are divided by.
         label: what tables call it; by default the method, with the options that tell it apart.
         data: fingerprints of the data sets, by name; empty in results of before 0.2.
+        class_names: in the order of the labels; empty where the task has none.
         arrays: by examination, what its figures are made of; not part of the JSON.
     """
 
@@ -109,6 +110,7 @@ class Results:
     target_scale: tuple[float, ...] | None = None
     label: str = ""
     data: Mapping[str, str] = field(default_factory=dict, repr=False)
+    class_names: tuple[str, ...] = field(default=(), repr=False)
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
         default_factory=dict, compare=False, repr=False
@@ -253,6 +255,7 @@ class Results:
             "target_scale": self.target_scale and list(self.target_scale),
             "label": self.label,
             "data": dict(self.data),
+            "class_names": list(self.class_names),
         }
 
     def to_json(self) -> str:
@@ -282,6 +285,7 @@ class Results:
                 target_scale=scale and tuple(scale),
                 label=content.get("label", ""),
                 data=dict(content.get("data", {})),
+                class_names=tuple(content.get("class_names", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None
@@ -323,7 +327,7 @@ _OWN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("task", "method", "net", "label"), _is_text),
     "seed": _is_whole,
     "config": lambda value: isinstance(value, dict) and isinstance(value.get("search", {}), dict),
-    "near_ood": lambda value: all(map(_is_text, value)),
+    **dict.fromkeys(("near_ood", "class_names"), lambda value: all(map(_is_text, value))),
     "target_scale": lambda value: all(map(_is_number, value or ())),
 }
 _ROW: dict[str, Callable[[Any], bool]] = {

@@ -22,18 +22,19 @@ def decimals_for(values: Iterable[float | None], errors: Iterable[float | None] 
 
 
 def number(value: float | None, error: float | None, decimals: int, missing: str = "n/a") -> str:
-    """Return "value ± standard error" with the given decimals.
+    """Return "value ± standard error" with the given decimals, and a true minus.
 
-    >>> number(0.97421, 0.00113, 3), number(None, None, 3), number(41386.0, None, 0)
-    ('0.974 ± 0.001', 'n/a', '41,386')
+    >>> number(0.97421, 0.00113, 3), number(None, None, 3), number(-41386.0, None, 0)
+    ('0.974 ± 0.001', 'n/a', '−41,386')
     >>> number(9.518e35, 2.93e34, 0)
     '9.52e+35 ± 2.9e+34'
     """
     if value is None:
         return missing
     if abs(value) >= _HUGE:
-        return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.2g}"
-    text = f"{value:,.{decimals}f}"
+        text = f"{value:.3g}".replace("-", "−")
+        return text if error is None else f"{text} ± {error:.2g}"
+    text = f"{value:,.{decimals}f}".replace("-", "−")
     return text if error is None else f"{text} ± {error:.{decimals}f}"
 
 

@@ -1,20 +1,22 @@
 """Plots: Display objects that compute once and draw many times; see `display.Display`.
 
 Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selective prediction:
-`risk_coverage`. Uncertainty: `ood_histogram`, `entropy_scatter`, `uncertainty_maps`,
-`regression_band`. Shift: `severity`, `severity_spread`. Members: `diversity_heat_map`,
-`diversity_plane`, `pair_density`, `size_curve`. Symmetry: `orbit_curve`. Choices: `cost_pareto`,
-`sweep`. Papers: `forest`, `panels`.
+`risk_coverage`. Mistakes: `confusion`, `example_pictures`. Uncertainty: `ood_histogram`,
+`entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
+Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. Symmetry:
+`orbit_curve`. Choices: `cost_pareto`, `sweep`. Papers: `forest`, `panels`.
 """
 
 from __future__ import annotations
 
 from polymode.plots.confidence_gap import confidence_gap
+from polymode.plots.confusion import confusion
 from polymode.plots.cost_pareto import cost_pareto
 from polymode.plots.display import Display, Style, palette
 from polymode.plots.diversity_heat_map import diversity_heat_map
 from polymode.plots.diversity_plane import diversity_plane
 from polymode.plots.entropy_scatter import entropy_scatter
+from polymode.plots.example_pictures import example_pictures
 from polymode.plots.forest import Comparison, forest
 from polymode.plots.ood import ood_histogram
 from polymode.plots.orbit_curve import orbit_curve
@@ -35,10 +37,12 @@ __all__ = [
     "Display",
     "Style",
     "confidence_gap",
+    "confusion",
     "cost_pareto",
     "diversity_heat_map",
     "diversity_plane",
     "entropy_scatter",
+    "example_pictures",
     "forest",
     "map_limits",
     "ood_histogram",

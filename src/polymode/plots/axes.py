@@ -57,13 +57,23 @@ def plain_log(axis: Axis) -> None:
     low, high = sorted(axis.get_view_interval())
     decades = np.log10(high / low) if low > 0 else 3.0
     multiples = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=multiples, numticks=12))
-    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_major_locator(LogLocator(subs=multiples, numticks=12 if decades < 4.5 else 4))
+    axis.set_major_formatter(lambda value, _: plain_number(value))
     axis.set_minor_formatter(NullFormatter())
 
 
+def plain_number(value: float) -> str:
+    """Return a tick's number without zeros that nobody counts, and with a true minus.
+
+    >>> plain_number(0.001), plain_number(2000.0), plain_number(1e-5), plain_number(-0.5)
+    ('0.001', '2,000', '1e−5', '−0.5')
+    """
+    text = f"{value:,.10g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.10g}".replace("e-0", "e-")
+    return text.replace("-", "−")
+
+
 def zero_line(ax: Axes) -> None:
-    """Draw the line of no difference behind everything."""
+    """Draw the line of no difference behind everything else."""
     ax.axhline(0, color=PALE, linewidth=1, linestyle="--", zorder=0)
 
 
@@ -81,12 +91,12 @@ def axis_title(metric: str, unit: str = "") -> str:
 
 
 def panel_title(ax: Axes, title: str) -> None:
-    """Write above a panel what its vertical axis has: beside low panels titles run together."""
+    """Write what the vertical axis shows above its panel: beside low panels labels run together."""
     ax.set_title(title, loc="left", fontsize=8)
 
 
 def thinned(size: int, most: int) -> np.ndarray:
-    """Return which of `size` things are drawn, `most` of them at random, the same each time."""
+    """Return which of `size` things are drawn: at most `most`, at random, the same each time."""
     if size <= most:
         return np.arange(size)
     return np.sort(np.random.default_rng(0).choice(size, most, replace=False))

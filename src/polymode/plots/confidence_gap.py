@@ -1,7 +1,7 @@
-"""Confidence − accuracy: who is too sure, and where; several methods in one figure.
+"""Confidence − accuracy: which methods are too sure, and where; several methods in one figure.
 
-The axis of confidence is logarithmic in what is left to certainty, 1 − p, since networks are mostly
-sure and the differences lie above 0.9 (as in W. Maddox et al., A simple baseline for Bayesian
+The axis of confidence is logarithmic in 1 − p, since networks are mostly sure and the differences
+lie above 0.9 (as in W. Maddox et al., A simple baseline for Bayesian
 uncertainty in deep learning, NeurIPS 2019).
 """
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 SUREST = 1e-4  # of 1 − confidence: below, a bin is drawn here
 TICKS = (0.0, 0.5, 0.9, 0.99, 0.999)
+CLOSEST = 0.18  # share of the axis between two ticks
 MORE_TICKS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.95, 0.98, 0.995, 0.998)
 
 
 class ConfidenceGap(LineDisplay):
-    """One line a method around zero: above it too sure, below it not sure enough."""
+    """One line per method around zero: above it too sure, below it not sure enough."""
 
     size = (4.2, 3.3)
 
@@ -49,12 +50,26 @@ class ConfidenceGap(LineDisplay):
         low, high = sorted(ax.get_xlim())
         shown = [tick for tick in TICKS if low <= 1 - tick <= high]
         if len(shown) < 3:
-            shown = [tick for tick in sorted(TICKS + MORE_TICKS) if low <= 1 - tick <= high]
+            shown = _apart([t for t in sorted(TICKS + MORE_TICKS) if low <= 1 - t <= high])
         ax.set_xticks([1 - tick for tick in shown], [f"{tick:g}" for tick in shown])
         ax.xaxis.minorticks_off()
         ax.set_xlabel("confidence in the top label")
-        ax.set_ylabel("confidence − accuracy\n← not sure enough    too sure →")
+        ax.set_ylabel("confidence − accuracy\n(too sure: above 0)")
         ax.margins(y=0.08)
+
+
+def _apart(ticks: list[float]) -> list[float]:
+    """Return ticks whose names do not run together: far enough apart in log(1 − p).
+
+    >>> _apart([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+    [0.1, 0.5, 0.8, 0.9, 0.95]
+    """
+    kept: list[float] = []
+    span = np.log((1 - ticks[0]) / (1 - ticks[-1])) if ticks else 0.0
+    for tick in ticks:
+        if not kept or np.log((1 - kept[-1]) / (1 - tick)) >= CLOSEST * span:
+            kept.append(tick)
+    return kept
 
 
 def confidence_gap(
@@ -68,13 +83,13 @@ def confidence_gap(
 
     Filled points are off by more than chance: outside the 90 % band of `reliability`.
 
-    Traps: of the top label, not class by class; each method has its own bins, so points of two
-    methods do not stand one above the other; a bin surer than 0.9999 is drawn there.
+    Traps: this is about the top label, not class by class; each method has its own bins, so points
+    of two methods do not line up; a bin with a confidence above 0.9999 is drawn at 0.9999.
 
     Args:
         source: a leaderboard, results by label, or results; with `kept` predictions of classes.
         dataset: "test" or "shift:NAME:SEVERITY".
-        num_bins: at least 1. styles: one a label, see `palette`.
+        num_bins: at least 1. styles: one per label, see `palette`.
     """
     groups = by_label(source)
     data: dict[str, np.ndarray] = {}
@@ -94,8 +109,8 @@ def confidence_gap(
         data,
         label=f"confidence − accuracy, {dataset}",
         styles=styles or palette(groups),
-        caption=f"Confidence in the top label less accuracy on {dataset} (n = {n:,}{over}), bins of"
-        " equal mass. Above the line a method is too sure; filled points are outside what chance"
-        f" does in 90 % of calibrated bins, white ones are not. Over all examples: {overall}.",
-        alt=f"Confidence less accuracy against confidence; over all examples: {overall}.",
+        caption=f"Confidence minus accuracy on {dataset} (n = {n:,}{over}), bins of equal mass."
+        " Above 0 a method is too sure. Filled points: more than chance explains (90 %).",
+        own=f"Overall: {overall}.",
+        alt=f"Confidence minus accuracy against confidence; over all examples: {overall}.",
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.examinations import DISPLAYS, Findings
+from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, Display, Style
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class LossCurves(Display):
         values = np.concatenate([np.ravel(data[name]) for name, *_ in parts])
         if np.nanmin(values) > 0 and np.nanmax(values) > WIDE * np.nanmin(values):
             ax.set_yscale("log")
+            plain_log(ax.yaxis)
         ax.legend()
         return ax
 
@@ -69,8 +71,9 @@ def convergence(
             data,
             label=name,
             style=style,
-            caption=f"{name}: loss curves of {members}; train losses are means over windows of"
-            f" steps. {said[0].upper()}{said[1:]}.",
+            caption="Loss curves of one seed. Train losses are means over windows of steps; thin"
+            " lines are single members.",
+            own=f"{name}, {members}: {said}.",
             alt=f"Loss curves of {name}: {said}.",
         )
     }

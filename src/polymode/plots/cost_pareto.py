@@ -1,4 +1,4 @@
-"""What quality costs: a metric against training and prediction time, with the frontier."""
+"""What quality costs: a metric against training and prediction time, with the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TIMES = {"train": "training time", "predict": "prediction time"}
 
 
 class CostPareto(Display):
-    """One point a method; on the step line nothing is both cheaper and better."""
+    """One point per method; on the step line nothing is both cheaper and better."""
 
-    size = (5.6, 3.2)
+    size = (5.6, 2.7)
 
     def plot(self, ax: Axes, time: str = "") -> Axes:
         """Draw one panel, "train" or "predict"; by default the first that has numbers."""
@@ -96,17 +96,17 @@ def cost_pareto(
 ) -> CostPareto:
     """Return a metric against training and prediction time, times as multiples of one entry's.
 
-    Filled markers are `board.pareto()`: no other entry is as good in metric and both times. The
-    step line is the frontier in its own panel's time alone.
+    Filled markers are `board.pareto()`: no other entry is as good in the metric and in both times.
+    The step line is the frontier for the time of its own panel alone.
 
-    Traps: times are wall times of one machine, and near-equal ones change places; members trained
-    together cost less than one by one.
+    Traps: times are wall times of one machine, and nearly equal ones change places between runs;
+    members trained together cost less than one by one.
 
     Args:
         board: with measured times; entries without a training time are left out of that panel.
         metric, dataset: a column of the board that scores.
         baseline: label of the entry that costs 1; by default the fastest to train.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     column = _column(board, dataset, metric)
     times = {entry.label: _times(entry) for entry in board.entries}
@@ -128,7 +128,7 @@ def cost_pareto(
                 data[f"{label} {time}"] = np.array(spent[time]) / unit[0]
     scored = [label for label in board.labels if f"{label} score" in data]
     if not scored:
-        raise ValueError(f"no entry has a value of {metric} of '{dataset}'")
+        raise ValueError(f"no entry has a value of {metric} on '{dataset}'")
     data |= _frontiers(data, scored, column.direction == "up")
     absolute = ", ".join(
         f"{TIMES[time]} {spent[0]:.3g} {UNITS[time]}" for time, spent in times[one].items()
@@ -138,8 +138,8 @@ def cost_pareto(
         label=f"{column.title} and cost",
         styles=styles or palette(board.labels),
         caption=f"{title} on {dataset} against time ({over_seeds(len(board.seeds))}); 1 × is {one}:"
-        f" {absolute}. Line: the frontier of each panel; filled: no entry is as good in metric and"
-        f" both times ({', '.join(front) or 'n/a'}).",
+        f" {absolute}. Line: the Pareto frontier of each panel. Filled: no other entry is as good"
+        f" in the metric and in both times ({', '.join(front) or 'n/a'}).",
         alt=f"{column.title} against cost: {'; '.join(_said(label, data) for label in scored)}. Not"
         f" beaten in all at once: {', '.join(front) or 'n/a'}.",
     )
@@ -170,7 +170,9 @@ def _column(board: Leaderboard, dataset: str, metric: str) -> Column:
     for column in board.columns:
         if column[:2] == (dataset, metric):
             if not column.direction:
-                raise ValueError(f"`{metric}` describes and does not score; take one that does")
+                raise ValueError(
+                    f"`{metric}` describes and does not score; choose a metric that scores"
+                )
             return column
     known = [c.metric for c in board.columns if c.dataset == dataset]
     raise ValueError(f"the board has no {metric} of '{dataset}'.{suggest(metric, known)}")

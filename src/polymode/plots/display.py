@@ -1,8 +1,9 @@
 """Displays: numbers computed once, drawn as often as one likes.
 
 A display holds its numbers in `data`; `plot` draws them on axes of yours, `figure` on a new
-`matplotlib.figure.Figure`, `to_svg` and `to_csv` give files as text. No pyplot state is touched,
-and matplotlib is imported when something is drawn. The same numbers give the same bytes of SVG.
+`matplotlib.figure.Figure`, `save` writes a file, `to_svg` and `to_csv` give the text of one. A
+display at the end of a notebook cell shows itself. No pyplot state is touched, and matplotlib is
+imported when something is drawn. The same numbers give the same bytes of SVG.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import io
 import re
 import textwrap
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from polymode.core.store import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +39,8 @@ LETTER = 0.065  # inches that a letter of a legend is wide, more or less
 ROW = 0.17  # inches that a line of a legend is high
 DOTS_PER_INCH = 200  # of what is drawn as an image within the SVG
 PLACES = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # attributes of SVG that hold places, in points
+MINUS = re.compile(r"(?<![\w)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")  # a hyphen before a number
+FORMATS = ("svg", "png", "pdf", "csv")  # of files that a display writes
 LINES = re.compile(r"(?:L [-.\d]+ [-.\d]+ ?\n?){2,}")  # of a path, one after the other
 
 
@@ -44,7 +52,7 @@ class Style(NamedTuple):
 
 
 def palette(labels: Iterable[str]) -> dict[str, Style]:
-    """Return one style a label, in order; after seven, colours repeat with other markers."""
+    """Return one style per label, in order; after seven, colours repeat with other markers."""
     count = len(OKABE_ITO)
     return {
         label: Style(OKABE_ITO[i % count], MARKERS[(i + i // count) % count])
@@ -57,14 +65,16 @@ class Display(ABC):
 
     Attributes:
         data: the numbers by name. label: whose numbers they are.
-        caption: what is shown, of how many examples. alt: the same for those who cannot see it.
+        caption: what is shown, of how many examples. It ends with `own`, what it says of this one
+            figure alone; `shared` is the rest, which figures of a kind have in common.
+        alt: the same for those who cannot see it.
         style: of one method. styles: of each, where several are drawn together.
         size: of the figure in inches.
         dense: whether the numbers are thousands, so that a page should not carry them as CSV.
     """
 
     size: tuple[float, float] = (3.6, 3.0)
-    dense: ClassVar[bool] = False
+    dense: bool = False
     legend_more: ClassVar[tuple[int, int]] = (0, 0)  # letters, entries, beyond the labels
 
     def __init__(
@@ -74,16 +84,32 @@ class Display(ABC):
         label: str,
         caption: str,
         alt: str,
+        own: str = "",
         style: Style | None = None,
         styles: Mapping[str, Style] | None = None,
     ) -> None:
-        self.data, self.label, self.caption, self.alt = data, label, caption, alt
+        self.data, self.label, self.alt = data, label, true_minus(alt)
+        self.shared, self.own = true_minus(caption), true_minus(own)
         self.style, self.styles = style or Style(), dict(styles or {})
+        width, height = self.size
+        self.size = (width, height + self._legend_height(width))
+
+    @property
+    def caption(self) -> str:
+        """What is shown, of how many examples."""
+        return " ".join(filter(None, [self.shared, self.own]))
+
+    def _legend_height(self, width: float) -> float:
+        """Return what a legend takes beyond the two lines that have room."""
         letters, entries = self.legend_more
         labels = [label + letters * "x" for label in self.styles] + entries * [""]
+        return ROW * max(0, legend_lines(labels, width) - 2)
+
+    def shrink(self, factor: float) -> None:
+        """Make the figure smaller, but not its letters, for pages with several in a row."""
         width, height = self.size
-        lines = legend_lines(labels, width)  # two of them have room
-        self.size = (width, height + ROW * max(0, lines - 2))
+        bare = height - self._legend_height(width)
+        self.size = (factor * width, factor * bare + self._legend_height(factor * width))
 
     @property
     def title(self) -> str:
@@ -139,9 +165,55 @@ class Display(ABC):
         csv.writer(file, lineterminator="\n").writerows(zip(*padded, strict=True))
         return file.getvalue()
 
+    def save(self, path: str | Path) -> Path:
+        """Write the drawing or its numbers and return the path; the ending says which.
+
+        Args:
+            path: ends in .svg, .png (200 dots per inch), .pdf or .csv; its folder is made if need
+                be, and the file is complete or not there at all.
+        """
+        path = Path(path)
+        form = path.suffix.removeprefix(".").lower()
+        if form not in FORMATS:
+            raise ValueError(f"`path` of save must end in .{', .'.join(FORMATS)}, got '{path}'")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = {"svg": self.to_svg, "csv": self.to_csv}.get(form)
+        replace_file(path, text().encode() if text else self._drawn(form))
+        return path
+
+    def _drawn(self, form: str) -> bytes:
+        """Return the bytes of a PNG or PDF file, the same for the same numbers."""
+        import matplotlib
+
+        file = io.BytesIO()
+        quiet = {"CreationDate": None} if form == "pdf" else {"Software": None}
+        with matplotlib.rc_context(_settings()):
+            self.figure().savefig(file, format=form, metadata=quiet, dpi=DOTS_PER_INCH)
+        return file.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the drawing with its caption, for notebooks."""
+        source = b64encode(self.to_svg().encode()).decode()
+        width = round(96 * self.size[0])
+        return (
+            f'<figure style="margin:.4em 0"><img src="data:image/svg+xml;base64,{source}"'
+            f' alt="{escape(self.alt)}" width="{width}" style="max-width:100%;height:auto">'
+            f'<figcaption style="max-width:44em;opacity:.72">{escape(self.caption)}</figcaption>'
+            "</figure>"
+        )
+
     def __repr__(self) -> str:
         names = ", ".join(self.data)
         return f"{type(self).__name__}({self.label}: {names})"
+
+
+def true_minus(text: str) -> str:
+    """Return text with a minus sign, not a hyphen, before numbers and in their exponents.
+
+    >>> true_minus("from -0.5 to 2e-05; a top-5 of 2020-01"), true_minus("(-.5, +1)")
+    ('from −0.5 to 2e−05; a top-5 of 2020-01', '(−.5, +1)')
+    """
+    return MINUS.sub("−", text)
 
 
 def legend_columns(labels: Iterable[str], width: float) -> int:

@@ -1,4 +1,4 @@
-"""How much every two members differ, as a map ordered by clustering: blocks are clans."""
+"""How much each pair of members differs, as a map ordered by clustering: blocks are clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLORS = "viridis"
 
 
 class DiversityHeatMap(Display):
-    """The matrix in the order of the clustering, the diagonal left out, the mean in the title."""
+    """The matrix in clustered order without its diagonal; the title gives the mean."""
 
     size = (3.6, 3.2)
     dense = True
@@ -49,7 +49,7 @@ class DiversityHeatMap(Display):
             ax.set(xticks=[], yticks=[])
         for spine in ax.spines.values():
             spine.set_visible(False)
-        ax.set(xlabel=f"{count:,} members, like beside like")
+        ax.set(xlabel=f"{count:,} members, similar ones adjacent")
         ax.set_title(f"{self.title}\nmean {measure} {float(data['mean'][0]):.3g}", color=INK)
         return ax
 
@@ -67,19 +67,21 @@ def diversity_heat_map(
 ) -> DiversityHeatMap:
     """Return the map of a pairwise measure of S members.
 
-    Members are ordered by average linkage with optimal leaf order; of a matrix that is not
-    symmetric, by the mean of both directions, and drawn as it is: row i, column j.
+    Members are ordered by average linkage with optimal leaf order. A matrix that is not symmetric
+    is ordered by the mean of both directions and drawn as it is: row i, column j.
 
-    Traps: colours scaled for each method by itself make all look alike, so give `limits`; cosines
-    of weights are not invariant under the symmetries of networks, so 0 shows no diversity.
+    Traps: with a colour scale for each method all maps look alike, so give `limits`; cosines of
+    weights are not invariant under the symmetries of networks, so a cosine of 0 does not prove
+    diversity.
 
     Args:
-        matrix: (S, S), S >= 2, finite but for the diagonal, which is left out. See
+        matrix: (S, S), S >= 2, finite except on the diagonal, which is left out. See
             `polymode.metrics.diversity`.
-        measure, unit: what it is. label: whose, the title.
+        measure, unit: what the matrix contains. label: the title.
         names: of the members; by default 0, 1, ...
-        similarity: True if high means alike, as of cosines.
-        limits: of the colours; by default the least and the largest off the diagonal, or 0.
+        similarity: True if a high value means similar, as for cosines.
+        limits: of the colours; by default from the smallest value off the diagonal, or 0, to the
+            largest.
         style: see `palette`; the map does not use it.
     """
     values = as_matrix(matrix, "diversity_heat_map")
@@ -106,16 +108,17 @@ def diversity_heat_map(
         data,
         label=label or "members",
         style=style,
-        caption=f"{measure.capitalize()} of every two of {count:,} members, ordered so that alike"
-        f" ones are side by side (average linkage); the diagonal is left out. Mean over pairs"
-        f" {off.mean():.3g}, from {least:.3g} to {most:.3g}{in_unit}.",
+        caption=f"{measure.capitalize()} of each pair of members, ordered by average linkage so"
+        " that similar members are adjacent. The diagonal is left out.",
+        own=f"{count:,} members: mean over pairs {off.mean():.3g}, from {least:.3g} to"
+        f" {most:.3g}{in_unit}.",
         alt=f"Heat map of {measure} between {count:,} members ({label or 'one ensemble'}): mean"
-        f" {off.mean():.3g}, least {least:.3g}, largest {most:.3g}{in_unit}.",
+        f" {off.mean():.3g}, smallest {least:.3g}, largest {most:.3g}{in_unit}.",
     )
 
 
 def as_matrix(matrix: Any, plot: str) -> np.ndarray:
-    """Return (S, S) float64, or say what is wrong; tensors and arrays are taken."""
+    """Return (S, S) float64 from a tensor or array, or say what is wrong with it."""
     values = numbers(matrix)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 2:
         raise ValueError(f"`matrix` of {plot} must be (S, S) with S >= 2, got {values.shape}")
@@ -129,7 +132,7 @@ def as_matrix(matrix: Any, plot: str) -> np.ndarray:
 
 
 def clustered(matrix: np.ndarray, similarity: bool = False) -> np.ndarray:
-    """Return the order (S,) of the members in which alike ones are neighbours."""
+    """Return the order (S,) in which similar members are neighbours."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 

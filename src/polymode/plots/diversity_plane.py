@@ -1,4 +1,4 @@
-"""The plane of diversity and accuracy: members should be good and differ, which pull apart."""
+"""Diversity against accuracy of pairs: members should be good and differ, which is a trade-off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTS = 1000  # pairs of a method that are drawn, at most
 
 
 class DiversityPlane(Display):
-    """One dot a pair of members, a colour a method, its mean as a large marker."""
+    """One dot per pair of members, one colour per method, its mean as a large marker."""
 
     size = (4.2, 3.4)
     legend_more = (0, 1)
@@ -73,7 +73,8 @@ class DiversityPlane(Display):
             ax.set_xlim(left, right)
         ax.set_ylim(bottom=0)
         measure, unit = (str(data[key][0]) for key in ("measure", "unit"))
-        ax.set_xlabel("accuracy of the two members")
+        ax.locator_params(axis="x", nbins=4)
+        ax.set_xlabel("mean accuracy of the two members")
         ax.set_ylabel(f"{measure} [{unit}]" if unit else measure)
 
 
@@ -92,20 +93,20 @@ def diversity_plane(
     :math:`1 - a^2 - (1 - a)^2 / (C - 1)` (as in S. Fort et al., Deep ensembles: a loss landscape
     perspective, 2019).
 
-    Traps: bad members disagree for free, so compare heights at equal accuracy only; pairs share
-    members, so S (S - 1) / 2 dots are not so many independent ones.
+    Traps: bad members disagree anyway, so compare heights at equal accuracy only; pairs share
+    members, so the S (S - 1) / 2 dots are not independent.
 
     Args:
         members: by label, the members' accuracies (S,) in [0, 1], and the matrix (S, S) of a
             pairwise measure, see `polymode.metrics.diversity`.
-        measure, unit: what the matrix has.
-        num_classes: for the line of independent errors; only of disagreement.
-        styles: one a label, see `palette`.
+        measure, unit: what the matrix contains.
+        num_classes: for the line of independent errors; with disagreement only.
+        styles: one per label, see `palette`.
     """
     if not members:
         raise ValueError("there is nothing to draw: give at least one method's members")
     if num_classes is not None and measure != "disagreement":
-        raise ValueError(f"the line of `num_classes` is of disagreement, not of {measure}")
+        raise ValueError(f"the line of `num_classes` is for disagreement, not for {measure}")
     if num_classes is not None and num_classes < 2:
         raise ValueError(f"`num_classes` of diversity_plane must be at least 2, got {num_classes}")
     data: dict[str, np.ndarray] = {"measure": np.array([measure]), "unit": np.array([unit])}
@@ -127,18 +128,19 @@ def diversity_plane(
         label=f"{measure} and accuracy",
         styles=styles or palette(members),
         caption=f"{measure.capitalize()} of pairs of members against the mean accuracy of the two"
-        f" (members: {', '.join(counts)}); large: the mean over pairs{line}. {'; '.join(means)}.",
+        f" (members: {', '.join(counts)}). Large markers: mean over pairs{line}.",
+        own=f"{'; '.join(means)}.",
         alt=f"{measure.capitalize()} of pairs against their accuracy, means: {'; '.join(means)}.",
     )
 
 
 def _pairs(accuracy: Any, matrix: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean accuracy and the measure of each pair, of both orders the mean."""
+    """Return the mean accuracy and the measure of each pair, averaged over both orders."""
     values = as_matrix(matrix, "diversity_plane")
     each = np.array([float(a) for a in accuracy])
     if each.shape != (len(values),) or not ((each >= 0) & (each <= 1)).all():
         raise ValueError(
-            f"accuracies of {label} must be {len(values)} numbers in [0, 1], one a member of the"
+            f"accuracies of {label} must be {len(values)} numbers in [0, 1], one per member of the"
             f" matrix, got {each.tolist()[:5]}"
         )
     first, second = np.triu_indices(len(values), 1)

@@ -1,8 +1,8 @@
-"""Mutual information against expected entropy of each input: what is ignorance, what is noise.
+"""Mutual information against expected entropy of each input: ignorance against noise.
 
 The two add up to the predictive entropy, so lines of equal total run from upper left to lower
-right. An input that is merely ambiguous lies to the right, one that the members know nothing of
-lies high.
+right. An input that is merely ambiguous lies to the right; one that the members disagree about lies
+high.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = {"ee": "expected entropy [nats]", "mi": "mutual information [nats]"}
 
 
 class EntropyScatter(Display):
-    """One dot an input, test set grey and OOD coloured; margins are shares of each set."""
+    """One dot per input, test set grey and OOD coloured; margins are shares of each set."""
 
     size = (4.2, 3.9)
     dense = True
@@ -95,18 +95,18 @@ def entropy_scatter(
 ) -> EntropyScatter:
     """Return the two parts of the predictive entropy of test inputs and of one OOD set.
 
-    As many dots of one set as of the other, at most 1,500, drawn at random; the margins are of all
-    inputs, as shares of their own set on a root scale.
+    Both sets have the same number of dots, at most 1,500, chosen at random. The margins show all
+    inputs, as shares of each set, on a root scale.
 
-    Traps: with more dots, the larger set hides the smaller one; the mutual information of S
-    members is at most log S, so few members say little.
+    Traps: if one set had more dots, it would hide the other; the mutual information of S members is
+    at most log S, so a few members cannot say much.
 
     Args:
         results: with `kept` predictions of classes, of at least 2 samples.
-        ood: name of an OOD set; by default the first that is kept.
+        ood: name of an OOD set; by default the first one kept.
         label: the method's name in the figure; by default its registered one.
         limits: largest expected entropy and mutual information shown; by default the largest
-            there are. Give the same to compare methods.
+            values. Give the same limits to compare methods.
         style: see `palette`.
     """
     names = [name for name in results.kept if name.startswith("ood:")]
@@ -132,8 +132,9 @@ def entropy_scatter(
         label=label,
         style=style,
         caption=f"Expected entropy (noise) and mutual information (ignorance) of {shown:,} inputs"
-        f" of each set; margins: shares of all inputs, root scale (n: {sizes}; seed"
-        f" {results.seed}). Dashed: the most that both can be in all. Means: {means} nats.",
+        f" of each set. Margins: all inputs, as shares, on a root scale (n: {sizes}; seed"
+        f" {results.seed}). Dashed: the largest possible sum of the two, log C.",
+        own=f"Means in nats: {means}.",
         alt=f"Scatter of mutual information against expected entropy of {label}; mean expected"
         f" entropy and mutual information in nats: {means}; AUROC of the mutual information"
         f" {area:.3f}.",
@@ -164,7 +165,7 @@ def _parts(results: Results, dataset: str) -> dict[str, np.ndarray]:
     """Return expected entropy and mutual information of each input."""
     prediction = kept_of(results, dataset).prediction
     if not isinstance(prediction, CategoricalPrediction):
-        raise ValueError("entropy_scatter is of classes; for regression see ood_histogram")
+        raise ValueError("entropy_scatter is for classes; for regression see ood_histogram")
     if prediction.num_samples < 2:
         raise ValueError("entropy_scatter needs at least 2 samples, got 1; see ood_histogram")
     return {

@@ -1,7 +1,7 @@
 """Paper versus ours: is each number of a table reproduced within its tolerance?
 
-Every row is drawn in units of its own tolerance, (ours − paper) / tolerance, so that numbers of
-different metrics stand in one figure: the band from −1 to 1 is what counts as reproduced.
+Every row is drawn in units of its own tolerance, (ours − paper) / tolerance, so that one figure can
+hold different metrics: the band from −1 to 1 counts as reproduced.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEIGHT = 0.25  # inches a row
 
 
 class Comparison(NamedTuple):
-    """One number of a paper beside ours.
+    """One number of a paper compared with ours.
 
     Attributes:
         label: what it is, such as "deep ensemble, CIFAR-10, NLL".
         paper: its value. paper_spread: what the paper gives as ±, None if nothing.
         ours: mean over our seeds, None if it was not run. standard_error: of that, None if unknown.
-        tolerance: how far ours may be off, > 0, in the same unit.
+        tolerance: largest difference that counts as reproduced, > 0, in the same unit.
         unit: of all of them. direction: "up" or "down" is better, "" if neither.
     """
 
@@ -64,7 +64,7 @@ class Comparison(NamedTuple):
 
 
 class Forest(Display):
-    """A row a number: the tolerance as a band, the paper at 0, ours coloured by verdict."""
+    """A row per number: the tolerance as a band, the paper at 0, ours coloured by verdict."""
 
     def plot(self, ax: Axes) -> Axes:
         data = self.data
@@ -110,9 +110,9 @@ class Forest(Display):
 def forest(rows: Sequence[Comparison], *, label: str = "paper versus ours") -> Forest:
     """Return the forest plot of a table: paper's value, ours ± s.e., tolerance, verdict.
 
-    Traps: a wide tolerance reproduces everything, so it stands in the numbers; the verdict is of
-    our mean alone, and an error bar across the border says that more seeds are needed; what a
-    paper gives as ± is a standard deviation or a standard error, and often not said.
+    Traps: a wide tolerance reproduces everything, so it is shown with the numbers; the verdict is
+    about our mean alone, and an error bar across the border says that more seeds are needed; what a
+    paper gives as ± is a standard deviation or a standard error, and often it does not say which.
 
     Args:
         rows: see `Comparison`, at least one. label: the title.

@@ -1,4 +1,4 @@
-"""Displays with a line a method: the legend inside on given axes, else below the figure."""
+"""Displays with a line per method: the legend inside on given axes, else below the figure."""
 
 from __future__ import annotations
 

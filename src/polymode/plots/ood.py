@@ -1,11 +1,13 @@
-"""Histograms of an uncertainty score on the test set and on OOD sets, on shared bins.
+"""Histograms of an uncertainty score on the test set and on OOD sets, with shared bins.
 
-Heights are shares of each set by itself, so sets of unlike size can be compared. Two mistakes are
-possible, and both are said: a test input flagged, and an OOD input accepted.
+Heights are shares of each set, so that sets of different sizes can be compared. Two mistakes are
+possible, and the figure reports both: a test input flagged, and an OOD input accepted. Seeds are
+pooled in the histograms; AUROC and the other measures are means over seeds, as in tables.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +18,7 @@ from polymode.metrics.ood import SCORES, aupr_in, aupr_out, auroc, fpr95
 from polymode.metrics.results import Results
 from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, PALE, Display, Style
-from polymode.plots.sources import numbers
+from polymode.plots.sources import numbers, seeds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +30,9 @@ SMALLEST = 1e-6  # of the largest score: below, all is in the first bin of a log
 
 
 class OODHistogram(Display):
-    """The test set filled, each OOD set a line; the better they are apart, the better."""
+    """The test set filled, each OOD set a line; the less they overlap, the better."""
+
+    size = (3.6, 2.7)
 
     def plot(self, ax: Axes) -> Axes:
         edges, score = self.data["edges"], str(self.data["score"][0])
@@ -53,16 +57,16 @@ class OODHistogram(Display):
         ax.set_xlim(edges[0], edges[-1])
         if score in LOG:
             plain_log(ax.xaxis)
-        ax.set_yticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+        ax.set_yticks([0, 0.05, 0.25, 0.5, 1])
         ax.set_title(self.title, color=INK)
         ax.legend(loc="upper right")
         highest = max(float(self.data[key].max()) for key in ["test", *names])
-        ax.set_ylim(0, 1.9 * highest)  # room for the legend
+        ax.set_ylim(0, 2.4 * highest)  # room for the legend
         return ax
 
 
 def ood_histogram(
-    results: Results,
+    results: Results | Sequence[Results],
     *,
     score: str = "predictive_entropy",
     label: str = "",
@@ -70,23 +74,28 @@ def ood_histogram(
     num_bins: int = 25,
     style: Style | None = None,
 ) -> OODHistogram:
-    """Return the histograms of one result, with AUROC, FPR95 and AUPR against each OOD set.
+    """Return the histograms of one method, with AUROC, FPR95 and AUPR against each OOD set.
 
-    Traps: the direction of the score: here high is rather OOD, and OOD is the positive class but
-    for AUPR-in. AUPR depends on the sizes of the sets. Papers differ in which way round FPR95 is,
-    so both are given: test inputs flagged where 95 % of OOD is found, and OOD inputs accepted where
-    95 % of the test set is.
+    Several seeds are pooled in the histograms, and the measures are means over them.
+
+    Traps: the direction of the score: here higher means more likely OOD, and OOD is the positive
+    class except for AUPR-in. AUPR depends on the sizes of the sets. Papers define FPR95 in two
+    ways, so both are given: test inputs flagged where 95 % of OOD inputs are found, and OOD inputs
+    accepted where 95 % of test inputs are.
 
     Args:
-        results: with `kept` predictions of the test set and of OOD sets.
-        score: one of `metrics.ood.SCORES`; high means rather OOD.
+        results: one, or several seeds, with `kept` predictions of the test set and of OOD sets.
+        score: one of `metrics.ood.SCORES`; higher means more likely OOD.
         label: the method's name in the figure; by default its registered one.
-        limits: of the shared bins; by default the range of all scores. Give the same to compare.
+        limits: of the shared bins; by default the range of all scores. Give the same limits to
+            compare methods.
         num_bins: at least 1. style: see `palette`.
     """
     if score not in SCORES:
         raise ValueError(f"Unknown score '{score}'.{suggest(score, SCORES)} Known: {list(SCORES)}")
-    values = scores(results, score)
+    several = seeds_of(results)
+    found = [scores(each, score) for each in several]
+    values = {name: np.concatenate([each[name] for each in found]) for name in _in_all(found)}
     outside = [name for name in values if name != "test"]
     if "test" not in values or not outside:
         raise ValueError("these results keep no predictions of the test set and of an OOD set")
@@ -96,26 +105,30 @@ def ood_histogram(
     for name, each in values.items():
         data[name] = np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] / len(each)
     for name in outside:
-        for measure, value in measures(values["test"], values[name]).items():
-            data[f"{measure} {name}"] = np.array([value])
-    label = label or results.method
+        measured = [measures(each["test"], each[name]) for each in found]
+        for measure in measured[0]:
+            data[f"{measure} {name}"] = np.array([np.mean([each[measure] for each in measured])])
+    label = label or several[0].method
     words = score.replace("_", " ")
-    counts = ", ".join(f"{_bare(n)} {len(values[n]):,}" for n in values)
-    said = "; ".join(f"{_bare(name)} {_said(data, name)}" for name in outside)
+    counts = ", ".join(f"{_bare(n)} {len(found[0][n]):,}" for n in values)
+    over = f"{len(several)} seeds pooled" if len(several) > 1 else f"seed {several[0].seed}"
+    mean = ", mean over seeds" if len(several) > 1 else ""
+    said = "; ".join(f"{_bare(name)} {_said(data, name)}{_areas(data, name)}" for name in outside)
     return OODHistogram(
         data,
         label=label,
         style=style,
-        caption=f"{words.capitalize()} of test and OOD inputs (n: {counts}; seed {results.seed});"
-        f" high means rather OOD, and OOD is the positive class. {said}. FPR95: test inputs flagged"
-        " where 95 % of OOD is found (in brackets: OOD accepted where 95 % of test is); AUPR: OOD /"
-        " test positive.",
-        alt=f"Histograms of {words} of {label}, high for OOD. Against the test set: {said}.",
+        caption=f"{words.capitalize()} of test and OOD inputs (n: {counts}; {over}); higher means"
+        " more likely OOD, and OOD is the positive class. FPR95: test inputs flagged where 95 % of"
+        " OOD inputs are found (in brackets: OOD inputs accepted where 95 % of test inputs are)"
+        f"{mean}.",
+        own=f"{'; '.join(f'{_bare(name)}: {_said(data, name)}' for name in outside)}.",
+        alt=f"Histograms of {words} of {label}, higher for OOD. Test set against {said}.",
     )
 
 
 def measures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
-    """Return how well scores tell an OOD set from the test set, both mistakes counted."""
+    """Return how well scores separate an OOD set from the test set; both mistakes count."""
     test, ood = torch.as_tensor(inside), torch.as_tensor(outside)
     return {
         "auroc": auroc(test, ood).value,
@@ -127,11 +140,21 @@ def measures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 
 def _said(data: dict[str, np.ndarray], name: str) -> str:
-    area, flagged, accepted, out, test = (
-        float(data[f"{measure} {name}"][0])
-        for measure in ("auroc", "fpr95", "fpr95 reversed", "aupr out", "aupr in")
+    area, flagged, accepted = (
+        float(data[f"{measure} {name}"][0]) for measure in ("auroc", "fpr95", "fpr95 reversed")
     )
-    return f"AUROC {area:.3f}, FPR95 {flagged:.3f} ({accepted:.3f}), AUPR {out:.3f} / {test:.3f}"
+    return f"AUROC {area:.3f}, FPR95 {flagged:.3f} ({accepted:.3f})"
+
+
+def _areas(data: dict[str, np.ndarray], name: str) -> str:
+    """Say the areas with OOD and with the test set as the positive class."""
+    out, test = (float(data[f"aupr {side} {name}"][0]) for side in ("out", "in"))
+    return f", AUPR {out:.3f} with OOD positive and {test:.3f} with the test set positive"
+
+
+def _in_all(found: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    """Return the data sets that every seed has."""
+    return [name for name in found[0] if all(name in each for each in found)]
 
 
 def _bare(name: str) -> str:

@@ -1,8 +1,8 @@
 """Along an orbit: prediction and uncertainty as the input is transformed by g(θ).
 
-An invariant predictor is flat. Beside the members and their mean stands the group average, the mean
-of the mean over θ, and a control: the prediction of the input that was resampled as for g(θ) but
-put back, so that what interpolation alone does is not taken for a lack of symmetry.
+An invariant predictor is flat. The figure shows the members and their mean, the group average (the
+mean over θ of that mean), and a control: the prediction for the input that was resampled as for
+g(θ) and put back, so that the effect of interpolation is not mistaken for a lack of symmetry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEMBERS = 15  # thin lines, at most
 
 
 class OrbitCurve(Display):
-    """Above the prediction, below the uncertainty, both over θ."""
+    """The prediction above, the uncertainty below, both over θ."""
 
     size = (4.4, 4.2)
 
@@ -86,18 +86,18 @@ def orbit_curve(
 ) -> OrbitCurve:
     """Return prediction and uncertainty of one input along the orbit of a transformation.
 
-    The group average is the mean of the members' mean over the T values of θ; an orbit's standard
-    deviation is taken over θ too. Give θ evenly, and a full turn without its end, or 0° counts
-    twice.
+    The group average is the mean of the members' mean over the T values of θ; the standard
+    deviation along the orbit is taken over θ too. Space θ evenly, and leave out the end of a full
+    turn, or 0° counts twice.
 
     Traps: rotating an image interpolates, and that alone changes predictions: give the control.
-    The mean over members may be flat where no member is, so both deviations are said.
+    The mean over members may be flat where no member is, so the caption gives both deviations.
 
     Args:
         theta: (T,) increasing parameters, T >= 2.
         members: (S, T) what each member predicts, one number; (T,) of one member.
         uncertainty: (T,) >= 0; by default the members' standard deviation.
-        control, control_uncertainty: (T,) the same of the input resampled but not moved.
+        control, control_uncertainty: (T,) the same for the input resampled but not moved.
         label: the title. parameter, unit: of θ. value, uncertainty_name: what is on the axes.
         style: see `palette`.
     """
@@ -120,11 +120,11 @@ def orbit_curve(
         style=style,
         caption=f"{value.capitalize()} along {parameter} from {places[0]:g} to {places[-1]:g}"
         f" {unit} ({count} steps, {len(values)} members, ± their s.d.; dashed: group average)."
-        f" Standard deviation along the orbit: a member {one:.3g}, their mean"
-        f" {all_of:.3g}.{noise}",
+        f" Standard deviation along the orbit: {one:.3g} per member, {all_of:.3g} for their"
+        f" mean.{noise}",
         alt=f"{value.capitalize()} along an orbit of {count} steps of {label or 'one input'}:"
-        f" group average {values.mean():.3g}; standard deviation along the orbit {one:.3g} of a"
-        f" member, {all_of:.3g} of the mean; most uncertain at {parameter} = {largest:g}"
+        f" group average {values.mean():.3g}; standard deviation along the orbit {one:.3g} per"
+        f" member, {all_of:.3g} for the mean; most uncertain at {parameter} = {largest:g}"
         f" {unit}.{noise}",
     )
 
@@ -162,5 +162,7 @@ def _along(values: Any, count: int, name: str) -> np.ndarray:
 def _numbers(values: Any) -> np.ndarray:
     array = numbers(values)
     if not np.isfinite(array).all():
-        raise ValueError(f"orbit_curve needs finite numbers, got {(~np.isfinite(array)).sum()} not")
+        raise ValueError(
+            f"orbit_curve needs finite numbers, got {(~np.isfinite(array)).sum()} that are not"
+        )
     return array

@@ -1,8 +1,8 @@
 """Pairs of members: mutual information on the test set against that on an OOD set.
 
-No pair near 0 means that no two members became the same function; the bound of two members is
-log 2 (figure of O. Laurent, E. Aldea, G. Franchi, A symmetry-aware exploration of Bayesian neural
-network posteriors, ICLR 2024).
+If no pair is near 0, no two members became the same function. The upper bound for two members is
+log 2 (after a figure of O. Laurent, E. Aldea, G. Franchi, A symmetry-aware exploration of Bayesian
+neural network posteriors, ICLR 2024).
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def pair_density(
 ) -> PairDensity:
     """Return the joint histogram of the mutual information of pairs, test set and OOD set.
 
-    Traps: zoomed in, any cloud looks large; the corner shows the same window within the square
-    that is possible, 0 to log 2. Pairs share members and are not independent draws.
+    Traps: zoomed in, any cloud looks large; the corner shows where this window lies in the possible
+    range from 0 to log 2. Pairs share members and are not independent draws.
 
     Args:
         inside, outside: matrices (S, S) of `pairwise_mutual_information` on the two sets, or the
@@ -135,16 +135,17 @@ def pair_density(
         data,
         label=label or "pairs of members",
         style=style,
-        caption=f"Mutual information of {count:,} pairs of members on the test set and on {ood},"
-        f" root of the count as colour; cross: mean; corner: the same window in 0 … log 2 ="
-        f" {BOUND:.3f} nats, the bound of two. Mean and range: {spoken}; correlation {link}.",
+        caption=f"Mutual information of {count:,} pairs of members on the test set and on {ood}."
+        " The colour is the root of the count, the cross is the mean. Corner: where this window is"
+        f" between 0 and log 2 = {BOUND:.3f} nats, the upper bound for two members. Mean and range:"
+        f" {spoken}; correlation {link}.",
         alt=f"Joint histogram of the mutual information of {count:,} pairs, mean and range in nats:"
         f" {spoken}; correlation {link}; the bound is {BOUND:.3f}.",
     )
 
 
 def _pairs(values: Any, name: str) -> np.ndarray:
-    """Return one value a pair, each pair once."""
+    """Return one value per pair, each pair once."""
     array = numbers(values)
     if array.ndim == 2:
         array = as_matrix(array, "pair_density")

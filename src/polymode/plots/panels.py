@@ -1,4 +1,4 @@
-"""Several displays of one kind side by side on shared axes, a panel a method."""
+"""Several displays of one kind side by side on shared axes, one panel per method."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A regression on one input: what the mean may be, and where y may fall.
+"""A regression on one input: how uncertain the mean is, and where y may fall.
 
-Two panels of ± 1, 2 and 3 standard deviations around the mean: on the left of the epistemic part
-alone, with single functions; on the right of all, epistemic and noise, with the training points.
+Two panels show ± 1, 2 and 3 standard deviations around the mean: on the left the epistemic part
+alone, with single functions; on the right epistemic part and noise, with the training points.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLES = {"epistemic": "epistemic: of the mean", "all": "all: epistemic and nois
 
 
 class RegressionBand(Display):
-    """Mean ± 1, 2 and 3 standard deviations, epistemic beside all."""
+    """Mean ± 1, 2 and 3 standard deviations: the epistemic part, and all of it."""
 
     size = (6.0, 3.0)
 
@@ -94,12 +94,11 @@ def regression_band(
 ) -> RegressionBand:
     """Return the figure of one result on a task with one input and one output.
 
-    Up to 20 single functions, the members' means. How often the intervals hold y is said of the
-    test set, where results have it.
+    Up to 20 single functions are drawn, the means of single members. The caption says how many test
+    targets the 90 % interval contains, where results have that number.
 
-    Traps: the grid is even and reaches beyond the data, so nothing about calibration follows from
-    how much of it a band covers; bands are standard deviations of a mixture, which need not be
-    normal.
+    Traps: the grid is even and reaches beyond the data, so how much of it a band covers says
+    nothing about calibration; bands are standard deviations of a mixture, which need not be normal.
 
     Args:
         results: with the "curve" and "train" that `evaluate` keeps of such tasks.
@@ -131,15 +130,17 @@ def regression_band(
     data["view"] = np.array(view or default_view(data))
     label = label or results.method
     drawn = len(some)
-    functions = f", {drawn} single functions" if drawn > 1 else ""
+    functions = f"{drawn} single functions." if drawn > 1 else "One function."
     return RegressionBand(
         data,
         label=label,
         style=style,
-        caption=f"Predictive mean{functions} and ± 1, 2, 3 standard deviations: left of the"
-        f" epistemic part, right of all (seed {results.seed}); {len(index):,}"
+        caption="Predictive mean, single functions where there are several, and ± 1, 2, 3 standard"
+        f" deviations: left the epistemic part, right epistemic part and noise (seed"
+        f" {results.seed}); {len(index):,}"
         f"{'' if len(index) == len(train.inputs) else f' of {len(train.inputs):,}'} training"
-        f" points.{_coverage(results)}",
+        " points.",
+        own=f"{functions}{_coverage(results)}".strip(),
         alt=f"Regression of {label} over x from {data['x'][0]:.3g} to {data['x'][-1]:.3g};"
         f" {_epistemic(data, drawn)}.{_coverage(results)}",
     )
@@ -166,8 +167,8 @@ def _epistemic(data: dict[str, np.ndarray], num_functions: int) -> str:
 
 
 def _coverage(results: Results) -> str:
-    """Say how often the 90 % interval holds y on the test set, where that was computed."""
+    """Say how many test targets the 90 % interval contains, where that was computed."""
     row = results.get("test", "coverage_90")
     if row is None or row.value is None:
         return ""
-    return f" On the test set the 90 % interval holds {100 * row.value:.1f} % (n = {row.n:,})."
+    return f" The 90 % interval contains {100 * row.value:.1f} % of {row.n:,} test targets."

@@ -1,9 +1,9 @@
-"""Calibration of a regression: PIT histogram, and how much of y its central intervals hold.
+"""Calibration of a regression: PIT histogram, and the coverage of its central intervals.
 
-The PIT, :math:`F_n(y_n)` under the mixture, is uniform if predictions are right: a hump says too
-wide, a U too narrow, a slope biased. The second panel has the share of targets inside the central
-interval of each level; below the diagonal a method is too sure. Bands hold a right prediction's
-value in 90 % of all samples of this size, each bin or level by itself.
+The PIT, :math:`F_n(y_n)` under the mixture, is uniform if predictions are calibrated: a hump means
+too wide, a U too narrow, a slope biased. The second panel has the share of targets inside the
+central interval of each level; below the diagonal a method is too sure. Bands contain the value of
+a calibrated prediction in 90 % of all samples of this size, each bin or level by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEVELS = np.linspace(0.05, 0.95, 19)
 
 
 class RegressionCalibration(Display):
-    """PIT histogram and coverage curve, each on the band of a right prediction."""
+    """PIT histogram and coverage curve, each with the band of a calibrated prediction."""
 
     size = (5.6, 2.9)
 
@@ -75,7 +75,7 @@ class RegressionCalibration(Display):
             linewidth=1.3,
         )
         ax.set(xlim=(0, 1), ylim=(0, 1), xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))
-        ax.set(xlabel="level of the central interval", ylabel="share of y inside it")
+        ax.set(xlabel="level of the central interval", ylabel="share of targets inside")
 
 
 def regression_calibration(
@@ -88,11 +88,11 @@ def regression_calibration(
 ) -> RegressionCalibration:
     """Return PIT histogram and coverage of one method: of one result, or of several seeds pooled.
 
-    Outputs are taken together; seeds and outputs share the examples, so bands are those of one
-    seed's count of examples.
+    All outputs are pooled; seeds and outputs share the examples, so the bands are computed for the
+    number of examples of one seed.
 
-    Traps: a prediction that always gives the distribution of all targets looks perfect, so
-    sharpness is said beside the RMSE; central intervals hide a bias that the PIT shows; examples
+    Traps: a prediction that always gives the distribution of all targets looks perfect, so the
+    caption gives sharpness and RMSE; central intervals hide a bias that the PIT shows; examples
     must be independent draws, not the even grid of a curve.
 
     Args:
@@ -119,12 +119,12 @@ def regression_calibration(
         data,
         label=label,
         style=style,
-        caption=f"Left: PIT, uniform if right (hump: too wide, U: too narrow, slope: biased)."
+        caption="Left: PIT, uniform if calibrated (hump: too wide, U: too narrow, slope: biased)."
         f" Right: share of {dataset} targets inside central intervals (n = {n:,}{over}); below the"
-        " diagonal too sure. Bands: 90 % of right predictions, bin by bin. Sharpness"
-        f" {data['sharpness'][0]:.3g} beside RMSE {data['rmse'][0]:.3g}.",
+        " diagonal the method is too sure. Bands: 90 % of calibrated predictions, bin by bin.",
+        own=f"Sharpness {data['sharpness'][0]:.3g}, RMSE {data['rmse'][0]:.3g}.",
         alt=f"PIT histogram and interval coverage of {label}: mean gap between level and coverage"
-        f" {gap:.3f}, {off} of {len(LEVELS)} levels outside the 90 % band of a right prediction;"
+        f" {gap:.3f}, {off} of {len(LEVELS)} levels outside the 90 % band of calibration;"
         f" sharpness {data['sharpness'][0]:.3g}, RMSE {data['rmse'][0]:.3g}.",
     )
 

@@ -1,10 +1,10 @@
-"""Reliability diagram: is a class named with probability p right with frequency p?
+"""Reliability diagram: is a class predicted with probability p right with frequency p?
 
-Top label, 15 bins of equal mass: of equal width most would be empty, networks being mostly sure.
-Equal confidences stay in one bin, so there may be fewer bins than asked for.
+Top label, 15 bins of equal mass: most bins of equal width would be empty, since networks are mostly
+sure. Equal confidences stay in one bin, so there may be fewer bins than asked for.
 
-The band holds the accuracy of a bin in 90 % of all samples of this size if the confidences are
-right: labels are drawn from the confidences themselves (consistency resampling; J. Bröcker,
+If the confidences are right, the band contains the accuracy of a bin in 90 % of all samples of this
+size: labels are drawn from the confidences themselves (consistency resampling; J. Bröcker,
 L. A. Smith, Increasing the reliability of reliability diagrams, Weather and Forecasting 22, 2007).
 Unlike a bootstrap of the accuracies, it does not shrink to nothing where all of a bin are right.
 """
@@ -32,7 +32,7 @@ ERRORS = {"ece": ece, "adaptive ece": adaptive_ece, "debiased ece": debiased_ece
 
 
 class Reliability(Display):
-    """Accuracy against confidence on a band of chance, and a strip of how often each is claimed."""
+    """Accuracy against confidence with a band of chance, and how often each confidence occurs."""
 
     size = (3.6, 3.7)
 
@@ -74,8 +74,9 @@ def reliability(
 
     Seeds share the examples, so the band is that of one seed's count.
 
-    Traps: bins of equal width are empty where a network is never unsure; this is of the top label,
-    not class by class; the ECE is above 0 by chance, so read it beside the debiased one.
+    Traps: bins of equal width are empty where a network is never unsure; this is about the top
+    label, not class by class; chance alone makes the ECE larger than 0, so compare it with the
+    debiased one.
 
     Args:
         results: with `kept` predictions of classes.
@@ -103,9 +104,10 @@ def reliability(
         data,
         label=label,
         style=style,
-        caption=f"Top-label confidence against accuracy on {dataset} (n = {len(kept[0][0]):,}{over}"
-        f") in {len(data['count'])} bins of equal mass. Band: where a calibrated method's bins fall"
-        f" 90 % of the time; above: how often a confidence is given. {errors}.",
+        caption=f"Accuracy against confidence in the top label on {dataset} (n ="
+        f" {len(kept[0][0]):,}{over}), bins of equal mass. Band: where the bins of a calibrated"
+        " method fall 90 % of the time. Strip above: how often each confidence occurs.",
+        own=f"{len(data['count'])} bins; {errors}.",
         alt=f"Reliability diagram of {label}: {errors}; mean confidence {confidence.mean():.3f},"
         f" accuracy {hit.mean():.3f}; {off_by_more_than_chance(data).sum()} of"
         f" {len(data['count'])} bins are outside the 90 % band of a calibrated method.",

@@ -1,4 +1,4 @@
-"""Risk–coverage: how wrong the answers are if the least confident examples are declined."""
+"""Risk–coverage: the error rate that remains if the least confident examples are declined."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BAND_STEP = 3  # every third of them has the band's ends
 
 
 class RiskCoverage(LineDisplay):
-    """One curve a method, between its oracle (dashed) and a random order (dotted)."""
+    """One curve per method, between its oracle (dashed) and a random order (dotted)."""
 
-    size = (4.2, 3.6)
+    size = (4.2, 3.4)
     legend_more = (13, 3)
 
     def _lines(self, ax: Axes) -> None:
@@ -79,15 +79,15 @@ def risk_coverage(
     Stars mark the largest coverage whose risk is at most `risk`.
 
     Traps: equal confidences have no order, so curves are expectations over their orders; a method
-    with fewer errors has a lower curve also if its confidence ranks no better, which is why each
-    stands between its own oracle and its own random order; on the left, few examples decide.
+    with fewer errors has a lower curve even if its confidence ranks no better, so compare each
+    curve with its own oracle and its own random order; the left end rests on few examples.
 
     Args:
-        source: a leaderboard, results by label, or results; with `kept` predictions of classes, of
-            one and the same set of examples. Curves of several seeds are averaged.
+        source: a leaderboard, results by label, or results; with `kept` predictions of classes on
+            the same examples. Curves of several seeds are averaged.
         dataset: "test" or "shift:NAME:SEVERITY".
         risk: error rate in [0, 1] at which coverage is marked.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     groups = by_label(source)
     sizes = {
@@ -97,7 +97,7 @@ def risk_coverage(
     }
     if len(sizes) > 1:
         raise ValueError(
-            f"methods must be judged on the same examples, got {sorted(sizes)} of them"
+            f"methods must be judged on the same examples, got {sorted(sizes)} examples"
         )
     n = sizes.pop()
     index = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
@@ -115,9 +115,9 @@ def risk_coverage(
         data,
         label=f"risk–coverage, {dataset}",
         styles=styles or palette(groups),
-        caption=f"Error rate of the most confident examples on {dataset} (n = {n:,}; "
-        f"{over_seeds(seeds)}); dashed: the oracle that declines the wrong ones first, dotted:"
-        f" random order. Stars: coverage at {100 * risk:g} % risk. {'; '.join(said)}.",
+        caption=f"Error rate of the most confident examples on {dataset} (n = {n:,};"
+        f" {over_seeds(seeds)}). Dashed: an oracle that declines the wrong ones first; dotted:"
+        f" random order; stars: largest coverage at {100 * risk:g} % risk.",
         alt=f"Risk against coverage: {'; '.join(said)}.",
     )
 

@@ -1,4 +1,4 @@
-"""How scores fall as a shift grows: severity 0 is the test set itself."""
+"""How scores change as a shift grows: severity 0 is the test set itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Severity(PanelDisplay):
-    """One line a method, mean ± s.e. over seeds; one panel a metric."""
+    """One line per method, mean ± s.e. over seeds; one panel per metric."""
 
     size = (4.0, 5.2)
 
@@ -62,12 +62,12 @@ def severity(
 ) -> Severity:
     """Return scores against the severity of one shift, all methods of a leaderboard.
 
-    Traps: one kind of shift says nothing of another; for all of them, with the worst, see
+    Traps: one kind of shift says nothing about another; for all of them, with the worst, see
     `severity_spread`.
 
     Args:
         shift: its name in the task. metrics: by default accuracy (or RMSE), NLL and ECE.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     levels = levels_of(board, shift)
     if not levels:
@@ -103,7 +103,7 @@ def severity(
         data,
         label=title,
         styles=styles or palette(board.labels),
-        caption=f"Scores as the shift '{title}' grows, severity 0 being the test set; {spread}.",
+        caption=f"Scores as a shift grows; severity 0 is the test set; {spread}.",
         alt=f"Scores against severity of {title}: {ends}.",
     )
 

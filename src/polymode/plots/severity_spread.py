@@ -20,10 +20,10 @@ WIDTH = 0.45  # of a severity's step that the methods stand in, side by side
 
 
 class SeveritySpread(PanelDisplay):
-    """A line of means a method; at each severity a thin bar from the best kind of shift to the
+    """A line of means per method; at each severity a thin bar from the best kind of shift to the
     worst, a thick one over the middle half, and a cross at the worst."""
 
-    size = (4.8, 5.2)
+    size = (4.8, 4.2)
 
     def _axis(self, ax: Axes) -> None:
         ax.set_xlabel("severity (0: test set)")
@@ -70,7 +70,7 @@ def severity_spread(
 
     Args:
         board: with shifts. metrics: by default accuracy (or RMSE), NLL and ECE.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     kinds = shifts(board)
     if not kinds:
@@ -107,7 +107,7 @@ def severity_spread(
         data,
         label="all shifts",
         styles=styles or palette(board.labels),
-        caption=f"Scores over {len(kinds)} kinds of shift, severity 0 being the test set"
+        caption=f"Scores over {len(kinds)} kinds of shift, severity 0 is the test set"
         f" ({seeds}). Line: mean over kinds; thin bar: best to worst kind; thick: middle half; ×:"
         " worst.",
         alt=f"Scores against severity over {len(kinds)} kinds of shift, at severity {levels[-1]}:"

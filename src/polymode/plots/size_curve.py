@@ -1,8 +1,8 @@
-"""What more members are worth: a metric against their number, several methods in one.
+"""What more members are worth: a metric against their number, several methods in one figure.
 
-A reference, usually the deep ensemble, makes values into numbers of networks: the deep-ensemble
-equivalent of a method is how many independent networks are as good (A. Ashukha et al., Pitfalls of
-in-domain uncertainty estimation and ensembling in deep learning, ICLR 2020).
+A reference, usually the deep ensemble, turns values into numbers of networks: the deep-ensemble
+equivalent of a method is the number of independent networks that are as good (A. Ashukha et al.,
+Pitfalls of in-domain uncertainty estimation and ensembling in deep learning, ICLR 2020).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SizeCurves(LineDisplay):
-    """One line a method, mean ± s.e. over subsets; dotted lines lead to the equivalents."""
+    """One line per method, mean ± s.e. over subsets; dotted lines lead to the equivalents."""
 
     size = (4.2, 3.5)
     legend_more = (15, 0)
@@ -70,9 +70,9 @@ def size_curve(
 
     The equivalent is that of each method's largest size.
 
-    Traps: subsets share members, so the bars do not tell how the curve would move with other
-    networks; compare temperatures only by "calibrated_nll"; far right, the reference is flat, and
-    small differences are many networks.
+    Traps: subsets share members, so the bars do not show how the curve would move with other
+    networks; compare temperatures only by "calibrated_nll"; where the reference is flat, small
+    differences amount to many networks.
 
     Args:
         curves: by label, `metrics.diversity.size.SizeCurve`s, whatever else has `sizes`, `mean`
@@ -80,14 +80,14 @@ def size_curve(
         metric, unit: what it is. direction: "up" or "down" is better; both only where curves do
             not tell.
         reference: label of the curve of independent networks; None for no equivalents.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     if not curves:
         raise ValueError("there is nothing to draw: give at least one curve")
     if reference is not None and reference not in curves:
         known = ", ".join(curves)
         raise ValueError(
-            f"`reference` '{reference}' is no curve.{suggest(reference, curves)} Curves: {known}"
+            f"`reference` '{reference}' is not a curve.{suggest(reference, curves)} Curves: {known}"
         )
     known_curves = {k: _curve(each, k, metric, direction) for k, each in curves.items()}
     metrics = {curve.metric for curve in known_curves.values()}
@@ -112,8 +112,8 @@ def size_curve(
         data,
         label=f"{title} and members",
         styles=styles or palette(curves),
-        caption=f"{title} against the number of members, mean ± s.e. over subsets of them{how}."
-        f" {'; '.join(ends)}.",
+        caption=f"{title} against the number of members, mean ± s.e. over subsets of them{how}.",
+        own=f"{'; '.join(ends)}.",
         alt=f"{title} against the number of members: {'; '.join(ends)}.",
     )
 

@@ -30,7 +30,7 @@ def by_label(source: Source) -> dict[str, list[Results]]:
         board = source if isinstance(source, Leaderboard) else compare(source)
         groups = {entry.label: list(entry.results) for entry in board.entries}
     if not groups or not all(groups.values()):
-        raise ValueError("there is nothing to draw: give at least one result a label")
+        raise ValueError("there is nothing to draw: give at least one result per label")
     return groups
 
 
@@ -57,7 +57,7 @@ def classes_of(results: Results, dataset: str, plot: str) -> tuple[CategoricalPr
     """Return a kept prediction of classes and its labels."""
     kept = kept_of(results, dataset)
     if not isinstance(kept.prediction, CategoricalPrediction):
-        raise ValueError(f"{plot} is of classes; for regression see regression_band")
+        raise ValueError(f"{plot} is for classes; for regression see regression_band")
     if kept.targets is None:
         raise ValueError(f"{plot} needs labels, and '{dataset}' has none")
     return kept.prediction, kept.targets
@@ -67,7 +67,7 @@ def values_of(results: Results, dataset: str, plot: str) -> tuple[MixturePredict
     """Return a kept prediction of a regression and its targets."""
     kept = kept_of(results, dataset)
     if not isinstance(kept.prediction, MixturePrediction):
-        raise ValueError(f"{plot} is of regressions; for classes see reliability")
+        raise ValueError(f"{plot} is for regressions; for classes see reliability")
     if kept.targets is None:
         raise ValueError(f"{plot} needs targets, and '{dataset}' has none")
     return kept.prediction, kept.targets

@@ -1,4 +1,4 @@
-"""A hyperparameter and what it does: one panel a metric, mean ± s.e. over seeds.
+"""A hyperparameter and what it does: one panel per metric, mean ± s.e. over seeds.
 
 The axis is logarithmic; a value of 0 stands on its own at the left, behind a break, since it has no
 logarithm and is often the method without the thing that is swept.
@@ -91,8 +91,8 @@ def sweep(
 ) -> Sweep:
     """Return metrics against the values of a hyperparameter, on a logarithmic axis.
 
-    Traps: a value chosen by the test set's own metric is not a result; say with `chosen` which one
-    the validation set chose. Means hide seeds that failed: NaN is left out, and counted.
+    Traps: a value chosen by a metric of the test set is not a result; give in `chosen` the value
+    that the validation set chose. Means hide seeds that failed: NaN is left out, and counted.
 
     Args:
         values: (V,) increasing, >= 0; a 0 is drawn at the left behind a break.
@@ -101,7 +101,7 @@ def sweep(
         name: of the hyperparameter, with its unit.
         chosen: the value that is used. marks: other values to mark, such as
             {"median heuristic": 0.7}.
-        styles: one a label, see `palette`.
+        styles: one per label, see `palette`.
     """
     if not panels:
         raise ValueError("there is nothing to draw: give at least one panel")

@@ -1,7 +1,7 @@
 """Uncertainty over the plane of a task with two inputs: total, aleatoric, epistemic.
 
-Predictive entropy = expected entropy + mutual information, in nats; all three panels have one
-colour scale, so that what is seen adds up.
+Predictive entropy = expected entropy + mutual information, in nats. The three panels share one
+colour scale, so that the two parts visibly add up to the total.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def uncertainty_maps(
 ) -> UncertaintyMaps:
     """Return the maps of one result on a classification task with two inputs.
 
-    Traps: colours scaled for each method by itself hide the differences; give the same `limits`,
-    see `map_limits`. With one sample there is no mutual information, and its panel stays empty.
+    Traps: with a colour scale for each method differences are hidden; give the same `limits`, see
+    `map_limits`. With one sample there is no mutual information, and its panel stays empty.
 
     Args:
         results: with the "plane" and "train" that `evaluate` keeps of such tasks.
@@ -143,7 +143,7 @@ def uncertainty_maps(
         caption="Predictive entropy, and its parts expected entropy and mutual information, over"
         f" the two inputs, one colour scale from {data['limits'][0]:.2g} to"
         f" {data['limits'][1]:.2g} nats ({len(x)} × {len(y)} points; seed {results.seed}). Dots:"
-        f" {count} training points, a shape a class.",
+        f" {count} training points, one shape per class.",
         alt=f"Maps of uncertainty of {label} over two inputs; mean over the plane in nats:"
         f" {means}.",
     )
@@ -166,7 +166,7 @@ def plane_of(results: Results) -> tuple[CategoricalPrediction, np.ndarray, np.nd
         )
     kept = results.kept["plane"]
     if not isinstance(kept.prediction, CategoricalPrediction):
-        raise ValueError("uncertainty_maps is of classes; for regression see regression_band")
+        raise ValueError("uncertainty_maps is for classes; for regression see regression_band")
     assert kept.inputs is not None
     inputs = numbers(kept.inputs)
     side = math.isqrt(len(inputs))

@@ -29,6 +29,7 @@ from torch import Tensor
 from polymode.core.components import Moments
 from polymode.core.memory import free_bytes
 from polymode.core.modules import Tensors
+from polymode.core.passes import noisy_passes
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 
@@ -232,17 +233,10 @@ class Noisy(Weights):
         return Noisy(self.stack[modes], self.samples_per_mode)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
-        """One stack serves all draws: only the noise differs."""
-        noisy = self.stack.repeated(1, {})
-
-        def outputs(x: Tensor) -> Tensor:
-            draws = []
-            for number in range(samples_per_mode):
-                noisy.set_mode("noisy", pinned=fold(seed, "noisy", number))
-                draws.append(noisy(x))
-            return torch.stack(draws, 1)
-
-        return outputs
+        """What comes before the noise is computed once, and passes are batched."""
+        noisy = self.stack.repeated(1, {}).set_mode("noisy")
+        numbers = [fold(seed, "noisy", number) for number in range(samples_per_mode)]
+        return lambda x: noisy_passes(noisy, x, numbers)
 
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
         raise ValueError("samples of noise are passes, not tensors that could be kept; use `draw`")

@@ -1,4 +1,4 @@
-"""What a reader must know before believing the rest: each with its number and what to do."""
+"""What to know before believing the rest of a report: each with its number and what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from polymode.metrics.results import EXAMINED, is_headline, title_of
 
 SMALL = 0.01  # members that differ less than this on every data set are one function
 UNMIXED = 1.1  # R-hat above it: chains have not found the same distribution
-FALLING = 0.05  # of all that a train loss fell, in the last fifth of training
+FALLING = 0.05  # share of the whole fall of a train loss, in the last fifth of training
 RISING, LEAST_RISE = 0.05, 0.02  # of a validation NLL above its best: a share, and in nats
-EARLY = 0.9  # of training, before which the best moment must lie
+EARLY = 0.9  # share of training before which the best moment must lie
 CURVES = f"{EXAMINED}convergence"
-NAMED = 4  # of a longer list, so many are named
+NAMED = 4  # of a longer list, only these are named
 
 Failures = int | Sequence[Mapping[str, Any]]
 """How many cells failed, or what is known of each: "method", "seed", "error"."""
@@ -51,7 +51,7 @@ def how_many(failures: Failures) -> int:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names one after the other, a long list by its first ones.
+    """Return names as a list; of a long one, the first names and how many follow.
 
     >>> listed(["a", "b"]), listed(list("abcdef"))
     ('a, b', 'a, b, c, d and 2 more')
@@ -64,7 +64,7 @@ def _failed(failures: Failures) -> Iterator[Alert]:
     count = how_many(failures)
     if not count:
         return
-    text = "The leaderboard lacks them; failures.jsonl has the tracebacks."
+    text = "They are missing from the leaderboard; failures.jsonl has the tracebacks."
     if not isinstance(failures, int):
         said = [f"{f.get('method', '?')}, seed {f.get('seed', '?')}" for f in failures]
         reasons = dict.fromkeys(str(f.get("error", "")) for f in failures)
@@ -78,13 +78,13 @@ def _one_seed(board: Leaderboard) -> Iterator[Alert]:
     if single:
         yield Alert(
             "One seed only",
-            f"{listed(single)}: the spread over seeds is unknown, and a difference cannot be told"
-            " from luck. Run at least three seeds.",
+            f"{listed(single)}: the spread over seeds is unknown, so a difference may be luck. Run"
+            " at least three seeds.",
         )
 
 
 def _unmixed(entry: Entry) -> Iterator[Alert]:
-    """Warn where a sampler's diagnostics say so; metrics whose name starts with r_hat."""
+    """Warn where the diagnostics of a sampler do: metrics whose name starts with r_hat."""
     rows = [row for each in entry.results for row in each.rows if row.metric.startswith("r_hat")]
     known = [(row.value, row) for row in rows if row.value is not None]
     if known and max(known)[0] > UNMIXED:
@@ -93,7 +93,7 @@ def _unmixed(entry: Entry) -> Iterator[Alert]:
         yield Alert(
             f"Chains not mixed: {entry.label}",
             f"{title_of(row.metric)} is up to {value:.3g}{where}, more than {UNMIXED}: the chains"
-            " have not found the same distribution, and averages over them depend on where they"
+            " have not reached the same distribution, and averages over them depend on where they"
             " started. Run longer chains.",
         )
 
@@ -108,14 +108,14 @@ def _too_alike(entry: Entry) -> Iterator[Alert]:
         yield Alert(
             f"Members collapsed: {entry.label}",
             f"Mean disagreement is at most {100 * disagreement:.2g} % on every data set: the"
-            " members are nearly one function, and their spread says nothing about what is not"
-            " known.",
+            " members are nearly the same function, and their spread says nothing about epistemic"
+            " uncertainty.",
         )
     elif share is not None and share < SMALL:
         yield Alert(
             f"Epistemic share below 1 %: {entry.label}",
-            f"At most {100 * share:.2g} % of the uncertainty is epistemic, on any data set: the"
-            " method says that it knows all there is to know. Expect no help with inputs from"
+            f"At most {100 * share:.2g} % of the uncertainty is epistemic on any data set: the"
+            " method claims to know all there is to know. Do not expect it to detect inputs from"
             " elsewhere.",
         )
 
@@ -145,13 +145,13 @@ def _not_converged(board: Leaderboard) -> Iterator[Alert]:
         if slope + 2 * error < 0 and -slope > FALLING * drop:
             said.append(
                 f"{label} by {-slope:.2g} ± {error:.1g} nats/example, {100 * -slope / drop:.0f} %"
-                " of all that it fell"
+                " of its whole fall"
             )
     if said:
         yield Alert(
             "Not converged",
-            f"Over the last fifth of training the train loss still fell: {listed(said)}. Train for"
-            " more epochs (--set epochs=...), or with a larger learning rate.",
+            f"The train loss was still falling over the last fifth of training: {listed(said)}."
+            " Train for more epochs (--set epochs=...), or with a larger learning rate.",
         )
 
 
@@ -191,7 +191,7 @@ def _largest_error(board: Leaderboard, label: str, metric: str) -> float:
 
 
 def _backwards(board: Leaderboard) -> Iterator[Alert]:
-    """Warn where an OOD score ranks clearly worse than chance, one alert a score."""
+    """Warn where an OOD score ranks clearly worse than chance, one alert per score."""
     found: dict[str, list[str]] = {}
     for column in board.columns:
         name = column.dataset.removeprefix("ood:")
@@ -207,12 +207,12 @@ def _backwards(board: Leaderboard) -> Iterator[Alert]:
         yield Alert(
             f"{title} below 0.5",
             f"{listed(said)}: the score is lower on these inputs than on the test set, so it would"
-            " pass them as familiar. Members that all extrapolate alike do this.",
+            " accept them as familiar. This happens when all members extrapolate alike.",
         )
 
 
 def _within_noise(board: Leaderboard) -> Iterator[Alert]:
-    """Say which lead on the test set no paired test tells from luck."""
+    """Say which leads on the test set paired tests do not separate from luck."""
     unclear = []
     for column in board.columns:
         if column.dataset != "test" or not column.direction or not is_headline(column.metric):
@@ -225,8 +225,8 @@ def _within_noise(board: Leaderboard) -> Iterator[Alert]:
     if unclear:
         yield Alert(
             "Difference within noise",
-            f"Test {', '.join(unclear)}: paired tests over the seeds do not tell the best from"
-            " these. More seeds would tell.",
+            f"Test {', '.join(unclear)}: paired tests over the seeds do not separate the best from"
+            " these. More seeds may separate them.",
             "note",
         )
 
@@ -239,20 +239,21 @@ def _other_seeds(board: Leaderboard) -> Iterator[Alert]:
     if fewer:
         yield Alert(
             "Not all seeds",
-            f"{listed(fewer)}: differences are of the seeds that two methods share, means of"
-            " those that each has.",
+            f"{listed(fewer)}: differences use the seeds that two methods share, means use all"
+            " seeds of each.",
             "note",
         )
 
 
 def _not_defined(board: Leaderboard) -> Iterator[Alert]:
-    """Explain, reason by reason, what stands as n/a in the tables."""
+    """Explain, reason by reason, why tables say n/a."""
     reasons: dict[str, tuple[list[str], list[str]]] = {}
     for (label, _, metric), cell in board.cells.items():
         if cell.mean is None and cell.note:
             reason = re.sub(r"^n/a \((.*)\)$", r"\1", cell.note)
             metrics, labels = reasons.setdefault(reason, ([], []))
-            metrics += [t for t in [title_of(metric)] if t not in metrics]
+            title = re.sub(r", (.*)$", r" (\1)", title_of(metric))  # a list has commas of its own
+            metrics += [] if title in metrics else [title]
             labels += [] if label in labels else [label]
     for reason, (metrics, labels) in reasons.items():
         yield Alert(f"n/a: {reason}", f"{listed(metrics)}, for {listed(labels)}.", "note")

@@ -1,6 +1,6 @@
-"""The figures of a report that look at members: how they differ, and what their number is worth.
+"""The figures of a report about members: how they differ, and what their number is worth.
 
-Of the test set's first `EXAMPLES` inputs and the first seed, which is enough to see it by.
+They use the first `EXAMPLES` inputs of the test set and the first seed, which is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polymode.prediction import CategoricalPrediction
 EXAMPLES = 1000
 SIZES = 6  # numbers of modes on the curve, at most
 SUBSETS = 10  # of modes that each of them is averaged over
-REFERENCE = "deep_ensemble"  # the method whose networks others are counted in
+REFERENCE = "deep_ensemble"  # its networks are the unit in which others are counted
 
 
 def planes(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
@@ -63,7 +63,7 @@ def curves(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
 
 
 def maps(board: Leaderboard, members: dict[str, Results]) -> list[Display]:
-    """Return the disagreement of every two members, one figure a method, on shared colours."""
+    """Return the disagreement of each pair of members, one figure per method, on shared colours."""
     found = {}
     for label, results in members.items():
         prediction = results.kept["test"].prediction
@@ -90,7 +90,7 @@ def styles_of(board: Leaderboard, labels: Iterable[str]) -> dict[str, Style]:
 
 
 def _sizes(modes: int) -> list[int]:
-    """Return a few numbers of modes in even ratios, the first and the last among them.
+    """Return a few numbers of modes in even ratios, from the first to the last.
 
     >>> _sizes(5), _sizes(100)
     ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
@@ -101,8 +101,8 @@ def _sizes(modes: int) -> list[int]:
 
 
 def _said(display: Display, members: dict[str, Results]) -> Display:
-    """Add to the caption which data the figure is of."""
+    """Add to the caption which data the figure shows."""
     first = next(iter(members.values()))
     n = min(EXAMPLES, len(first.kept["test"].prediction))
-    display.caption += f" Test set, n = {n:,}, seed {first.seed}."
+    display.shared += f" Test set, n = {n:,}, seed {first.seed}."
     return display

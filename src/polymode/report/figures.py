@@ -1,7 +1,7 @@
 """The figures of a report, made of the predictions that results keep.
 
-Figures that hold all methods come first. Of figures with one method each there are at most `MOST`
-to a question, of the methods with the lowest test NLL; tables have them all.
+Figures with all methods come first. Of figures with one method each there are at most `MOST` per
+section, for the methods with the lowest test NLL; tables have them all.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from polymode.plots.reliability import default_start, pooled
 from polymode.plots.severity import shifts
 from polymode.prediction import CategoricalPrediction
 from polymode.report.diversity import curves, maps, planes, styles_of
+from polymode.report.mistakes import Plain, by_class, confusions, example_rows, pictures
 from polymode.report.tables import ood_sets, ranked
 
 MOST = 4  # methods with a figure of their own
-POOLED = 20_000  # confidences that a diagram pools: of a large test set, those of fewer seeds
-SCATTERS = 2  # of them with a scatter of their entropies, which take many bytes
+POOLED = 20_000  # confidences that a diagram pools: fewer seeds if the test set is large
+SCATTERS = 2  # methods with a scatter of their entropies, which takes many bytes
 SHIFTS = 3  # with more kinds of shift than this, none has a figure of its own
 
 Maker = Callable[[Leaderboard], Sequence[Display]]
@@ -92,6 +93,24 @@ def _risks(board: Leaderboard) -> list[Display]:
     return [risk_coverage(able, styles=styles_of(board, able))] if able else []
 
 
+def _confusions(board: Leaderboard) -> list[Display]:
+    return confusions(_first(_with_classes(board)), palette(board.labels))
+
+
+def _pictures(board: Leaderboard) -> list[Display]:
+    return pictures(_with_examples(board), palette(board.labels))
+
+
+def mistakes(board: Leaderboard) -> tuple[list[Plain], list[Plain]]:
+    """Return the table by class, and the single examples where they are not pictures."""
+    return by_class(_first(_with_classes(board))), example_rows(_with_examples(board))
+
+
+def _with_examples(board: Leaderboard) -> dict[str, Results]:
+    """Return the first seed's results of the methods that keep examples."""
+    return {label: kept[0] for label, kept in _first(_keeping(board, "examples")).items()}
+
+
 def _maps(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
     able = {k: r[0] for k, r in _first(_keeping(board, "plane", "train")).items()}
@@ -105,7 +124,7 @@ def _maps(board: Leaderboard) -> list[Display]:
 
 
 def _scatters(board: Leaderboard) -> list[Display]:
-    """Return the two parts of the entropy of the test set and of the first OOD set, near if any."""
+    """Return the two parts of the entropy on the test set and on the first, nearest OOD set."""
     styles = palette(board.labels)
     outside = [name for name in ood_sets(board)][:1]
     able = {k: r[0] for k, r in _with_classes(board, *outside).items() if outside}
@@ -144,32 +163,31 @@ def _bands(board: Leaderboard) -> list[Display]:
 
 
 def _histograms(board: Leaderboard) -> list[Display]:
-    """Return, by score, one histogram a method, on bins shared by the methods."""
+    """Return, by score, one histogram per method with all its seeds, on shared bins."""
     styles = palette(board.labels)
-    first = {label: kept[0] for label, kept in _first(_keeping(board, "test")).items()}
-    with_ood = {k: r for k, r in first.items() if any(name.startswith("ood:") for name in r.kept)}
+    with_ood = _first(_keeping(board, "test", *ood_sets(board)[:1])) if ood_sets(board) else {}
     if not with_ood:
         return []
-    classes = _classes(next(iter(with_ood.values())))
+    classes = _classes(next(iter(with_ood.values()))[0])
     names = ("predictive_entropy", "mutual_information") if classes else ("epistemic_variance",)
     displays: list[Display] = []
     for score in names:
         able = with_ood
         if score != "predictive_entropy":
-            able = {k: r for k, r in able.items() if r.kept["test"].prediction.has_epistemic}
-        values = [each for r in able.values() for each in scores(r, score).values()]
+            able = {k: r for k, r in able.items() if r[0].kept["test"].prediction.has_epistemic}
+        values = [each for r in able.values() for one in r for each in scores(one, score).values()]
         if not values:
             continue
         limits = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
         displays += [
-            ood_histogram(r, score=score, label=label, limits=limits, style=styles[label])
-            for label, r in able.items()
+            ood_histogram(kept, score=score, label=label, limits=limits, style=styles[label])
+            for label, kept in able.items()
         ]
     return displays
 
 
 def _severities(board: Leaderboard) -> list[Display]:
-    """Return all kinds of shift in one figure if there are several, and each of them if few."""
+    """Return all kinds of shift in one figure if there are several, and each if they are few."""
     styles, kinds = palette(board.labels), shifts(board)
     together = [severity_spread(board, styles=styles)] if len(kinds) > 2 else []
     single = [severity(board, name, styles=styles) for name in kinds if len(kinds) <= SHIFTS]
@@ -211,6 +229,7 @@ MAKERS: dict[str, list[Maker]] = {
     "leaderboard": [_costs],
     "calibration": [_gaps, _reliability, _quantiles],
     "selective": [_risks],
+    "mistakes": [_confusions, _pictures],
     "ood": [_histograms],
     "shift": [_severities],
     "uncertainty": [_maps, _bands, _scatters],

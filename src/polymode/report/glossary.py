@@ -55,6 +55,6 @@ def glossary(board: Leaderboard) -> dict[str, Meaning]:
 
 
 def _family(column: Column) -> str:
-    """Return the heading below which the metric stands."""
+    """Return the heading that the metric belongs to."""
     examined = column.dataset.startswith(EXAMINED)
     return EXAMINED_FAMILY if examined else FAMILIES[family_of(column.metric)]

@@ -23,7 +23,7 @@ from polymode.plots import Comparison, forest, palette
 from polymode.plots.forest import VERDICTS
 from polymode.report.alerts import Failures, alerts, how_many
 from polymode.report.cards import card
-from polymode.report.embed import csv_uri, figure, text_uri
+from polymode.report.embed import csv_uri, rows, text_uri
 from polymode.report.glossary import glossary
 from polymode.report.sections import sections
 from polymode.report.tables import SHAPES, sizes
@@ -51,7 +51,7 @@ def report(
         command: what reproduces the run, shown at the end.
         environment: versions and machine of the run; by default the present ones.
         failures: how many cells of the run failed, or what is known of each.
-        comparisons: numbers of a paper beside ours, see `Comparison`.
+        comparisons: numbers of a paper with ours, see `Comparison`.
     """
     if not isinstance(path, (str, Path)):
         swapped = "are swapped" if isinstance(board, (str, Path)) else "are wrong"
@@ -98,7 +98,7 @@ def render(
         sizes=sizes(board),
         numbers=(all_numbers, f"leaderboard.{ending}"),
         comparisons=[compared(each) for each in comparisons],
-        forest=figure(forest(comparisons)) if comparisons else None,
+        forest=rows([forest(comparisons)]) if comparisons else None,
         sections=sections(board),
         cards=[{**each, "entries": _entries(board, each["name"])} for each in cards],
         glossary=meanings,

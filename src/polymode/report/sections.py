@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from polymode.metrics.leaderboard import OOD_MEANS, SHIFT_MEAN, Leaderboard
 from polymode.metrics.results import EXAMINED, family_of, is_headline
-from polymode.plots import Display
-from polymode.report.embed import Figure, figure
-from polymode.report.figures import figures
+from polymode.report.embed import Group, rows
+from polymode.report.figures import figures, mistakes
+from polymode.report.mistakes import Plain
 from polymode.report.tables import (
     SHIFTED,
     Table,
@@ -26,45 +26,53 @@ QUESTIONS = {
     "leaderboard": (
         "Leaderboard",
         "Leaderboard",
-        "Mean ± standard error over seeds, of one seed over examples; arrows point to the better"
-        " direction. The name of a method leads to its configuration, the name of a metric to its"
-        " definition.",
-        "All scores of quality, by data set",
+        "Mean ± standard error over seeds, or over examples if there is one seed. Arrows point to"
+        " the better direction. A method links to its configuration, a metric to its definition.",
+        "All quality scores, by data set",
     ),
     "calibration": (
         "Calibration",
         "Calibration",
         "Does the method know how often it is wrong? Of all predictions made with 80 % confidence,"
-        " 80 % should be right; of all 90 % intervals, 90 % should hold the target.",
+        " 80 % should be right; of all 90 % intervals, 90 % should contain the target.",
         "Calibration under shift and elsewhere",
     ),
     "selective": (
         "Selective",
         "Selective prediction",
         "If the method may decline to answer, does it decline where it is wrong? Risk is the error"
-        " among the answers that remain when the least certain are left out.",
+        " rate of the answers that remain when the least certain ones are left out.",
         "Selective prediction under shift",
+    ),
+    "mistakes": (
+        "Mistakes",
+        "Mistakes",
+        "Which answers are wrong, and which test examples are hardest? The most uncertain ones"
+        " should be hard for people too. Confident mistakes deserve a look, since some may be wrong"
+        " labels or measurements.",
+        "Single examples",
     ),
     "ood": (
         "OOD",
         "Out of distribution",
         "Are inputs from elsewhere more uncertain than the test set? OOD is the positive class"
-        " throughout, and a high score means rather OOD: an AUROC of 1 is perfect, 0.5 is chance,"
-        " less is worse than chance. Near sets resemble the training data, far ones do not.",
+        " throughout, and a higher score means more likely OOD: an AUROC of 1 is perfect, 0.5 is"
+        " chance, and less is worse than chance. Near sets resemble the training data, far ones do"
+        " not.",
         "All OOD scores and measures, by data set",
     ),
     "shift": (
         "Shift",
         "Shift",
         "What happens as the test set is disturbed more and more? A good method loses accuracy late"
-        " and says so: its NLL stays low.",
-        "More of the shifts",
+        " and becomes less sure as it does: its NLL stays low.",
+        "More about the shifts",
     ),
     "uncertainty": (
         "Uncertainty",
         "Uncertainty, and where it comes from",
         "Aleatoric uncertainty is noise that more data would not remove; epistemic uncertainty is"
-        " ignorance about the network, and should grow where there were no data. These numbers"
+        " ignorance about the network, and should grow where there are no data. These numbers"
         " describe; they do not score.",
         "More measures of uncertainty",
     ),
@@ -78,11 +86,14 @@ QUESTIONS = {
     "examinations": (
         "Examinations",
         "Examinations",
-        "What was measured of the posteriors themselves: not of what they predict, but of how they"
-        " were found and what they are.",
-        "",
+        "Measurements of the posteriors themselves: not what they predict, but how they were found"
+        " and what they are.",
+        "Loss curves in numbers",
     ),
 }
+PER_CELL = 3  # columns of a table that fit into a quarter of a row
+STACKED = 2  # tables that stand one below the other next to figures
+CURVES = "convergence"  # the examination that every run has
 FAMILIES = {
     "calibration": ("calibration", "intervals"),
     "selective": ("selective",),
@@ -99,7 +110,11 @@ TOLD = (
 
 
 class Section(NamedTuple):
-    """One question: tables to read first, more of them to unfold, figures, what is missing."""
+    """One question: tables to read first, more of them to unfold, figures, what is missing.
+
+    `aside` is how many of the first tables stand next to the figures. `plain` are tables of another
+    form, `rows` single examples.
+    """
 
     anchor: str
     short: str
@@ -108,8 +123,11 @@ class Section(NamedTuple):
     unfold: str
     tables: list[Table]
     more: list[Table]
-    figures: list[Figure]
+    figures: list[list[Group]]
     reasons: list[str]
+    aside: int = 0
+    plain: list[Plain] = []
+    rows: list[Plain] = []
 
 
 def sections(board: Leaderboard) -> list[Section]:
@@ -118,26 +136,47 @@ def sections(board: Leaderboard) -> list[Section]:
     made = []
     for anchor, (short, title, text, unfold) in QUESTIONS.items():
         first, more = _tables(board, anchor)
-        shown = _figures(board, drawn.get(anchor, []))
+        shown = rows(drawn.get(anchor, []), board.labels)
         missing = reasons.get(anchor, [])
-        if first or more or shown or missing:
-            made.append(Section(anchor, short, title, text, unfold, first, more, shown, missing))
+        plain, examples = mistakes(board) if anchor == "mistakes" else ([], [])
+        if first or more or shown or missing or plain or examples:
+            aside = len(first) if anchor != "leaderboard" and _fit(first, shown) else 0
+            if anchor == "uncertainty" and not aside:
+                first = joined("Means over the examples of each data set", first)
+            made.append(
+                Section(
+                    anchor,
+                    short,
+                    title,
+                    text,
+                    unfold,
+                    first,
+                    more,
+                    shown,
+                    missing,
+                    aside,
+                    plain,
+                    examples,
+                )  # fmt: skip
+            )
     return made
 
 
-def _figures(board: Leaderboard, displays: Sequence[Display]) -> list[Figure]:
-    """Return the figures; the first leads if it has all methods and no others are of its kind."""
-    shown = [figure(display, board.labels) for display in displays]
-    alike = [display for display in displays if type(display) is type(displays[0])]
-    if len(alike) == 1 and not shown[0].method and shown[0].place != "wide":
-        shown[0] = shown[0]._replace(place="lead")
-    return shown
+def _fit(tables: list[Table], shown: list[list[Group]]) -> bool:
+    """Return whether tables have room next to the only row of figures, one below the other."""
+    if len(shown) != 1 or len(tables) > STACKED:
+        return False
+    left = shown[0][-1].span - shown[0][-1].used
+    fit = (len(table.heads) <= PER_CELL * left and not table.turned for table in tables)
+    return left > 1 and all(fit)
 
 
 def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
     """Return the tables of a section, and those that are to be unfolded."""
-    if anchor == "examinations":
-        return examinations(board), []
+    if anchor == "examinations":  # the numbers behind loss curves are for those who look closer
+        every = examinations(board)
+        curves = [table for table in every if table.title.startswith(CURVES)]
+        return [table for table in every if table not in curves], curves
     outside = [*OOD_MEANS.values(), *ood_sets(board)]
     if anchor == "leaderboard":
         return [leaderboard(board)], _by_dataset(board, "quality", _datasets(board))
@@ -153,7 +192,7 @@ def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
         metrics = [m for m in _metrics(board, "uncertainty") if m != "disagreement"]
         metrics = sorted(metrics, key=lambda metric: metric not in TOLD)
         every = _known(of_metric(board, metric, everywhere) for metric in metrics)
-        return joined("Means over the examples of each data set", every[:2]), every[2:]
+        return every[:2], every[2:]
     if anchor == "diversity":
         return _known([of_metric(board, "disagreement", everywhere)]), []
     families = FAMILIES.get(anchor, ())

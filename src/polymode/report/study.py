@@ -1,4 +1,4 @@
-"""The page of a study: claims, tables with the paper's beside them, figures, and its runs."""
+"""The page of a study: claims, tables with the paper's numbers, figures, and its runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from polymode.core.store import replace_file
 from polymode.plots import Comparison, Display, forest
-from polymode.report.embed import figure
+from polymode.report.embed import rows
 from polymode.report.page import compared, duration
 from polymode.report.template import fill
 from polymode.runs.folder import RunFolder
@@ -40,7 +40,7 @@ class Shown:
     environment: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that is no drawing, JSON-safe."""
+        """Return everything except drawings, JSON-safe."""
         return {
             "tables": {name: table._asdict() for name, table in self.tables.items()},
             "claims": [claim._asdict() for claim in self.claims],
@@ -129,9 +129,9 @@ def study_page(shown: Shown) -> str:
         stats=_stats(shown),
         claims=[{**claim._asdict(), "sign": SIGNS[claim.verdict]} for claim in shown.claims],
         tables=list(shown.tables.values()),
-        figures=[figure(display) for display in shown.figures.values()],
+        figures=rows(list(shown.figures.values())),
         comparisons=[compared(each) for each in comparisons],
-        forest=figure(forest(comparisons)) if comparisons else None,
+        forest=rows([forest(comparisons)]) if comparisons else None,
         parts=shown.parts,
         command=shown.command,
         facts=[
@@ -141,7 +141,7 @@ def study_page(shown: Shown) -> str:
 
 
 def _verdict(shown: Shown) -> str:
-    """Return the sentence that stands first."""
+    """Return the first sentence of the page."""
     counts = [
         f"{sum(claim.verdict == verdict for claim in shown.claims)} {said}"
         for verdict, said in zip(

@@ -29,8 +29,9 @@ from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.metrics.score import ARROWS
 from polymode.metrics.table import number
 from polymode.plots import palette
+from polymode.report.chance import chance_of, worse_than_chance
 
-WIDEST = 8  # columns; a table of more has its metrics as rows
+WIDEST = 10  # columns; a table of more has its metrics as rows
 SHAPES = {
     "o": "round",
     "s": "square",
@@ -40,9 +41,10 @@ SHAPES = {
     "P": "plus",
     "X": "cross",
 }
-"""How a marker of the figures is called where a table has it beside a method's name."""
+"""What the page's style calls the marker that a method has in figures."""
 MARKS = {BEST: "best", TIED: "tied", UNTESTED: "untested", "": ""}
 """How the page's style calls the marks of a leaderboard."""
+CHANCE = "chance"  # of the best of a column that is worse than a guess
 NARROW = 3  # columns of a table that is no wider than it must be
 JOINED = 12  # columns of tables that stand side by side
 SHIFTED = ("accuracy", "rmse", "nll", "ece")  # what the leaderboard shows of shifts
@@ -71,7 +73,10 @@ class Shown(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One method: its label in two parts, how it looks, its place among the configurations."""
+    """One method: its label in two parts, how it looks, its place among the configurations.
+
+    `front` says whether it is marked as part of the Pareto front.
+    """
 
     label: str
     name: str
@@ -80,10 +85,11 @@ class Line(NamedTuple):
     shape: str
     place: int
     cells: list[Shown]
+    front: bool = False
 
 
 class Table(NamedTuple):
-    """A heading, columns with the groups that span them, a line a method, and notes.
+    """A heading, columns with the groups that span them, a line per method, and notes.
 
     `topic` is the metric that all columns are of, where they are of one.
     """
@@ -103,13 +109,14 @@ class Table(NamedTuple):
 
     @property
     def narrow(self) -> bool:
-        """Whether there is so little in a row that it should not be drawn out over the page."""
+        """Whether a row holds so little that it should not span the page."""
         return len(self.lines if self.turned else self.heads) <= NARROW
 
     @property
     def marks(self) -> set[str]:
         """The marks that need a word of explanation."""
-        return {cell.mark for line in self.lines for cell in line.cells if cell.mark}
+        found = {cell.mark for line in self.lines for cell in line.cells if cell.mark}
+        return found | ({"pareto"} if any(line.front for line in self.lines) else set())
 
 
 def ranked(board: Leaderboard) -> list[str]:
@@ -130,9 +137,14 @@ def leaderboard(board: Leaderboard) -> Table:
     columns = [column for _, part in parts for column in part]
     made = table(board, "Leaderboard", [(_head(c), _cells_of(board, c)) for c in columns])
     heads, times = _cost_columns(board)
-    lines = [line._replace(cells=[*line.cells, *times[line.label]]) for line in made.lines]
+    front = board.pareto() if ("test", "nll") in {c[:2] for c in board.columns} else []
+    lines = [
+        line._replace(cells=[*line.cells, *times[line.label]], front=line.label in front)
+        for line in made.lines
+    ]
     place = next((i for i, c in enumerate(columns) if c[:2] == ("test", "nll")), -1)
-    groups = [*((Head(title), len(part)) for title, part in parts), (Head("cost"), len(heads))]
+    titles = [(title.replace("n = ", "n\u00a0=\u00a0"), len(part)) for title, part in parts]
+    groups = [*((Head(title), span) for title, span in titles), (Head("cost"), len(heads))]
     return made._replace(heads=made.heads + heads, lines=lines, groups=groups, sorted_by=place)
 
 
@@ -167,26 +179,19 @@ def ood_sets(board: Leaderboard) -> list[str]:
 
 
 def _cost_columns(board: Leaderboard) -> tuple[list[Head], dict[str, list[Shown]]]:
-    front = board.pareto() if ("test", "nll") in {c[:2] for c in board.columns} else []
-    heads = [
-        Head("train", "↓", "s"),
-        Head("predict", "↓", "ms/1,000"),
-        Head("Pareto", "", "front"),
-    ]
+    heads = [Head("train", "↓", "s"), Head("predict", "↓", "ms/1,000")]
     cells = {}
     for entry in board.entries:
         cost = costs(entry)
-        flag = entry.label in front
         cells[entry.label] = [
             Shown(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
             Shown(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
-            Shown("front" if flag else "", "", float(not flag), "pareto" if flag else ""),
         ]
     return heads, cells
 
 
 def sizes(board: Leaderboard) -> Table:
-    """Return what each method costs, times and sizes."""
+    """Return what each method costs: times and sizes."""
     heads = [
         Head("seeds"),
         Head("training", "↓", "seconds, mean"),
@@ -262,12 +267,13 @@ def of_metric(board: Leaderboard, metric: str, datasets: Sequence[str]) -> Table
     columns = [column for column in columns if _has_values(board, column)]
     if not columns:
         return None
-    parts = [(Head(_dataset_title(c.dataset, board)), _cells_of(board, c)) for c in columns]
+    titles = [_dataset_title(c.dataset, board).replace(" OOD)", ")") for c in columns]
+    parts = [(Head(t), _cells_of(board, c)) for t, c in zip(titles, columns, strict=True)]
     return table(board, columns[0].title, parts, _head(columns[0]))
 
 
 def of_shifts(board: Leaderboard, metric: str) -> Table | None:
-    """Return one metric with a column a shift, each the mean over its severities."""
+    """Return one metric with a column per shift, each the mean over its severities."""
     groups: dict[str, list[Column]] = {}
     for column in board.columns:
         if column.metric == metric and column.dataset.count(":") == 2:
@@ -305,15 +311,23 @@ def table(
     heads: list[Head] = []
     columns: list[dict[str, Shown]] = []
     notes: list[str] = []
+    levels = chance_of(board)
     for head, cells in parts:
         heads.append(head)
-        columns.append(_written(cells, notes))
+        about = head if head.metric else topic
+        columns.append(_written(cells, notes, levels.get(about.metric), about.arrow))
     lines = _lines(board, lambda label: [column[label] for column in columns])
     return Table(title, heads, lines, notes, topic)
 
 
-def _written(cells: dict[str, Cell], notes: list[str]) -> dict[str, Shown]:
-    """Write the cells of one column with as many decimals as they need; adds to the notes."""
+def _written(
+    cells: dict[str, Cell], notes: list[str], chance: float | None, arrow: str
+) -> dict[str, Shown]:
+    """Write the cells of one column with as many decimals as they need; adds to the notes.
+
+    The best of a column is marked as such only if it is not worse than `chance`.
+    """
+    direction = "up" if arrow == ARROWS["up"] else "down"
     digits = digits_for(cells.values())
     shown = {}
     for label, cell in cells.items():
@@ -322,6 +336,8 @@ def _written(cells: dict[str, Cell], notes: list[str]) -> dict[str, Shown]:
             notes.append(note)
         text, _, error = number(cell.mean, cell.error, digits).partition(" ± ")
         mark = MARKS[cell.sign]
+        if mark == "best" and chance is not None and cell.mean is not None:
+            mark = CHANCE if worse_than_chance(cell.mean, chance, direction) else mark
         place = notes.index(note) + 1 if note else 0
         shown[label] = Shown(text, error, cell.mean, mark, place)
     return shown

@@ -1,4 +1,4 @@
-"""The first sentence of a report: who is best, by how much, and whether that is more than noise."""
+"""The first sentence of a report: what is best, by how much, and whether that is just noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polymode.report.tables import ranked
 
 
 def verdict(board: Leaderboard) -> str:
-    """Return who has the lowest test NLL, by how much, and whether that is more than noise."""
+    """Return which method has the lowest test NLL, by how much, and whether that is just noise."""
     known = [label for label in ranked(board) if _mean(board, label) is not None]
     if not known:
         return f"No method has a finite test NLL on {board.task}."
@@ -20,11 +20,11 @@ def verdict(board: Leaderboard) -> str:
     if len(known) == 1:
         return f"{best} reaches a test NLL of {values[0]} nats per example on {board.task}."
     second = known[1]
-    facts = f"{values[0]} against {values[1]} nats per example of {second}"
+    facts = f"{values[0]} nats per example against {values[1]} for {second}"
     gap = board.difference(second, best)
     if gap is None or gap.standard_error is None:
         lead = f"{best} has the lowest test NLL on {board.task}: {facts}"
-        return f"{lead}; {_why_untested(board, best, second)}, so no test tells it from luck."
+        return f"{lead}; {_why_untested(board, best, second)}, so this may be luck."
     assert gap.low is not None and gap.high is not None
     ends = [f"{end:.{digits}f}".replace("-", "−") for end in (gap.low, gap.high)]
     span = f"95 % interval {ends[0]} to {ends[1]}, {gap.n} seeds"

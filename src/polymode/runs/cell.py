@@ -23,7 +23,7 @@ from polymode.runs.plan import EVERY_CELL, Cell, Recipe
 from polymode.tasks import Task
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
-ALWAYS = ("test", "ood:*", "train", "curve", "plane")
+ALWAYS = ("test", "ood:*", "train", "curve", "plane", "examples")
 
 
 class Finished(NamedTuple):

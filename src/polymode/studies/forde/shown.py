@@ -205,7 +205,7 @@ def differences(runs: Runs, part: str) -> Table | None:
     )
 
 
-_PAIRED = "paired over seeds, 95 % t-interval; * leaves out zero"
+_PAIRED = "paired over seeds, 95 % t-interval; † marks intervals without zero"
 
 
 def _gap(gap: Difference | None, factor: int) -> str:
@@ -215,7 +215,7 @@ def _gap(gap: Difference | None, factor: int) -> str:
     text = f"{factor * gap.mean:+.{digits}f}"
     if gap.low is not None and gap.high is not None:
         text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
-    return text.replace("-", "−") + ("*" if gap.clear else "")
+    return text.replace("-", "−") + ("†" if gap.clear else "")
 
 
 def families(runs: Runs, part: str) -> Table | None:
@@ -323,5 +323,5 @@ def figure_severity(runs: Runs, part: str) -> Display | None:
     if not results:
         return None
     display = severity_spread(compare(results), metrics=["accuracy", "nll"])
-    display.caption = f"{part}: {display.caption}"
+    display.shared = f"{part}: {display.shared}"
     return display

@@ -1,0 +1,148 @@
+"""The pictures of docs/plots.md, one for each display: `python docs/plots/pictures.py`.
+
+Networks are small, trained for seconds, and seeded; what is not about networks is drawn from a
+seeded stream. The point is how a figure looks, not who wins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import polymode as pm
+from polymode import plots
+from polymode.metrics.diversity import ensemble_size_curve, pairwise_disagreement
+from polymode.metrics.diversity.pairwise import pairwise_mutual_information
+from polymode.metrics.results import Results
+from polymode.report.embed import compact
+
+HERE = Path(__file__).parent
+SMALL, WIDE = 3.1, 4.6  # inches: those below the second are drawn as wide as the first
+PIXELS = ("uncertainty_maps", "entropy_scatter")
+METHODS = {"map": {}, "deep_ensemble": {"num_modes": 5}}
+
+
+def fitted(task_name: str, epochs: int, seeds: range = range(1)) -> dict[str, list[Results]]:
+    """Return results of two methods on a task, by method."""
+    task = pm.task(task_name)
+    options = {"net": pm.nets.mlp, "task": task, "epochs": epochs, "progress": "silent"}
+    return {
+        name: [
+            pm.evaluate(
+                pm.fit(name, seed=seed, execution="batched", **options, **more),
+                task,
+                train_seconds=float(more.get("num_modes", 1)),
+            )
+            for seed in seeds
+        ]
+        for name, more in METHODS.items()
+    }
+
+
+def displays() -> dict[str, plots.Display]:
+    """Return one display of each kind."""
+    digits, moons = fitted("digits", 8, range(2)), fitted("two_moons", 60)
+    gap = fitted("gap_regression", 150)
+    return {**_of_classes(digits), **_of_inputs(moons, gap), **_of_numbers()}
+
+
+def _of_classes(digits: dict[str, list[Results]]) -> dict[str, plots.Display]:
+    """Return the displays of predictions of classes."""
+    seeds = digits["deep_ensemble"]
+    one = seeds[0]
+    test, ood = (one.kept[name].prediction for name in ("test", "ood:scrambled"))
+    labels = one.kept["test"].targets
+    hits = (test.log_probs.argmax(-1) == labels).double().mean(1)
+    board = pm.compare([each for several in digits.values() for each in several])
+    curve = ensemble_size_curve(test, labels)
+    single = ensemble_size_curve(digits["map"][0].kept["test"].prediction, labels)
+    return {
+        "reliability": plots.reliability(seeds),
+        "confidence_gap": plots.confidence_gap(board),
+        "risk_coverage": plots.risk_coverage(board),
+        "confusion": plots.confusion(seeds),
+        "example_pictures": plots.example_pictures(one, most=4),
+        "ood_histogram": plots.ood_histogram(seeds),
+        "entropy_scatter": plots.entropy_scatter(one),
+        "severity": plots.severity(board, "rotation"),
+        "severity_spread": plots.severity_spread(board),
+        "diversity_heat_map": plots.diversity_heat_map(
+            pairwise_disagreement(test), unit="fraction of inputs"
+        ),
+        "diversity_plane": plots.diversity_plane(
+            {"deep_ensemble": (hits, pairwise_disagreement(test))}, num_classes=10
+        ),
+        "pair_density": plots.pair_density(
+            pairwise_mutual_information(test), pairwise_mutual_information(ood)
+        ),
+        "size_curve": plots.size_curve(
+            {"deep_ensemble": curve, "map": single}, reference="deep_ensemble"
+        ),
+        "cost_pareto": plots.cost_pareto(_timed(board)),
+    }
+
+
+def _timed(board: pm.metrics.Leaderboard) -> pm.metrics.Leaderboard:
+    """Return the board with times that are the same on every machine."""
+    every = [results for entry in board.entries for results in entry.results]
+    return pm.compare(
+        [
+            each.replace(
+                cost=each.cost._replace(predict_seconds=0.01 * each.cost.num_modes + 0.001 * i)
+            )
+            for i, each in enumerate(every)
+        ]
+    )
+
+
+def _of_inputs(
+    moons: dict[str, list[Results]], gap: dict[str, list[Results]]
+) -> dict[str, plots.Display]:
+    """Return the displays over one or two inputs."""
+    bands = {name: plots.regression_band(each[0], label=name) for name, each in gap.items()}
+    return {
+        "uncertainty_maps": plots.uncertainty_maps(moons["deep_ensemble"][0]),
+        "regression_band": bands["deep_ensemble"],
+        "regression_calibration": plots.regression_calibration(gap["deep_ensemble"]),
+        "panels": plots.panels(bands, label="two methods", caption="Epistemic bands."),
+    }
+
+
+def _of_numbers() -> dict[str, plots.Display]:
+    """Return the displays of plain numbers."""
+    stream = np.random.default_rng(0)
+    theta = np.arange(0.0, 360.0, 5.0)
+    orbit = 0.6 + 0.2 * np.cos(np.radians(theta)) + 0.03 * stream.normal(size=(10, 1))
+    orbit = orbit + 0.03 * np.cos(np.radians(4 * theta) + stream.uniform(0, 6, (10, 1)))
+    grid = np.array([0.0, 0.01, 0.1, 1.0, 10.0])
+    nll = 0.3 + 0.05 * (np.log10(grid + 0.01)[:, None]) ** 2 + 0.01 * stream.normal(size=(5, 3))
+    rows = [
+        plots.Comparison("deep ensemble, accuracy", 95.2, 0.1, 95.0, 0.08, 0.5, "%", "up"),
+        plots.Comparison("MAP, NLL", 0.25, None, 0.31, 0.012, 0.02, "nats", "down"),
+        plots.Comparison("SWAG, ECE", 0.032, 0.002, 0.018, 0.003, 0.01, "", "down"),
+    ]
+    return {
+        "orbit_curve": plots.orbit_curve(theta, orbit),
+        "sweep": plots.sweep(grid, {"nll": nll}, name="lengthscale", chosen=1.0),
+        "forest": plots.forest(rows),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, display in displays().items():
+        if display.size[0] < WIDE:
+            display.shrink(min(1.0, SMALL / display.size[0]))
+        path = HERE / f"{name}.svg"
+        if name in PIXELS:  # a picture of pixels is smaller
+            path = path.with_suffix(".png")
+            display.figure().savefig(path, dpi=100, metadata={"Software": None})
+        else:
+            path.write_text(compact(display.to_svg()) + "\n")
+        print(f"{path.name}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

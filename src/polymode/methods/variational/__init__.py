@@ -1,0 +1,1 @@
+"""What mean-field variational inference is made of: layers that draw, and priors."""

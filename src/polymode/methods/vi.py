@@ -1,0 +1,274 @@
+"""Mean-field variational inference (Bayes by backprop): a Gaussian per weight and mode.
+
+    q(θ) = Π_i N(μ_i, σ_i²)
+    L(μ, σ) = E_q [ −Σ_n log p(y_n | f_θ(x_n)) ] + T KL(q ‖ p),        p = N(0, λ⁻¹ I)
+
+λ is the `prior_precision`, T the `temperature`: 1 is the evidence lower bound, with the KL in
+closed form, summed over all weights, and weighed by 1/N in the mean loss that is minimised. Nothing
+is tempered unless asked.
+
+`estimator` says how the expectation is drawn: "local" draws the outputs of linear and convolutional
+layers (local reparametrisation), "flipout" one matrix per batch with signs per example, "weights"
+one network per batch and member. Parameters of other layers (normalisation, embeddings, attention),
+layers that share weights, and layers that a pass calls twice, are drawn as weights in all three.
+With `alpha` > 0 the expected log-likelihood gives way to the α-objective of `dropout`, over K =
+`num_passes` draws per example; weights that are drawn for the whole batch are the same in all K.
+
+`mixture=(π, r)` is the scale-mixture prior π N(0, 1/λ) + (1 − π) N(0, r²/λ) of the paper, its
+expectation by quadrature. σ has the rate `std_lr` of its own: from `initial_std` it has several
+powers of e to go. A likelihood's own parameters (learned noise) are trained as a point. Networks
+with running statistics (BatchNorm) get them anew for each draw.
+
+Limits: correlations are lost and variances are the conditional ones, which are smaller. With a wide
+prior and few data per weight, many weights stay at the prior and the fit is poor: that is the bound
+itself, and not a fault of training; `temperature` < 1 trades the bound for fit.
+Reference: C. Blundell, J. Cornebise, K. Kavukcuoglu, D. Wierstra, Weight uncertainty in neural
+    networks, ICML 2015.
+
+Shapes: `M` modes, `K` passes, `L` samples per mode, `B` batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.loop import Batch
+from polymode.core.options import is_number
+from polymode.core.passes import gradients_of_passes
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization
+from polymode.methods.dropout import loss_of_passes
+from polymode.methods.map import MAP, add_noise
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.variational.layers import (
+    KINDS,
+    SUFFIX,
+    layers_to_change,
+    make_gaussian,
+    make_plain,
+)
+from polymode.methods.variational.priors import add_kl_gradient, kl_divergence
+from polymode.posterior import Gaussian, Weights
+from polymode.posterior.weights import with_own_statistics
+
+_PASSES = 10  # of the α-objective, as for dropout
+_OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among the stack's extra
+
+
+@dataclass(frozen=True, kw_only=True)
+class VI(MAP):
+    """Options of `vi`: those of `map`, and
+
+    Args:
+        estimator: how weights are drawn in training: "local", "flipout" or "weights".
+        prior_precision: λ of the prior, > 0.
+        initial_std: σ at the start, > 0.
+        std_lr: learning rate of log σ, > 0.
+        mixture: share π and ratio r of a scale-mixture prior, between 0 and 1; None is a Gaussian.
+        temperature: T, the weight of the KL, > 0: 1 is the evidence lower bound.
+        alpha: of the α-objective, ≥ 0; 0 is the expected log-likelihood.
+        num_passes: K draws of each example in a training step, ≥ 1; None is 1 for alpha = 0 and 10
+            otherwise. More than one needs "local" or "flipout".
+        samples_per_mode: L draws in a prediction, ≥ 1.
+    """
+
+    estimator: str = "local"
+    initial_std: float = 0.02
+    std_lr: float = 0.01
+    mixture: tuple[float, float] | None = None
+    temperature: float = 1.0
+    alpha: float = 0.0
+    num_passes: int | None = None
+    samples_per_mode: int = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_name("estimator", tuple(KINDS))
+        for field in ("prior_precision", "initial_std", "std_lr", "temperature"):
+            self._require_positive(field)
+        if self.mixture is not None:
+            pair = isinstance(self.mixture, (tuple, list)) and len(self.mixture) == 2
+            valid = pair and all(is_number(v) and 0 < v < 1 for v in self.mixture)
+            self._require(valid, "mixture", "None or two numbers in (0, 1)")
+        self._require(is_number(self.alpha) and self.alpha >= 0, "alpha", "finite and ≥ 0")
+        if self.num_passes is not None:
+            self._require_integer("num_passes", 1)
+        self._require_integer("samples_per_mode", 1)
+        if self.estimator == "weights" and self.passes > 1:
+            raise ValueError(
+                f"num_passes={self.passes} needs draws for each example: take estimator='local' or"
+                " 'flipout', or num_passes=1 and alpha=0 with 'weights'"
+            )
+        if self.alpha and self.passes == 1:
+            raise ValueError(
+                f"alpha={self.alpha:g} has no effect with num_passes=1: take num_passes=10, or"
+                " alpha=0"
+            )
+
+    @property
+    def passes(self) -> int:
+        """K as it is taken."""
+        if self.num_passes is None:
+            return _PASSES if self.alpha else 1
+        return self.num_passes
+
+
+class State(NamedTuple):
+    """What the next step needs: `stack` has layers that draw, `spread` trains log σ, and
+    `optimization` the rest."""
+
+    stack: Stack
+    optimization: Optimization
+    spread: Optimization
+    step: int
+
+
+class Info(NamedTuple):
+    """What a step tells: each member's mean negative log-likelihood on the batch at what was drawn
+    (for alpha > 0, the α-objective), (M,) nats, and KL(q ‖ p), (M,) nats."""
+
+    loss: Tensor
+    kl: Tensor
+
+
+def init(config: VI, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step, on a stack of networks that draw."""
+    add_noise(config, problem, stack)
+    noise = dict(stack.extra)
+    x = next(problem.inputs(config.batch_size))[:2]
+    log_std, members = math.log(config.initial_std), stack.members()
+    paths = layers_to_change(members[0], x, config.estimator)
+    drawn = _stack_like(
+        stack, [make_gaussian(each, paths, config.estimator, log_std) for each in members]
+    )
+    inside = set(drawn.params)
+    own = {
+        f"{_OWN}{name}": torch.full_like(mean, log_std)
+        for name, mean in drawn.params.items()
+        if f"{name}{SUFFIX}" not in inside and not name.endswith(SUFFIX)
+    }
+    drawn.add_parameters({**noise, **own})
+    means, log_stds = parameters_of(drawn)
+    per_epoch, total = problem.steps_per_epoch, config.total_steps(problem.steps_per_epoch)
+    point = [drawn.extra[name] for name in noise]
+    return State(
+        drawn,
+        Optimization(config, [*means.values(), *point], per_epoch, total, len(point)),
+        Optimization(
+            replace(config, lr=config.std_lr), list(log_stds.values()), per_epoch, total
+        ),
+        step=0,
+    )  # fmt: skip
+
+
+def _stack_like(stack: Stack, modules: list[torch.nn.Module]) -> Stack:
+    """Return a stack of other modules with the same streams and execution."""
+    other = Stack(
+        modules, execution=stack.execution, chunk_size=stack.chunk_size, device=stack.device
+    )
+    other.seeds = list(stack.seeds)
+    return other
+
+
+def parameters_of(stack: Stack) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return μ and log σ by the names of the plain network's parameters."""
+    means = {name: p for name, p in stack.params.items() if not name.endswith(SUFFIX)}
+    log_stds = {
+        name: stack.params[f"{name}{SUFFIX}"]
+        if f"{name}{SUFFIX}" in stack.params
+        else stack.extra[f"{_OWN}{name}"]
+        for name in means
+    }
+    return means, log_stds
+
+
+def step(config: VI, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step on L / N of every member."""
+    stack, optimization, spread, number = state
+    means, log_stds = (list(group.values()) for group in parameters_of(stack))
+    losses = _gradients(config, problem, stack, batch, number)
+    strength = config.temperature / problem.num_examples
+    kl = partial(kl_divergence, means, log_stds, config.prior_precision, config.mixture)
+    if config.mixture is None:
+        with torch.no_grad():
+            divergence = kl()
+        add_kl_gradient(means, log_stds, config.prior_precision, strength)
+    else:
+        with torch.enable_grad():
+            divergence = kl()
+        leaves = [*means, *log_stds]
+        slopes = torch.autograd.grad(divergence.sum(), leaves)
+        with torch.no_grad():
+            torch._foreach_add_([leaf.grad for leaf in leaves], slopes, alpha=strength)  # type: ignore[misc]
+    optimization.update(number)
+    spread.update(number)
+    return State(stack, optimization, spread, number + 1), Info(losses, divergence.detach())
+
+
+def _gradients(config: VI, problem: Problem, stack: Stack, batch: Batch, number: int) -> Tensor:
+    """Set `.grad` of all leaves to that of the data term, and return it (M,).
+
+    Parameters that no layer draws for itself are moved to drawn values and back: with θ = μ + σ ε,
+    the gradient with respect to log σ is that with respect to θ, times σ ε.
+    """
+    own = [name.removeprefix(_OWN) for name in stack.extra if name.startswith(_OWN)]
+    means = [stack.params[name] for name in own]
+    log_stds = [stack.extra[f"{_OWN}{name}"] for name in own]
+    shifts: list[Tensor] = []
+    if own:
+        drawn = stack.normal("vi", number)
+        noise = [drawn[name] for name in own]
+        with torch.no_grad():
+            before = torch._foreach_clone(means)
+            shifts = list(torch._foreach_mul(torch._foreach_exp(log_stds), noise))
+            torch._foreach_add_(means, shifts)
+    if config.passes == 1:
+        nll = problem.likelihood.nll
+        losses = stack.gradients(nll, batch.x, batch.y, own=batch.own, step=number)
+    else:
+        loss = loss_of_passes(problem.likelihood, config.passes, config.alpha)
+        losses = gradients_of_passes(
+            stack, config.passes, loss, batch.x, batch.y, own=batch.own, step=number
+        )
+    if own:
+        with torch.no_grad():
+            torch._foreach_copy_(means, before)
+            for mean, log_std, shift in zip(means, log_stds, shifts, strict=True):
+                assert mean.grad is not None
+                log_std.grad = mean.grad * shift
+    return losses
+
+
+def finish(config: VI, problem: Problem, state: State) -> Weights:
+    """Return the Gaussian of every mode over plain networks; as kept draws where networks have
+    running statistics."""
+    drawn = state.stack
+    means, log_stds = parameters_of(drawn)
+    stack = _stack_like(drawn, [make_plain(member) for member in drawn.members()])
+    stack.add_parameters({n: t for n, t in drawn.extra.items() if not n.startswith(_OWN)})
+    std = {name: log_stds[name].detach().exp() for name in stack.params}
+    gaussian = Gaussian(stack, std, None, config.samples_per_mode)
+    inputs = partial(problem.inputs, config.batch_size)
+    return with_own_statistics(gaussian, inputs, config.samples_per_mode, problem.seed)
+
+
+METHODS.register(
+    "vi",
+    summary="a mean-field Gaussian by the evidence lower bound",
+    kind="one mode",
+    equation="min E_q[−Σₙ log p(yₙ | f(xₙ; θ))] + KL(q ‖ N(0, 1/λ)),  q = Π N(μᵢ, σᵢ²)",
+    cost="2 to 3 × training, L × prediction",
+    limits="Correlations are lost, variances are the conditional ones, and with few data per weight"
+    " many weights stay at the prior; one mode.",
+    paper="Blundell et al. 2015",
+    bibtex="""@inproceedings{blundell2015weight,
+  title={Weight uncertainty in neural networks},
+  author={Blundell, Charles and Cornebise, Julien and Kavukcuoglu, Koray and Wierstra, Daan},
+  booktitle={International Conference on Machine Learning}, year={2015}}""",
+)(Method(VI, init, step, finish))

@@ -1,0 +1,115 @@
+"""The examples that say most about a method: where it is least sure, and where it is surely wrong.
+
+Of the test set a few inputs are kept with their predictions, so that a report can show them later
+without the data. For classes the two orders are by predictive entropy and, among the wrong answers,
+by confidence; for regressions by predictive variance and by the error in predictive standard
+deviations, each the largest over the targets. `B` examples, `D` targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.scaling import Scaling
+from polymode.metrics.results import Kept
+from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+
+MOST = 6  # of each order
+BYTES = 2**20  # of inputs that are kept, at most
+SIDE = 64  # pixels of an image that is kept; larger ones are averaged down to it
+PARTS = 8  # batches after which the candidates of a loader are thinned out
+
+
+def uncertainty(prediction: Prediction) -> Tensor:
+    """Return (B,) how uncertain each prediction is: predictive entropy, or largest variance."""
+    if isinstance(prediction, CategoricalPrediction):
+        return prediction.predictive_entropy
+    return prediction.variance.amax(-1)
+
+
+def surely_wrong(prediction: Prediction, targets: Tensor) -> Tensor:
+    """Return (B,) how confidently wrong each prediction is; −inf where a class is right.
+
+    The confidence in a wrong class, or the largest error in predictive standard deviations.
+    """
+    if isinstance(prediction, CategoricalPrediction):
+        wrong = prediction.classes != targets.to(prediction.classes.device)
+        return torch.where(wrong, prediction.confidence, -torch.inf)
+    assert isinstance(prediction, MixturePrediction)
+    error = (targets.to(prediction.mean) - prediction.mean).abs()
+    return (error / prediction.std).amax(-1)
+
+
+def telling(prediction: Prediction, targets: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """Return the places of the most uncertain examples and of the most confidently wrong ones.
+
+    At most `most` of each, the first the foremost; equal ones in the order of the examples.
+    """
+    found = []
+    for values in (uncertainty(prediction), surely_wrong(prediction, targets)):
+        order = values.double().nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+        known = values[order].isfinite()
+        found.append(order[known][:most].cpu())
+    return found[0], found[1]
+
+
+class Examples:
+    """Collects the telling examples of one data set, batch by batch, in bounded memory.
+
+    Args:
+        scaling: how the inputs were scaled; they are kept as they were before.
+    """
+
+    def __init__(self, scaling: Scaling | None = None) -> None:
+        self._scaling = scaling
+        self._parts: list[Kept] = []
+
+    def add(
+        self, prediction: Prediction, targets: Tensor, inputs: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Look at a batch; `inputs` gives those at some places of it."""
+        places = torch.cat(telling(prediction, targets)).unique()
+        if len(places):
+            x = pictured(_unscaled(inputs(places), self._scaling))
+            self._parts.append(Kept(prediction[places], targets[places.to(targets.device)], x))
+        if len(self._parts) > PARTS:
+            self._parts = [self._joined(MOST)]
+
+    def kept(self) -> Kept | None:
+        """Return the examples of all batches, None where there are none, or none that fit."""
+        if not self._parts:
+            return None
+        x = self._parts[0].inputs
+        assert x is not None
+        most = min(MOST, BYTES // max(x[0].numel() * x.element_size(), 1) // 2)
+        return self._joined(most) if most else None
+
+    def _joined(self, most: int) -> Kept:
+        prediction = Prediction.cat([part.prediction for part in self._parts])
+        y = torch.cat([part.targets for part in self._parts if part.targets is not None])
+        x = torch.cat([part.inputs for part in self._parts if part.inputs is not None])
+        places = torch.cat(telling(prediction, y, most)).unique()
+        return Kept(prediction[places], y[places], x[places])
+
+
+def _unscaled(x: Tensor, scaling: Scaling | None) -> Tensor:
+    return x if scaling is None or not x.is_floating_point() else scaling.inverse(x)
+
+
+def is_image(shape: Any) -> bool:
+    """Return whether inputs of this shape are pictures: (C, H, W) with 1 or 3 channels."""
+    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 4
+
+
+def pictured(x: Tensor) -> Tensor:
+    """Return inputs (B, ...) as they are kept: float32 or integers, images of at most 64 × 64."""
+    x = x.detach().cpu()
+    x = x.float() if x.is_floating_point() else x
+    if is_image(x.shape[1:]) and max(x.shape[2:]) > SIDE:
+        size = min(x.shape[2], SIDE), min(x.shape[3], SIDE)
+        x = torch.nn.functional.adaptive_avg_pool2d(x.float(), size)
+    return x
