@@ -284,6 +284,11 @@ CASES = {
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)
           for number in (250, 500, 1000)),
+        *(Case(f"mmd_{width}", "mmd",
+               f"MMD of 1,000 and 1,000 networks of {width:,} weights, 20 kernels",
+               input_shape=(width,), num_modes=1000) for width in (355, 21_386)),
+        Case("zoo_lenet", "zoo", "train and store 50 LeNets on 1,197 digits 1x8x8, 3 epochs",
+             num_modes=50, num_examples=1197, epochs=3, batch_size=64),
         Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
              num_examples=400),
         Case("startup", "startup", "commands in a fresh process"),

@@ -99,7 +99,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind in ("scores", "all_scores", "report"):
+    if case.kind in ("scores", "all_scores", "report", "mmd"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())

@@ -205,6 +205,19 @@ KINDS = {
             "polymode": "pairs.polymode",
         },
     ),
+    "mmd": Kind(
+        {
+            "the paper's code's way (2 of 20 kernels, scaled)": "mmd.published",
+            "polymode": "mmd.polymode",
+            "polymode, no null": "mmd.polymode_alone",
+        },
+        figure="cpu",
+        check="MMD²",
+    ),
+    "zoo": Kind(
+        {"one after another (5, scaled)": "zoo.plain_loop", "polymode": "zoo.polymode"},
+        figure="cpu",
+    ),
     "report": Kind(
         {
             "matplotlib, 26 empty figures": "reporting.empty_figures",

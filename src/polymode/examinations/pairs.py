@@ -3,8 +3,8 @@ r"""Functional diversity: the mutual information of every two networks, on the t
 For each pair of the S samples of a posterior, the mutual information of the two alone (see
 `metrics/diversity/pairwise.py`), averaged over inputs: once on the test set, once on an OOD set.
 "No functional collapse" means that no pair comes near 0. Are pairs that differ on the test set
-those that differ outside? Their correlation says so; as pairs share members, its standard error is that
-of the jackknife over networks,
+those that differ outside? Their correlation says so; as pairs share members, its standard error is
+that of the jackknife over networks,
 
 .. math:: s.e.^2 = \frac{S - 1}{S} \sum_s (r_{(s)} - \bar r)^2,
 

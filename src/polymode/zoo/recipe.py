@@ -86,6 +86,14 @@ _SGD: dict[str, Any] = {
     "data_order": "own",
 }  # fmt: skip
 
+RECIPES.register("two_moons-mlp", summary="MLP 2-8-2 on two moons, 42 parameters, for trials")(
+    Recipe(
+        task="two_moons",
+        net="mlp",
+        net_options={"hidden": [8]},
+        options={**_SGD, "lr": 0.05, "epochs": 5, "prior_precision": 1},
+    )
+)
 RECIPES.register("digits-lenet", summary="LeNet on the 8x8 digits, 21,386 parameters")(
     Recipe(
         task="digits", net="lenet", options={**_SGD, "lr": 0.05, "epochs": 15, "prior_precision": 1}
