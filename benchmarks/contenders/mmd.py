@@ -2,7 +2,7 @@
 
 That code (a port of MMDAgg) divides the networks at random 4,001 times, multiplies each of the
 twenty kernel matrices by three sets of 4,001 sign vectors, and keeps one column. Here it does two
-of the twenty, and its time is scaled.
+of the twenty, and its time is scaled; its distances and divisions are not timed, ours are.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ def published(case: Case) -> Job:
     x, y = _samples(case)
     m, n = len(x), len(y)
     pooled = torch.cat([x, y])
-    across = torch.cdist(x[:500], y[:500], p=1.0)
-    lengths = torch.logspace(*torch.log10(torch.stack([across.min() / 2, 2 * across.max()])), 10)
+    cross = torch.cdist(x[:500], y[:500], p=1.0)
+    lengths = torch.logspace(*torch.log10(torch.stack([cross.min() / 2, 2 * cross.max()])), 10)
+
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.rand(DIVISIONS, m + n, generator=generator).argsort(1)
+    orders[-1] = torch.arange(m + n)
+    signs = torch.cat([torch.ones(m), -torch.ones(n)])
+    first = torch.cat([torch.ones(m), torch.zeros(n)])
+    v, v1 = signs[orders].T.contiguous(), first[orders].T.contiguous()
+    v2 = v1 - v
+    distances = torch.cdist(pooled, pooled, p=1.0)
 
     def run() -> float:
-        generator = torch.Generator().manual_seed(0)
-        orders = torch.rand(DIVISIONS, m + n, generator=generator).argsort(1)
-        orders[-1] = torch.arange(m + n)
-        signs = torch.cat([torch.ones(m), -torch.ones(n)])
-        first = torch.cat([torch.ones(m), torch.zeros(n)])
-        v, v1 = signs[orders].T.contiguous(), first[orders].T.contiguous()
-        v2 = v - v1
-        distances = torch.cdist(pooled, pooled, p=1.0)
         for number in (3, 4):
             kernel = torch.exp(-distances / lengths[number]).fill_diagonal_(0.0)
             both, one, two = ((part * (kernel @ part)).sum(0) for part in (v, v1, v2))
-            # sums within and across from the three products, as U-statistic
-            across_sum = (one + two - both) / 2
-            values = one / (m * (m - 1)) + two / (n * (n - 1)) - 2 * across_sum / (m * n)
+            across = (one + two - both) / 2
+            values = one / (m * (m - 1)) + two / (n * (n - 1)) - 2 * across / (m * n)
         return float(values[-1])
 
     return Job(run, 1, scale=20 / DONE)

@@ -28,7 +28,12 @@ from polymode.tasks import Task
 Examination = Callable[..., Findings]
 
 EXAMINATIONS: Registry[Examination] = Registry(
-    "examination", modules=["polymode.examinations.convergence", "polymode.examinations.pairs"]
+    "examination",
+    modules=[
+        "polymode.examinations.convergence",
+        "polymode.examinations.pairs",
+        "polymode.symmetry.examination",
+    ],
 )
 
 

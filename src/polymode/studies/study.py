@@ -135,7 +135,9 @@ class Study:
     comparisons: Callable[[str, Runs], list[Comparison]]
 
 
-STUDIES: Registry[Study] = Registry("study", modules=["polymode.studies.forde"])
+STUDIES: Registry[Study] = Registry(
+    "study", modules=["polymode.studies.forde", "polymode.studies.symmetry"]
+)
 
 
 def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, Part | Experiment]:

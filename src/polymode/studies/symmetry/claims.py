@@ -10,6 +10,7 @@ from polymode.studies.symmetry.setup import NAMES, OOD
 from polymode.studies.symmetry.shown import label_of, tables_of
 
 WEAK = 0.5  # correlations below are called weak
+REACHED = 0.005  # excess over m*, relative, that counts as reached
 LEVEL = 0.05  # of the corollary's test, all layers together
 
 
@@ -97,15 +98,14 @@ def _zoo(runs: Runs) -> list[Claim]:
             if r.value is None or r.standard_error is None or least.value is None:
                 continue
             low, high = (r.value + side * 1.96 * r.standard_error for side in (-1, 1))
-            inside, outside = max(abs(low), abs(high)) < WEAK, min(low, -high) > WEAK or low > WEAK
+            inside, outside = max(-low, high) < WEAK, low > WEAK or high < -WEAK
+            interval = f"[{low:.2f}, {high:.2f}]"
             found.append(
                 Claim(
                     f"{arm}: ID and OOD diversity of pairs are only weakly correlated"
                     f" (|r| < {WEAK:g})",
                     "a round joint density, no number",
-                    f"r = {r.value:.2f} [{low:.2f}, {high:.2f}], jackknife over {r.n:,} networks".replace(
-                        "-", "−"
-                    ),
+                    f"r = {r.value:.2f} {interval}, jackknife over {r.n:,} networks",
                     "holds" if inside else "does not hold" if outside else "undecided",
                 )
             )
@@ -129,14 +129,14 @@ def _mass(runs: Runs) -> list[Claim]:
             if excess.value is None or least.value is None:
                 continue
             spread = 1.96 * (excess.standard_error or 0.0)
-            holds = excess.value - spread > 0 and least.value > 0.005
+            holds = excess.value - spread > 0 and least.value > REACHED
+            low, high = (100 * (excess.value + side * spread) for side in (-1, 1))
             found.append(
                 Claim(
                     f"{arm}: weight decay does not reach the minimum mass m*",
                     "almost all networks 2 to 55 % above",
-                    f"{100 * excess.value:.1f} % above at the end [{100 * (excess.value - spread):.1f},"
-                    f" {100 * (excess.value + spread):.1f}], the nearest {100 * least.value:.1f} %,"
-                    f" {excess.n:,} networks",
+                    f"{100 * excess.value:.1f} % above at the end [{low:.1f}, {high:.1f}], the"
+                    f" nearest {100 * least.value:.1f} %, {excess.n:,} networks",
                     "holds" if holds else "does not hold",
                 )
             )
