@@ -62,7 +62,11 @@ def test_the_null_is_the_estimate_of_networks_divided_anew(monkeypatch):
         expected = mmd(
             pooled[first], pooled[~first], lengths=found.lengthscales, num_permutations=0
         )
-        assert torch.allclose(found.null[number], expected.unbiased, atol=1e-12)
+        assert torch.allclose(found.each_null[number], expected.unbiased, atol=1e-12)
+        assert float(found.null[number]) == pytest.approx(expected.aggregate, abs=1e-12)
+    together = mmd(x, y, num_permutations=4, seed=3, each_kernel=False)
+    assert torch.allclose(together.null, found.null, atol=1e-12) and together.each_null is None
+    assert torch.equal(together.unbiased, found.unbiased)
     assert len(mmd(x, y, num_permutations=0).null) == 0
 
 

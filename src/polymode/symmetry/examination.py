@@ -150,11 +150,14 @@ def _rows(form: str, found: Quality, count: int) -> list[Row]:
 def _arrays(form: str, found: Quality) -> dict[str, np.ndarray]:
     """Return unbiased and biased MMD² of all weights and of each layer, (1 + layers, 2, 10)."""
     name, every = form or "as they are", [found.whole, *found.layers.values()]
+    kernels = found.whole.each_null
+    assert kernels is not None
     return {
         f"{name}: unbiased": np.stack([each.unbiased.numpy() for each in every]),
         f"{name}: biased": np.stack([each.biased.numpy() for each in every]),
-        f"{name}: null s.d.": np.stack([each.kernel_null_std.numpy() for each in every]),
+        f"{name}: null s.d.": np.array([each.null_std for each in every]),
         f"{name}: lengthscales": np.stack([each.lengthscales.numpy() for each in every]),
+        f"{name}: null s.d. of each kernel": kernels.std(0).numpy(),
     }
 
 

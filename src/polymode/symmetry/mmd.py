@@ -16,8 +16,9 @@ an MMD² itself.
 
 The null spread is that of the same number when the m + n networks are divided at random. It needs
 nothing but K z for 0/1 vectors z, so all divisions and the estimate come from one pass over K, in
-blocks that stay in a processor's cache; distances are computed once for all lengthscales. Squared
-L2 and L1 distances add up over layers, so those of whole networks are sums of those of layers.
+blocks that stay in a processor's cache; for the aggregate, one product with the mean kernel is
+enough. Distances are computed once for all lengthscales. Squared L2 and L1 distances add up over
+layers, so those of whole networks are sums of those of layers.
 
 References: A. Gretton, K. Borgwardt, M. Rasch, B. Schölkopf, A. Smola, A kernel two-sample test,
 JMLR 13, 2012. A. Schrab et al., MMD aggregated two-sample test, JMLR 24, 2023 (the grid).
@@ -59,13 +60,15 @@ class MMD(NamedTuple):
 
     Attributes:
         unbiased, biased: by kernel and lengthscale, (2, 10), float64.
-        null: the unbiased one for R divisions at random, (R, 2, 10).
+        null: the aggregate for R divisions at random, (R,).
+        each_null: the unbiased one of every kernel for these divisions, (R, 2, 10), if asked for.
         lengthscales: (2, 10).
     """
 
     unbiased: Tensor
     biased: Tensor
     null: Tensor
+    each_null: Tensor | None
     lengthscales: Tensor
 
     @property
@@ -76,18 +79,12 @@ class MMD(NamedTuple):
     @property
     def null_std(self) -> float:
         """Standard deviation of the aggregate over divisions at random; NaN for fewer than two."""
-        return float(self.null.mean((1, 2)).std())
+        return float(self.null.std())
 
     @property
     def p_value(self) -> float:
         """Share of divisions, the given one included, whose aggregate is at least as large."""
-        null = self.null.mean((1, 2))
-        return float(1 + (null >= self.unbiased.mean()).sum()) / (1 + len(null))
-
-    @property
-    def kernel_null_std(self) -> Tensor:
-        """Standard deviation over divisions for each kernel, (2, 10)."""
-        return self.null.std(0)
+        return float(1 + (self.null >= self.unbiased.mean()).sum()) / (1 + len(self.null))
 
 
 def mmd(
@@ -96,6 +93,7 @@ def mmd(
     *,
     lengths: Tensor | None = None,
     num_permutations: int = 200,
+    each_kernel: bool = True,
     seed: int = 0,
 ) -> MMD:
     """Return MMD² between the rows of x (m, D) and of y (n, D).
@@ -104,6 +102,7 @@ def mmd(
         x, y: at least two rows each, float32 or float64, in which it is computed.
         lengths: lengthscales (2, 10) of the two kernels; by default `lengthscales` finds them.
         num_permutations: divisions at random for the null spread, ≥ 0.
+        each_kernel: whether every kernel has its null, which takes longer, or only the aggregate.
         seed: of these divisions.
 
     Traps: both samples count as independent draws. Neighbours of one Markov chain are not, so the
@@ -115,10 +114,8 @@ def mmd(
     (True, torch.Size([2, 10]))
     """
     _check(x, y, num_permutations)
-    pooled = torch.cat([x, y])
-    return mmd_of(
-        distances(pooled), len(x), lengths=lengths, num_permutations=num_permutations, seed=seed
-    )
+    null = {"num_permutations": num_permutations, "each_kernel": each_kernel, "seed": seed}
+    return mmd_of(distances(torch.cat([x, y])), len(x), lengths=lengths, **null)  # type: ignore[arg-type]
 
 
 def mmd_of(
@@ -127,25 +124,22 @@ def mmd_of(
     *,
     lengths: Tensor | None = None,
     num_permutations: int = 200,
+    each_kernel: bool = True,
     seed: int = 0,
 ) -> MMD:
     """Return MMD² between the first m networks and the others, from distances (N, N)."""
     if lengths is None:
         lengths = lengthscales(found, m)
-    division = divisions(len(found.laplace), m, num_permutations, seed)
-    unbiased, biased, null = [], [], []
-    for kernel, matrix in zip(KERNELS, found, strict=True):
-        for length in lengths[KERNELS.index(kernel)].tolist():
-            scale = length if kernel == "laplace" else length**2
-            sums = _sums(matrix, scale, m, division.to(matrix.dtype))
-            unbiased.append(_estimate(sums.own, m, len(matrix) - m, sums.total))
-            biased.append(_with_diagonal(sums.own, m, len(matrix) - m, sums.total))
-            null.append(_estimate(sums.divided, m, len(matrix) - m, sums.total))
-    shape = len(KERNELS), lengths.shape[1]
+    n = len(found.laplace) - m
+    division = divisions(m + n, m, num_permutations, seed).to(found.laplace.dtype)
+    sums = _sums(found, lengths, m, division, each_kernel)
+    shape = lengths.shape
+    null = _estimate(sums.divided, m, n, sums.total if each_kernel else sums.total.mean())
     return MMD(
-        torch.stack(unbiased).view(shape),
-        torch.stack(biased).view(shape),
-        torch.stack(null, -1).view(-1, *shape),
+        _estimate(sums.own, m, n, sums.total).view(shape),
+        _with_diagonal(sums.own, m, n, sums.total).view(shape),
+        null.mean(-1),
+        null.view(-1, *shape) if each_kernel else None,
         lengths,
     )
 
@@ -210,8 +204,9 @@ def _squares(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Sums(NamedTuple):
-    """Sums over a kernel matrix without its diagonal: within the first group and across, for the
-    given division (1, 2) and those at random (R, 2); and over all."""
+    """Sums over K kernel matrices without their diagonals: within the first group and across, for
+    the given division (K, 2) and those at random (R, K, 2), or (R, 1, 2) of the mean kernel; and
+    over all (K,)."""
 
     own: Tensor
     divided: Tensor
@@ -227,29 +222,47 @@ def divisions(count: int, m: int, number: int, seed: int) -> Tensor:
     return found
 
 
-def _sums(matrix: Tensor, scale: float, m: int, division: Tensor) -> _Sums:
-    count = len(matrix)
-    side = max(1, BLOCK_BYTES // (count * matrix.element_size()))
-    buffer = torch.empty(side, count, dtype=matrix.dtype)
-    within, across = torch.zeros(2, dtype=torch.float64).unbind()
-    total = torch.zeros((), dtype=torch.float64)
-    inside = torch.zeros(division.shape[1], dtype=torch.float64)
-    reached = torch.zeros_like(inside)
+def _sums(found: Distances, lengths: Tensor, m: int, division: Tensor, each: bool) -> _Sums:
+    """Return all sums from one pass over the distances, block by block."""
+    count, number = len(found.laplace), lengths.numel()
+    dtype = found.laplace.dtype
+    side = max(1, BLOCK_BYTES // (count * dtype.itemsize))
+    kernel_rows, mean_rows = torch.empty(2, side, count, dtype=dtype).unbind()
+    own = torch.zeros(number, 2, dtype=torch.float64)
+    total = torch.zeros(number, dtype=torch.float64)
+    divided = torch.zeros(division.shape[1], number if each else 1, 2, dtype=torch.float64)
+    scales = torch.stack([lengths[0], lengths[1] ** 2]).tolist()
     for start in range(0, count, side):
-        rows = matrix[start : start + side]
-        kernel = torch.mul(rows, -1.0 / scale, out=buffer[: len(rows)]).exp_()
-        kernel.diagonal(start).zero_()  # pairs (i, i)
-        ours = max(0, min(m - start, len(rows)))
-        within = within + kernel[:ours, :m].sum(dtype=torch.float64)
-        across = across + kernel[:ours, m:].sum(dtype=torch.float64)
-        total = total + kernel.sum(dtype=torch.float64)
-        if len(inside):
-            chosen = division[start : start + side]
-            products = kernel @ division
-            inside += (chosen * products).sum(0, dtype=torch.float64)
-            reached += (chosen * kernel.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
-    own = torch.stack([within, across])[None]
-    return _Sums(own, torch.stack([inside, reached - inside], -1), total)
+        size = min(side, count - start)
+        ours = max(0, min(m - start, size))
+        chosen = division[start : start + size]
+        mean = mean_rows[:size].zero_()
+        place = 0
+        for matrix, row in zip(found, scales, strict=True):
+            for scale in row:
+                rows = matrix[start : start + size]
+                kernel = torch.mul(rows, -1.0 / scale, out=kernel_rows[:size]).exp_()
+                kernel.diagonal(start).zero_()  # pairs (i, i)
+                own[place, 0] += kernel[:ours, :m].sum(dtype=torch.float64)
+                own[place, 1] += kernel[:ours, m:].sum(dtype=torch.float64)
+                total[place] += kernel.sum(dtype=torch.float64)
+                if each:
+                    _divide(divided[:, place], kernel, division, chosen)
+                elif len(divided):
+                    mean += kernel
+                place += 1
+        if not each:
+            _divide(divided[:, 0], mean.div_(number), division, chosen)
+    return _Sums(own, divided, total)
+
+
+def _divide(sums: Tensor, kernel: Tensor, division: Tensor, chosen: Tensor) -> None:
+    """Add the sums within and across of some rows of a kernel, for all divisions, (R, 2)."""
+    if len(sums):
+        within = (chosen * (kernel @ division)).sum(0, dtype=torch.float64)
+        reached = (chosen * kernel.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
+        sums[:, 0] += within
+        sums[:, 1] += reached - within
 
 
 def _estimate(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:

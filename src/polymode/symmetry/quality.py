@@ -2,7 +2,8 @@
 
 `Reference` holds networks and their distances to each other, so that many posteriors can be
 compared with it for the price of their own distances. Layers are compared one by one (weights and
-biases together), and all weights at once; each gives an `MMD` with its twenty kernels and its null.
+biases together), and all weights at once; each gives an `MMD` with its twenty kernels and a null,
+which for all weights is also that of every kernel.
 Networks are compared as they are given: removing their symmetries first gives NS in place of MMD.
 
 Shapes: `S` networks of a posterior, `R` of the reference, `D` weights.
@@ -11,7 +12,7 @@ Shapes: `S` networks of a posterior, `R` of the reference, `D` weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,13 +73,13 @@ class Reference:
                 f" {self.shapes[wrong] if wrong is not None else len(self.shapes)} there"
             )
         number = _number(params)
-        null = {"num_permutations": num_permutations, "seed": seed}
+        null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
         found, joint = {}, []
         theirs = rows_by_layer(params).values()
         for name, rows in zip(self.layers, theirs, strict=True):
             joint.append(_joined(rows, self.layers[name], self._own[name]))
             lengths = self._lengths.get(name)
-            found[name] = mmd_of(joint[-1], number, lengths=lengths, **null)
+            found[name] = mmd_of(joint[-1], number, lengths=lengths, each_kernel=False, **null)
         whole = mmd_of(_sum(joint), number, lengths=self._lengths.get(""), **null)
         return Quality(whole, found)
 

@@ -17,7 +17,7 @@ from polymode.methods.fit import fit
 from polymode.nets import mlp
 from polymode.posterior import Posterior
 from polymode.symmetry.corollary import largest_units, uniformity
-from polymode.symmetry.forms import hidden_layers, least_mass, mass_of, scaled_form, sorted_form
+from polymode.symmetry.forms import hidden_layers, masses, scaled_form, sorted_form
 from polymode.tasks import Task
 from polymode.zoo import RECIPES, find_zoo
 
@@ -131,7 +131,7 @@ def mass(
     make = recipe.make_net(task.input_shape, task.num_outputs)
     options = {**recipe.options, "schedule": "constant"}
     post: Posterior | None = None
-    masses, least = [], []
+    mass_at, least = [], []
     for before, moment in zip([0, *moments], moments, strict=False):
         if moment == 0:
             stack = Stack(make, number, seed=seed)
@@ -143,18 +143,21 @@ def mass(
                 progress="silent", **{**options, "epochs": moment - before, **many},
             )  # fmt: skip
             stack = post.stack
-        masses.append(mass_of(stack, task.input_shape).numpy())
-        least.append(least_mass(stack, task.input_shape).numpy())
+        own, smallest = masses(stack, task.input_shape)
+        mass_at.append(own.numpy())
+        least.append(smallest.numpy())
     arrays = {
-        "epochs": np.array(moments, float), "mass": np.stack(masses), "least mass": np.stack(least),
+        "epochs": np.array(moments, float),
+        "mass": np.stack(mass_at),
+        "least mass": np.stack(least),
     }  # fmt: skip
-    excess = masses[-1] / least[-1] - 1
+    excess = mass_at[-1] / least[-1] - 1
     error = float(excess.std(ddof=1) / math.sqrt(number))
     rows = (
         measure("excess", float(excess.mean()), unit="of m*", n=number, standard_error=error),
         measure("least_excess", float(excess.min()), unit="of m*", n=number),
         measure("largest_excess", float(excess.max()), unit="of m*", n=number),
-        measure("mass", float(masses[-1].mean()), n=number),
+        measure("mass", float(mass_at[-1].mean()), n=number),
         measure("least_mass", float(least[-1].mean()), n=number),
     )
     return Findings(rows, arrays)
