@@ -17,7 +17,7 @@ SOURCE = Path(pm.__file__).parent
 ORDER = [
     "_version", "core", "likelihoods", "nets", "tasks", "prediction", "recalibration", "conformal",
     "posterior",
-    "methods", "zoo", "metrics", "examinations", "symmetry", "plots", "runs", "studies", "report",
+    "methods", "zoo", "metrics", "symmetry", "examinations", "plots", "runs", "studies", "report",
     "cli", "__init__", "__main__",
 ]  # fmt: skip
 

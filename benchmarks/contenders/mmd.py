@@ -30,7 +30,7 @@ def _samples(case: Case) -> tuple[Tensor, Tensor]:
 
 def polymode(case: Case) -> Job:
     """All kernels, with a null of 200 divisions."""
-    from polymode.symmetry.mmd import mmd
+    from polymode.symmetry.discrepancy import mmd
 
     x, y = _samples(case)
     return Job(lambda: float(mmd(x, y).unbiased[0, 4]), 1)
@@ -38,7 +38,7 @@ def polymode(case: Case) -> Job:
 
 def polymode_alone(case: Case) -> Job:
     """All kernels, without a null."""
-    from polymode.symmetry.mmd import mmd
+    from polymode.symmetry.discrepancy import mmd
 
     x, y = _samples(case)
     return Job(lambda: float(mmd(x, y, num_permutations=0).unbiased[0, 4]), 1)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         nets,
         plots,
         recalibration,
+        symmetry,
         tasks,
     )
     from polymode.examinations import examine
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "conformal", "evaluate",
     "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks", "load",
-    "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "task", "tasks",
+    "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "symmetry",
+    "task", "tasks",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -72,7 +74,7 @@ _HOMES = {
 
 _ROOMS = (
     "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
-    "recalibration", "tasks",
+    "recalibration", "symmetry", "tasks",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.symmetry.mmd import Distances, distances, lengthscales, mmd, mmd_of
+from polymode.symmetry.discrepancy import Distances, distances, lengthscales, mmd, mmd_of
 
 F64 = {"dtype": torch.float64}
 
@@ -50,7 +50,7 @@ def test_the_same_as_a_double_loop():
 
 def test_the_null_is_the_estimate_of_networks_divided_anew(monkeypatch):
     """Also where a kernel matrix has several blocks."""
-    from polymode.symmetry import mmd as module
+    from polymode.symmetry import discrepancy as module
 
     monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 22 * 5)
     x, y = samples()

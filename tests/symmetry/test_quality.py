@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polymode.symmetry.mmd import mmd
+from polymode.symmetry.discrepancy import mmd
 from polymode.symmetry.quality import Reference
 
 

@@ -32,7 +32,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
     modules=[
         "polymode.examinations.convergence",
         "polymode.examinations.pairs",
-        "polymode.symmetry.examination",
+        "polymode.examinations.symmetry",
     ],
 )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.symmetry.mmd import MMD, Distances, distances, lengthscales, mmd_of
+from polymode.symmetry.discrepancy import MMD, Distances, distances, lengthscales, mmd_of
 
 
 class Quality(NamedTuple):

@@ -4,8 +4,8 @@ The reference is a zoo of independent networks (`zoo=`, a folder or a recipe's n
 posterior that was saved (`against=`). MMD² compares weights as they are; NS is the same after
 removal of the symmetries from both sides, in two canonical forms: *sorted* (units scaled to norm 1
 and put in order) and *aligned* (scaled, then matched to the first network of the reference). The
-number of each is the unbiased MMD² of all weights, mean over twenty kernels (`mmd.py`); the arrays
-hold every layer and kernel. The corollary's test (`corollary.py`) says whether units are
+number of each is the unbiased MMD² of all weights, mean over twenty kernels (`symmetry/discrepancy.py`); the arrays
+hold every layer and kernel. The corollary's test (`symmetry/corollary.py`) says whether units are
 exchangeable among the posterior's samples.
 
 Lengthscales are those of the paper's code, found for each comparison from the distances between the
@@ -24,7 +24,8 @@ import numpy as np
 
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.examinations import EXAMINATIONS, Findings, measure
+from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.findings import Findings, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.posterior.files import load

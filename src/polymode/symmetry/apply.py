@@ -1,0 +1,146 @@
+"""Elements of the group of symmetries, chosen or drawn, and their action on networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.registry import suggest
+from polymode.core.rng import generator
+from polymode.core.stack import Stack
+from polymode.symmetry.act import identity, permuted, random_order, random_scales, scaled
+from polymode.symmetry.groups import Symmetries
+from polymode.symmetry.networks import (
+    Networks,
+    in_parts,
+    stack_of,
+    symmetries_of,
+    tensors_of,
+    write,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """One permutation and scaling per network.
+
+    Attributes:
+        order: (M, U), new unit u is old unit `order[:, u]`; 0 stays.
+        scales: (M, V), positive; the first column, of no unit, is 1. Scalings act first.
+    """
+
+    order: Tensor
+    scales: Tensor
+
+
+def element(
+    symmetries: Symmetries,
+    num_modes: int = 1,
+    *,
+    permutations: Mapping[str, Any] | None = None,
+    scales: Mapping[str, Any] | None = None,
+) -> Element:
+    """Return the element with these permutations and scalings; what is left out stays.
+
+    Args:
+        symmetries: from `find`.
+        num_modes: M, networks that it acts on.
+        permutations: name of a group -> order of its units, (n,) or (M, n), in blocks (g, n) or
+            (M, g, n); new unit k is old unit p[k]. Name of a set of blocks -> order of the blocks,
+            (g,) or (M, g), which acts after the orders inside.
+        scales: name of a group of scalings -> positive numbers, (n,) or (M, n).
+    """
+    order = identity(symmetries, num_modes)
+    given = dict(permutations or {})
+    outer = {
+        name: _orders(name, given.pop(name, range(size)), num_modes, (size,))
+        for name, size in symmetries.blocks.items()
+    }
+    for group in symmetries.groups:
+        units = torch.from_numpy(group.units)
+        shape = tuple(units.shape) if group.blocks else (group.size,)
+        inner = torch.arange(group.size).expand(num_modes, *units.shape)
+        if group.name in given:
+            inner = _orders(group.name, given.pop(group.name), num_modes, shape)
+            inner = inner.reshape(num_modes, *units.shape)
+        new = units.expand(inner.shape).gather(2, inner)
+        if group.blocks:
+            new = new[torch.arange(num_modes)[:, None], outer[group.blocks]]
+        order[:, units.reshape(-1)] = new.flatten(1)
+    _require_none_left(given, [*symmetries.by_name, *symmetries.blocks], "permutations")
+    return Element(order, _scales(symmetries, num_modes, dict(scales or {})))
+
+
+def _scales(symmetries: Symmetries, num_modes: int, given: dict[str, Any]) -> Tensor:
+    values = torch.ones(num_modes, symmetries.num_scales, dtype=torch.float64)
+    names = [group.name for group in symmetries.scale_groups]
+    for group in symmetries.scale_groups:
+        if group.name in given:
+            value = torch.as_tensor(given.pop(group.name), dtype=torch.float64)
+            if not (value > 0).all() or not torch.isfinite(value).all():
+                raise ValueError(
+                    f"scales of '{group.name}' must be positive and finite, got {value.min():g}"
+                )
+            values[:, torch.from_numpy(group.variables)] = value
+    _require_none_left(given, names, "scales")
+    return values
+
+
+def _orders(name: str, given: Any, num_modes: int, shape: tuple[int, ...]) -> Tensor:
+    """Return orders (M, *shape), checked."""
+    order = torch.as_tensor(given if not isinstance(given, range) else list(given))
+    if tuple(order.shape) not in (shape, (num_modes, *shape)):
+        raise ValueError(
+            f"the permutation of '{name}' must have shape {shape} or {(num_modes, *shape)}, got"
+            f" {tuple(order.shape)}"
+        )
+    if not (order.sort(-1).values == torch.arange(shape[-1])).all():
+        raise ValueError(f"the permutation of '{name}' must hold each of 0..{shape[-1] - 1} once")
+    return order.expand(num_modes, *shape)
+
+
+def _require_none_left(given: Mapping[str, Any], known: list[str], what: str) -> None:
+    for name in given:
+        raise ValueError(
+            f"unknown group '{name}' in `{what}`.{suggest(name, known)} Known: {', '.join(known)}."
+        )
+
+
+def random_element(
+    symmetries: Symmetries, num_modes: int = 1, *, seed: int = 0, spread: float = 0.5
+) -> Element:
+    """Draw an element: permutations uniformly, scalings exp(spread N(0, 1))."""
+    stream = generator(seed, "symmetry element")
+    scales = random_scales(symmetries, num_modes, stream, spread)
+    return Element(random_order(symmetries, num_modes, stream), scales)
+
+
+def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = None) -> Stack:
+    """Return the networks after an element of the group has acted on each; functions stay.
+
+    Args:
+        networks: a stack, a posterior (all its samples, mode by mode), a module or a list of these.
+        acting: one element per network, or one for all.
+        symmetries: from `find`; found here if left out.
+    """
+    stack = stack_of(networks)
+    found = symmetries_of(networks, stack, symmetries)
+    if acting.order.shape[1] != found.num_units or acting.scales.shape[1] != found.num_scales:
+        raise ValueError(
+            f"the element is one of another group: {acting.order.shape[1] - 1:,} units and"
+            f" {acting.scales.shape[1] - 1:,} scalings, this network has {found.num_units - 1:,}"
+            f" and {found.num_scales - 1:,}"
+        )
+    if len(acting.order) not in (1, len(stack)):
+        raise ValueError(
+            f"the element acts on {len(acting.order)} networks, but there are {len(stack)}"
+        )
+    order, scales = acting.order.expand(len(stack), -1), acting.scales.expand(len(stack), -1)
+    result = stack.clone()
+    for part, work in in_parts(tensors_of(stack)):
+        write(result, part, permuted(scaled(work, found, scales[part]), found, order[part]))
+    return result

@@ -1,0 +1,83 @@
+"""Try symmetries on random weights: the function must stay."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core.modules import Tensors, named_tensors
+from polymode.core.rng import generator
+from polymode.symmetry.act import permuted, random_order, random_scales, scaled
+from polymode.symmetry.groups import Symmetries
+
+TOLERANCE = 1e-10
+
+
+def verified(
+    found: Symmetries, template: nn.Module, input_shape: tuple[int, ...], ignore_eps: bool
+) -> Symmetries:
+    """Return the symmetries; drop groups that change the function, and name them as unseen."""
+    module = copy.deepcopy(template).to_empty(device="cpu").double().eval()
+    if ignore_eps:
+        for layer in module.modules():
+            if hasattr(layer, "eps"):
+                setattr(layer, "eps", 0.0)  # noqa: B010
+    stream = generator(0, "symmetry")
+    tensors = _random_tensors(module, stream)
+    x = torch.randn(2, *input_shape, generator=stream, dtype=torch.float64)
+    with torch.no_grad():
+        before = _outputs(module, tensors, x)
+        if _same(found, module, tensors, x, before):
+            return found
+        kept = []
+        for group in found.groups:
+            alone = dataclasses.replace(found, groups=(group,), blocks={}, rescalings=())
+            alone = dataclasses.replace(alone, groups=(dataclasses.replace(group, blocks=None),))
+            kept += [group] * _same(alone, module, tensors, x, before)
+        lost = [group.name for group in found.groups if group not in kept]
+        blocks = {name: size for name, size in found.blocks.items()}
+        result = dataclasses.replace(found, groups=tuple(kept), blocks=blocks)
+        if lost or not _same(dataclasses.replace(found, rescalings=()), module, tensors, x, before):
+            kept = [dataclasses.replace(group, blocks=None) for group in kept]
+            result = dataclasses.replace(found, groups=tuple(kept), blocks={})
+        if not _same(result, module, tensors, x, before):
+            result = dataclasses.replace(result, rescalings=(), scale_groups=(), num_scales=1)
+            lost.append("all scalings")
+        assert _same(result, module, tensors, x, before)
+        unseen = (*found.unseen, *(f"{name} (fails when tried)" for name in lost))
+        return dataclasses.replace(result, unseen=unseen)
+
+
+def _same(
+    found: Symmetries, module: nn.Module, tensors: Tensors, x: Tensor, before: Tensor
+) -> bool:
+    stream = generator(1, "symmetry")
+    scales, order = random_scales(found, 1, stream), random_order(found, 1, stream)
+    batched = {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+    acted = permuted(scaled(batched, found, scales), found, order)
+    after = _outputs(module, {name: tensor[0] for name, tensor in acted.items()}, x)
+    return bool((after - before).norm() <= TOLERANCE * before.norm())
+
+
+def _random_tensors(module: nn.Module, stream: torch.Generator) -> Tensors:
+    """Weights of the size that keeps activations at about 1, positive where they must be."""
+    tensors = {}
+    for name, tensor in named_tensors(module).items():
+        if not tensor.is_floating_point():
+            tensors[name] = torch.zeros_like(tensor)
+            continue
+        noise = torch.randn(tensor.shape, generator=stream, dtype=torch.float64)
+        inputs = max(tensor[0].numel(), 1) if tensor.dim() > 1 else 1
+        tensors[name] = noise / inputs**0.5
+        if "running_var" in name:
+            tensors[name] = 0.5 + noise.abs()
+    return tensors
+
+
+def _outputs(module: nn.Module, tensors: Tensors, x: Tensor) -> Tensor:
+    made = torch.func.functional_call(module, tensors, (x,))
+    parts = made if isinstance(made, (tuple, list)) else (made,)
+    return torch.cat([part.flatten() for part in parts if isinstance(part, Tensor)])

@@ -1,0 +1,252 @@
+"""Find the symmetries of a network from its traced graph.
+
+The graph is walked once with tensors that have shapes but no values (`walk.py`; rules in
+`layers.py`, `operations.py`). Units with the same record, that is the same places in the same
+tensors and the same operations, form a group (`gather.py`). What was found is then tried: one
+random element of the whole group acts on random weights in float64, and outputs must agree.
+
+Sources: R. Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces", 1990
+(permutations); B. Neyshabur, R. Salakhutdinov, N. Srebro, "Path-SGD", 2015 (scalings of ReLU
+networks); O. Laurent, E. Aldea, G. Franchi, "A symmetry-aware exploration of Bayesian neural
+network posteriors", ICLR 2024, which writes them down by hand for each architecture.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from polymode.core.layers import function_of
+from polymode.core.modules import aliases_of
+from polymode.core.stack import Stack
+from polymode.nets.filter_response import FilterResponseNorm2d
+from polymode.posterior import Posterior
+from polymode.symmetry.gather import gather
+from polymode.symmetry.groups import Symmetries
+from polymode.symmetry.layers import rule_for
+from polymode.symmetry.operations import Call, follow, name_of
+from polymode.symmetry.units import Value
+from polymode.symmetry.walk import Walk, each_in, meta
+
+_BATCH = 2
+_SIDES = (8, 16, 28, 32, 64, 18, 24, 20, 12, 4, 40, 48, 96, 128, 224, 256, 1, 2, 3, 5, 6, 7)
+
+
+def find(
+    net: nn.Module | Stack | Posterior,
+    input_shape: Sequence[int] | None = None,
+    *,
+    ignore_eps: bool = False,
+    check: bool = True,
+) -> Symmetries:
+    """Return the permutation and scaling symmetries of a network.
+
+    Args:
+        net: a module, or a stack or posterior of such.
+        input_shape: shape of one example. A posterior knows it; otherwise usual shapes are tried.
+        ignore_eps: whether a scaling that a normalisation undoes only up to its eps (LayerNorm,
+            GroupNorm, filter response norm) counts. The function then changes by about eps.
+            BatchNorm is exact in any case: its running variance takes eps into account.
+        check: whether the symmetries are tried on random weights.
+
+    Raises:
+        ValueError: if the network cannot be traced, for example where its Python code depends on
+            the values of the data.
+
+    >>> print(find(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))))
+    Symmetries of Sequential: 1 groups of units, e^1.8 = 10^0.8 permutations; 3 scalings
+      permute  units  blocks
+      0        3
+      scale  number
+      0      3
+    """
+    if isinstance(net, Posterior):
+        input_shape = net.input_shape if input_shape is None else input_shape
+        net = net.weights.like
+    module = net.template if isinstance(net, Stack) else net
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"`net` of find must be a module, a stack or a posterior, got a {type(net).__name__}"
+        )
+    template = copy.deepcopy(module).to("meta").eval()
+    graph = _graph(template)
+    example = _example(template, graph, input_shape)
+    walk, shared = _walk(template, graph, example, ignore_eps)
+    found = gather(walk, type(module).__name__, shared)
+    if check:
+        from polymode.symmetry.check import verified
+
+        found = verified(found, template, tuple(example.shape[1:]), ignore_eps)
+    return found
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, FilterResponseNorm2d) or super().is_leaf_module(
+            m, module_qualified_name
+        )
+
+
+def _graph(module: nn.Module) -> fx.Graph:
+    name = type(module).__name__
+    if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+        raise ValueError(
+            f"{name} has forward hooks, whose effect a graph does not show; remove them"
+        )
+    try:
+        return _Tracer().trace(module)
+    except Exception as error:
+        about = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the graph of {name} cannot be traced, so its symmetries are unknown: {about}. Python"
+            " code in `forward` that depends on the values of tensors (if, while, int(...)) is the"
+            " usual cause; use torch.where or move it out of the network"
+        ) from error
+
+
+def _example(module: nn.Module, graph: fx.Graph, shape: Sequence[int] | None) -> Tensor:
+    """Return inputs without values that the network takes."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        names = ", ".join(str(node.target) for node in inputs)
+        raise ValueError(f"the network must have one input, it has {len(inputs)}: {names}")
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    if shape is not None:
+        example = torch.empty(_BATCH, *shape, dtype=dtype, device="meta")
+        try:
+            with torch.device("meta"):
+                module(example)
+        except Exception as error:
+            raise ValueError(
+                f"the network does not take inputs of shape {tuple(shape)}:"
+                f" {str(error).splitlines()[0]}"
+            ) from error
+        return example
+    for guess in _guesses(module):
+        example = torch.empty(_BATCH, *guess, dtype=dtype, device="meta")
+        try:
+            with torch.device("meta"):
+                module(example)
+        except Exception:
+            continue
+        return example
+    raise ValueError(
+        f"no usual shape of inputs suits {type(module).__name__}; give that of one example:"
+        " find(net, input_shape=(3, 32, 32))"
+    )
+
+
+def _guesses(module: nn.Module) -> Iterator[tuple[int, ...]]:
+    """Shapes that the first layers suggest, then images of usual sizes."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            yield (layer.in_features,)
+            break
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            sides = len(layer.kernel_size)
+            yield from ((layer.in_channels, *[side] * sides) for side in _SIDES)
+            break
+    for channels, side in product((1, 3, 2, 4), _SIDES):
+        yield channels, side, side
+    yield from product((8, 16), [p.shape[-1] for p in module.parameters() if p.dim() > 1])
+
+
+def _walk(
+    module: nn.Module, graph: fx.Graph, example: Tensor, ignore_eps: bool
+) -> tuple[Walk, list[str]]:
+    """Walk the graph; return the record, and names of modules that are used more than once."""
+    names = {other: first for first, group in aliases_of(module).items() for other in group}
+    walk, values = Walk(names, ignore_eps), {}
+    uses: dict[str, int] = {}
+    with torch.device("meta"), torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                values[node] = Value(example)
+            elif node.op == "get_attr":
+                values[node] = _attribute(module, str(node.target))
+            elif node.op == "output":
+                _pin_outputs(walk, each_in(node.args, lambda a: values.get(a, a)))
+            else:
+                if node.op == "call_module" and list(
+                    module.get_submodule(str(node.target)).parameters()
+                ):
+                    uses[str(node.target)] = uses.get(str(node.target), 0) + 1
+                values[node] = _step(walk, node, module, values)
+    return walk, [name for name, count in uses.items() if count > 1]
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    path, _, leaf = name.rpartition(".")
+    found = getattr(module.get_submodule(path), leaf)
+    if isinstance(found, nn.Parameter):
+        return Value(found.detach(), raw=name)
+    return Value(found.detach()) if isinstance(found, Tensor) else found  # what is given stays
+
+
+def _pin_outputs(walk: Walk, outputs: Any) -> None:
+    def pin(value: Any) -> Any:
+        value = walk.adopt(value)
+        if isinstance(value, Value):
+            walk.scales.pin(value.scale)
+            for label in value.moves:
+                walk.moves.pin(label)
+        return value
+
+    each_in(outputs, pin)
+
+
+def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, Any]) -> Any:
+    """Return the labelled result of one operation."""
+    args, kwargs = (
+        each_in(part, lambda a: values[a] if isinstance(a, fx.Node) else a)
+        for part in (node.args, node.kwargs)
+    )
+    function = function_of(node, module)
+    data = function(*meta(args), **meta(kwargs))
+    call = Call("", node.name, function, args, kwargs, data)
+    inputs = list(call.values())
+    if not _has_tensor(data):
+        return data
+    if not inputs:
+        zero = name_of(node.target) == "zeros"
+        return each_in(data, lambda t: Value(t, zero=zero) if isinstance(t, Tensor) else t)
+    if node.users and all(_reads_shape(user) for user in node.users):
+        return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
+    result: Any = NotImplemented
+    layer = function if isinstance(function, nn.Module) else None
+    if layer is not None and (rule := rule_for(layer)) is not None and isinstance(args[0], Value):
+        result = rule(walk, node.name, layer, str(node.target), walk.adopt(args[0]), data)
+    elif (name := name_of(layer if layer is not None else node.target)) is not None:
+        call.name = name
+        result = follow(walk, call)
+    if result is NotImplemented:
+        kind = type(layer).__name__ if layer is not None else call.name or str(node.target)
+        walk.give_up(f"{kind} ({node.target})" if layer is not None else f"{kind}", inputs)
+        result = each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
+    number = iter(range(10**9))
+    return each_in(
+        result,
+        lambda v: walk.touch(f"{node.name}/{next(number)}", v) if isinstance(v, Value) else v,
+    )
+
+
+def _reads_shape(node: fx.Node) -> bool:
+    """Whether an operation depends on the shape of its input only."""
+    if node.target is getattr:
+        return node.args[1] in ("shape", "device", "dtype", "ndim")
+    return (
+        name_of(node.target) in ("zeros_like", "new_zeros", "size", "dim")
+        if node.op != "call_module"
+        else False
+    )
+
+
+def _has_tensor(data: Any) -> bool:
+    found: list[bool] = []
+    each_in(data, lambda t: found.append(isinstance(t, Tensor)))
+    return any(found)
