@@ -4,9 +4,9 @@ The reference is a zoo of independent networks (`zoo=`, a folder or a recipe's n
 posterior that was saved (`against=`). MMD² compares weights as they are; NS is the same after
 removal of the symmetries from both sides, in two canonical forms: *sorted* (units scaled to norm 1
 and put in order) and *aligned* (scaled, then matched to the first network of the reference). The
-number of each is the unbiased MMD² of all weights, mean over twenty kernels (`symmetry/discrepancy.py`); the arrays
-hold every layer and kernel. The corollary's test (`symmetry/corollary.py`) says whether units are
-exchangeable among the posterior's samples.
+number of each is the unbiased MMD² of all weights, mean over twenty kernels
+(`symmetry/discrepancy.py`); the arrays hold every layer and kernel. The corollary's test
+(`symmetry/corollary.py`) says whether units are exchangeable among the posterior's samples.
 
 Lengthscales are those of the paper's code, found for each comparison from the distances between the
 two sides. With `lengthscales="reference"` they are found once from the reference, so that numbers
