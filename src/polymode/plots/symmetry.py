@@ -31,7 +31,8 @@ class PlaneSteps(Display):
         """Draw one panel."""
         points = self.data[step]
         ax.axline((0, 0), slope=1, color=PALE, linewidth=0.8)
-        ax.scatter(*points.T, s=1.5, color=self.style.color, alpha=0.25, linewidths=0)
+        look: dict[str, Any] = {"color": self.style.color, "alpha": 0.25, "linewidths": 0}
+        ax.scatter(points[:, 0], points[:, 1], s=1.5, **look)
         ax.set(title=STEPS[step], xlabel="weight of unit 1", aspect="equal", adjustable="datalim")
         return ax
 

@@ -29,7 +29,8 @@ Shapes: `m`, `n` networks, `N = m + n`, `D` weights, `R` divisions at random.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,8 +115,9 @@ def mmd(
     (True, torch.Size([2, 10]))
     """
     _check(x, y, num_permutations)
-    null = {"num_permutations": num_permutations, "each_kernel": each_kernel, "seed": seed}
-    return mmd_of(distances(torch.cat([x, y])), len(x), lengths=lengths, **null)  # type: ignore[arg-type]
+    null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
+    null["each_kernel"] = each_kernel
+    return mmd_of(distances(torch.cat([x, y])), len(x), lengths=lengths, **null)
 
 
 def mmd_of(
@@ -158,8 +160,8 @@ def lengthscales(found: Distances, m: int) -> Tensor:
         if least < 0.1:
             sorted_ = across.flatten().sort().values
             least = max(float(sorted_[int(0.05 * len(sorted_))]), 0.1)
-        ends = torch.tensor([least / 2, 2 * max(float(across.max()), 0.3)], dtype=torch.float64)
-        grids.append(torch.logspace(*ends.log10().tolist(), NUM_LENGTHSCALES, dtype=torch.float64))
+        first, last = math.log10(least / 2), math.log10(2 * max(float(across.max()), 0.3))
+        grids.append(torch.logspace(first, last, NUM_LENGTHSCALES, dtype=torch.float64))
     return torch.stack(grids)
 
 

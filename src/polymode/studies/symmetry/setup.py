@@ -77,7 +77,7 @@ def _arms(
 
 def _smoke() -> dict[str, Part | Experiment]:
     sgd = {"lr": 0.05, "epochs": 2, "batch_size": 64, "prior_precision": 1.0}
-    own = {"swag": {"epochs": 4, "lr": 0.02}, "sghmc": {"epochs": 4}}
+    own: dict[str, dict[str, Any]] = {"swag": {"epochs": 4, "lr": 0.02}, "sghmc": {"epochs": 4}}
     arms = _arms(sgd, own, modes=3, samples=6, dropout={"dropout": 0.2})
     return {
         "zoo": Experiment(
