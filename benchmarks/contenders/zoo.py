@@ -1,4 +1,4 @@
-"""Independent LeNets on the 8x8 digits: a shard of a zoo, and one network after another."""
+"""Independent networks of a recipe: a shard of a zoo, and one network after another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ..cases import Case
 from . import Job
@@ -18,7 +17,7 @@ def polymode(case: Case) -> Job:
     """One shard, trained as a stack, scored and written."""
     from polymode.zoo import RECIPES, train
 
-    recipe = RECIPES.get("digits-lenet").value.with_settings({"epochs": case.epochs})
+    recipe = RECIPES.get(case.option).value.with_settings({"epochs": case.epochs})
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -27,39 +26,34 @@ def polymode(case: Case) -> Job:
     return Job(run, case.num_steps)
 
 
-def _lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(64, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
-
-
 def plain_loop(case: Case) -> Job:
-    """The same training for single networks, each written to a file."""
-    from sklearn.datasets import load_digits
+    """The same training for single networks, each scored and written to a file."""
+    from polymode.zoo import RECIPES
 
-    digits = load_digits()
-    x = torch.tensor(digits.images, dtype=torch.float32)[: case.num_examples, None] / 16
-    x, y = (x - x.mean()) / x.std(), torch.tensor(digits.target)[: case.num_examples]
+    recipe = RECIPES.get(case.option).value
+    task, options = recipe.make_task(), recipe.options
+    (x, y), (test_x, test_y) = ((data.x, data.y) for data in (task.train, task.test))
+    make = recipe.make_net(task.input_shape, task.num_outputs)
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(ALONE):
                 torch.manual_seed(number)
-                net = _lenet()
+                net = make()
                 optimizer = torch.optim.SGD(
-                    net.parameters(), lr=0.05, momentum=0.9, nesterov=True,
-                    weight_decay=1 / case.num_examples,
+                    net.parameters(), lr=options["lr"], momentum=options["momentum"],
+                    nesterov=True, weight_decay=options["prior_precision"] / len(x),
                 )  # fmt: skip
-                steps = case.num_steps
+                steps = case.epochs * -(-len(x) // options["batch_size"])
                 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
                 for _ in range(case.epochs):
-                    for rows in torch.randperm(len(x)).split(case.batch_size):
+                    for rows in torch.randperm(len(x)).split(options["batch_size"]):
                         optimizer.zero_grad()
                         F.cross_entropy(net(x[rows]), y[rows]).backward()
                         optimizer.step()
                         schedule.step()
+                with torch.no_grad():
+                    (net(test_x).argmax(-1) == test_y).float().mean().item()
                 torch.save(net.half().state_dict(), f"{folder}/{number}.pt")
 
     return Job(run, case.num_steps, scale=case.num_modes / ALONE)

@@ -83,6 +83,11 @@ def test_one_mode_is_far_and_fails_the_corollary(task, folder, ensemble):
     assert found["mmd"].value > 10 * abs(many["mmd"].value)
     assert found["mmd_p"].value < 0.02 < many["mmd_p"].value
     assert found["corollary_p"].value < 0.01 < many["corollary_p"].value
+    assert found["mmd_between"].value is None and "one mode" in found["mmd_between"].note
+    assert many["mmd_between"].value == pytest.approx(many["mmd"].value)  # a sample of each mode
+    several = pm.fit("dropout", net=make_net, task=task, num_modes=3, **options)
+    apart = pm.examine(several, task, "symmetry", zoo=str(folder), num_reference=40)
+    assert apart["mmd_between"].value < apart["mmd"].value
 
 
 def test_against_a_posterior(ensemble, task, tmp_path):

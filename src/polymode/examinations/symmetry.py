@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
@@ -79,6 +80,8 @@ MEASURES = {
     "mmd_null_std": "its standard deviation when networks are divided at random",
     "mmd_p": "share of such divisions with a value at least as large",
     "mmd_layers": "the same MMD² of each layer, mean over layers",
+    "mmd_between": "the same from pairs of different modes alone: 0 if modes are draws from where"
+    " the reference is from",
     "corollary_p": "p that the unit of the largest weight is uniform; smallest of the layers'"
     " times their number",
 }
@@ -88,6 +91,7 @@ for _form, _words in FORMS.items():
         f"ns_{_form}_null_std": "its standard deviation when networks are divided at random",
         f"ns_{_form}_p": "share of such divisions with a value at least as large",
         f"ns_{_form}_layers": "the same of each layer, mean over layers",
+        f"ns_{_form}_between": "the same from pairs of different modes alone",
     }
 
 
@@ -121,13 +125,14 @@ def symmetry(
     stack = networks_of(post, samples_per_mode)
     if stack.num_modes < 2:
         raise ValueError("symmetry needs at least 2 samples; this posterior has 1")
+    modes = torch.arange(post.num_modes).repeat(stack.num_modes // post.num_modes)
     held = _reference(post, zoo, against, num_reference, lengthscales == "reference")
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     for form, reference in held.forms.items():
         params = in_form(form, stack, held.first, post.input_shape)
-        found = reference.compare(params, num_permutations=num_permutations)
-        rows += _rows(form, found, stack.num_modes)
+        found = reference.compare(params, modes=modes, num_permutations=num_permutations)
+        rows += _rows(form, found, stack.num_modes, post.num_modes)
         arrays |= _arrays(form, found)
     smallest, layers = 1.0, hidden_layers(stack, post.input_shape)
     for layer in layers:
@@ -138,9 +143,12 @@ def symmetry(
     return Findings(tuple(rows), arrays)
 
 
-def _rows(form: str, found: Quality, count: int) -> list[Row]:
-    name = f"ns_{form}" if form else "mmd"
+def _rows(form: str, found: Quality, count: int, modes: int) -> list[Row]:
+    name, between = f"ns_{form}" if form else "mmd", found.whole.between
+    note = "n/a (one mode)" if between is None else ""
+    value = None if between is None else float(between.mean())
     return [
+        measure(f"{name}_between", value, direction="down", n=modes, note=note),
         measure(name, found.whole.aggregate, direction="down", n=count),
         measure(f"{name}_null_std", found.whole.null_std, n=len(found.whole.null)),
         measure(f"{name}_p", found.whole.p_value, n=len(found.whole.null)),

@@ -20,6 +20,11 @@ blocks that stay in a processor's cache; for the aggregate, one product with the
 enough. Distances are computed once for all lengthscales. Squared L2 and L1 distances add up over
 layers, so those of whole networks are sums of those of layers.
 
+Samples of one mode are alike. With L samples of each of M modes, a share (L − 1) / (M L − 1) of the
+pairs within x is of one mode, and MMD² stays near this share of its value for one mode even where
+the modes are draws from the very distribution of y. `between` leaves these pairs out: it is
+unbiased if modes are the independent draws, and says whether they are from where y is from.
+
 References: A. Gretton, K. Borgwardt, M. Rasch, B. Schölkopf, A. Smola, A kernel two-sample test,
 JMLR 13, 2012. A. Schrab et al., MMD aggregated two-sample test, JMLR 24, 2023 (the grid).
 O. Laurent, E. Aldea, G. Franchi, ICLR 2024.
@@ -64,6 +69,8 @@ class MMD(NamedTuple):
         null: the aggregate for R divisions at random, (R,).
         each_null: the unbiased one of every kernel for these divisions, (R, 2, 10), if asked for.
         lengthscales: (2, 10).
+        between: the estimate from pairs of different modes alone, (2, 10), if modes are known and
+            several; see the module.
     """
 
     unbiased: Tensor
@@ -71,6 +78,7 @@ class MMD(NamedTuple):
     null: Tensor
     each_null: Tensor | None
     lengthscales: Tensor
+    between: Tensor | None = None
 
     @property
     def aggregate(self) -> float:
@@ -96,6 +104,7 @@ def mmd(
     num_permutations: int = 200,
     each_kernel: bool = True,
     seed: int = 0,
+    modes: Tensor | None = None,
 ) -> MMD:
     """Return MMD² between the rows of x (m, D) and of y (n, D).
 
@@ -105,6 +114,7 @@ def mmd(
         num_permutations: divisions at random for the null spread, ≥ 0.
         each_kernel: whether every kernel has its null, which takes longer, or only the aggregate.
         seed: of these divisions.
+        modes: number of the mode that each row of x belongs to, (m,), for `between`.
 
     Traps: both samples count as independent draws. Neighbours of one Markov chain are not, so the
     null spread is then too small.
@@ -116,7 +126,7 @@ def mmd(
     """
     _check(x, y, num_permutations)
     null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
-    null["each_kernel"] = each_kernel
+    null |= {"each_kernel": each_kernel, "modes": modes}
     return mmd_of(distances(torch.cat([x, y])), len(x), lengths=lengths, **null)
 
 
@@ -128,13 +138,15 @@ def mmd_of(
     num_permutations: int = 200,
     each_kernel: bool = True,
     seed: int = 0,
+    modes: Tensor | None = None,
 ) -> MMD:
     """Return MMD² between the first m networks and the others, from distances (N, N)."""
     if lengths is None:
         lengths = lengthscales(found, m)
     n = len(found.laplace) - m
     division = divisions(m + n, m, num_permutations, seed).to(found.laplace.dtype)
-    sums = _sums(found, lengths, m, division, each_kernel)
+    apart = torch.zeros(m, m) if modes is None else (modes[:, None] != modes).float()
+    sums = _sums(found, lengths, m, division, each_kernel, apart.to(found.laplace.dtype))
     shape = lengths.shape
     null = _estimate(sums.divided, m, n, sums.total if each_kernel else sums.total.mean())
     return MMD(
@@ -143,6 +155,7 @@ def mmd_of(
         null.mean(-1),
         null.view(-1, *shape) if each_kernel else None,
         lengths,
+        _between(sums, apart, m, n).view(shape) if apart.any() else None,
     )
 
 
@@ -207,12 +220,13 @@ def _squares(a: Tensor, b: Tensor) -> Tensor:
 
 class _Sums(NamedTuple):
     """Sums over K kernel matrices without their diagonals: within the first group and across, for
-    the given division (K, 2) and those at random (R, K, 2), or (R, 1, 2) of the mean kernel; and
-    over all (K,)."""
+    the given division (K, 2) and those at random (R, K, 2), or (R, 1, 2) of the mean kernel; over
+    all (K,); and over pairs of different modes of the first group (K,)."""
 
     own: Tensor
     divided: Tensor
     total: Tensor
+    between: Tensor
 
 
 def divisions(count: int, m: int, number: int, seed: int) -> Tensor:
@@ -224,14 +238,16 @@ def divisions(count: int, m: int, number: int, seed: int) -> Tensor:
     return found
 
 
-def _sums(found: Distances, lengths: Tensor, m: int, division: Tensor, each: bool) -> _Sums:
+def _sums(
+    found: Distances, lengths: Tensor, m: int, division: Tensor, each: bool, apart: Tensor
+) -> _Sums:
     """Return all sums from one pass over the distances, block by block."""
     count, number = len(found.laplace), lengths.numel()
     dtype = found.laplace.dtype
     side = max(1, BLOCK_BYTES // (count * dtype.itemsize))
     kernel_rows, mean_rows = torch.empty(2, side, count, dtype=dtype).unbind()
     own = torch.zeros(number, 2, dtype=torch.float64)
-    total = torch.zeros(number, dtype=torch.float64)
+    total, between = torch.zeros(2, number, dtype=torch.float64).unbind()
     divided = torch.zeros(division.shape[1], number if each else 1, 2, dtype=torch.float64)
     scales = torch.stack([lengths[0], lengths[1] ** 2]).tolist()
     for start in range(0, count, side):
@@ -248,6 +264,8 @@ def _sums(found: Distances, lengths: Tensor, m: int, division: Tensor, each: boo
                 own[place, 0] += kernel[:ours, :m].sum(dtype=torch.float64)
                 own[place, 1] += kernel[:ours, m:].sum(dtype=torch.float64)
                 total[place] += kernel.sum(dtype=torch.float64)
+                pairs = kernel[:ours, :m] * apart[start : start + ours]
+                between[place] += pairs.sum(dtype=torch.float64)
                 if each:
                     _divide(divided[:, place], kernel, division, chosen)
                 elif len(divided):
@@ -255,7 +273,7 @@ def _sums(found: Distances, lengths: Tensor, m: int, division: Tensor, each: boo
                 place += 1
         if not each:
             _divide(divided[:, 0], mean.div_(number), division, chosen)
-    return _Sums(own, divided, total)
+    return _Sums(own, divided, total, between)
 
 
 def _divide(sums: Tensor, kernel: Tensor, division: Tensor, chosen: Tensor) -> None:
@@ -272,6 +290,13 @@ def _estimate(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:
     within, across = sums.unbind(-1)
     rest = total - within - 2 * across
     return within / (m * (m - 1)) + rest / (n * (n - 1)) - 2 * across / (m * n)
+
+
+def _between(sums: _Sums, apart: Tensor, m: int, n: int) -> Tensor:
+    """Return the U-statistic with pairs of different modes alone in its first part."""
+    within, across = sums.own.unbind(-1)
+    rest = sums.total - within - 2 * across
+    return sums.between / apart.double().sum() + rest / (n * (n - 1)) - 2 * across / (m * n)
 
 
 def _with_diagonal(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:

@@ -54,12 +54,18 @@ class Reference:
             self._lengths[""] = lengthscales(self._whole, half)
 
     def compare(
-        self, params: Mapping[str, Tensor], *, num_permutations: int = 100, seed: int = 0
+        self,
+        params: Mapping[str, Tensor],
+        *,
+        modes: Tensor | None = None,
+        num_permutations: int = 100,
+        seed: int = 0,
     ) -> Quality:
         """Return the MMD² of networks (S, ...), S ≥ 2, of the same shapes, whatever their names.
 
         Args:
             params: weights by name, in the order of the reference's.
+            modes: number of each network's mode, (S,), see `mmd`.
             num_permutations, seed: of the null, see `mmd`.
         """
         shapes = [tuple(tensor.shape[1:]) for tensor in params.values()]
@@ -74,6 +80,7 @@ class Reference:
             )
         number = _number(params)
         null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
+        null["modes"] = modes
         found, joint = {}, []
         theirs = rows_by_layer(params).values()
         for name, rows in zip(self.layers, theirs, strict=True):

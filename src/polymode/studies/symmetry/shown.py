@@ -89,9 +89,11 @@ def quality(runs: Runs, part: str) -> Table:
     arms, examined = runs.arms(part), f"examined:{label_of(runs, part)}"
     names = {
         "MMD": "mmd", "null s.d.": "mmd_null_std", "p": "mmd_p",
-        "MMD, mean of layers": "mmd_layers",
+        "MMD, mean of layers": "mmd_layers", "MMD, between modes": "mmd_between",
         "NS, sorted": "ns_sorted", "null s.d. ": "ns_sorted_null_std", "p ": "ns_sorted_p",
+        "NS, sorted, between modes": "ns_sorted_between",
         "NS, aligned": "ns_aligned", "null s.d.  ": "ns_aligned_null_std", "p  ": "ns_aligned_p",
+        "NS, aligned, between modes": "ns_aligned_between",
         "corollary p": "corollary_p",
     }  # fmt: skip
     columns = [_column(runs, part, arms, Column("", examined, metric)) for metric in names.values()]
@@ -100,7 +102,8 @@ def quality(runs: Runs, part: str) -> Table:
         head=("method", *(name.strip() for name in names)),
         lines=tuple(zip(arms, *columns, strict=True)),
         note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; null s.d. and p from networks"
-        " divided at random, as if all samples were independent; corollary p: smallest of the"
+        " divided at random, as if all samples were independent; between modes: from pairs of"
+        " different modes alone; corollary p: smallest of the"
         " layers' times their number",
     )
 
