@@ -33,6 +33,22 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+def noisy_lenet() -> nn.Sequential:
+    """LeNet with dropout before each of its dense layers."""
+    layers: list[nn.Module] = []
+    for layer in lenet():
+        layers += [nn.Dropout(0.5), layer] if isinstance(layer, nn.Linear) else [layer]
+    return nn.Sequential(*layers)
+
+
+def noisy_mlp() -> nn.Sequential:
+    """MLP 784-100-100-10 with dropout before each layer, inputs included."""
+    layers: list[nn.Module] = []
+    for layer in mlp(784, 100, 100, 10):
+        layers += [nn.Dropout(0.5), layer] if isinstance(layer, nn.Linear) else [layer]
+    return nn.Sequential(*layers)
+
+
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a 1x1 shortcut where the shape changes."""
 
@@ -125,6 +141,12 @@ def data(case: Case) -> tuple[Tensor, Tensor]:
     y = torch.randint(case.num_classes, (case.num_examples,), generator=generator)
     noise = torch.randn(case.num_examples, *case.input_shape, generator=generator)
     return noise + prototypes[y], y
+
+
+def in_the_box(case: Case) -> tuple[Tensor, Tensor]:
+    """The same inputs, moved into [0, 1]: most of them within four standard deviations."""
+    x, y = data(case)
+    return ((x + 4) / 8).clamp(0, 1), y
 
 
 @lru_cache(maxsize=2)
@@ -258,10 +280,35 @@ CASES = {
               ("relu_512", 4, (784, 512, 512, 10), nn.ReLU),
               ("gelu_512", 16, (20, 512, 512, 10), nn.GELU))),
         Case("sghmc_step", "chain", "steps of sghmc, 10 MLPs 20-16-3", epochs=5, **_OVERHEAD),
+        Case("sgmcmc_step_1", "sampling", "steps of one SG-MCMC chain, MLP 20-16-3",
+             num_modes=1, epochs=20, **_OVERHEAD),
+        Case("sgmcmc_step_10", "sampling", "steps of 10 SG-MCMC chains, MLPs 20-16-3",
+             epochs=10, **_OVERHEAD),
+        Case("variational_mlp", "variational", "variational steps of 10 MLPs 784-128-128-10",
+             _mlp_784, _GREY, num_examples=2560),
+        Case("variational_lenet", "variational", "variational steps of a LeNet",
+             lenet, _GREY, num_modes=1, num_examples=2560),
+        Case("swag_training_mlp", "swag", "swag of 10 MLPs 784-128-128-10, 10 × 6,000 images",
+             _mlp_784, _GREY, epochs=10, lr=0.01),
+        Case("swag_training_lenet", "swag", "swag of 10 LeNets, 6,000 images", lenet, _GREY,
+             lr=0.01),
+        Case("swag_predict_memory", "swag_memory", "predict 2,560 images with 100 draws of a LeNet",
+             lenet, _GREY, num_modes=1, num_examples=2560),
         Case("predict_drawn_lenet", "draws", "predict 2,560 images with 10 draws of 10 LeNets",
              lenet, _GREY, num_examples=2560),
+        Case("passes_lenet", "passes", "100 passes of a LeNet with dropout over 512 images",
+             noisy_lenet, _GREY, num_modes=1, num_examples=512),
+        Case("passes_5_lenets", "passes", "100 passes of 5 LeNets with dropout over 256 images",
+             noisy_lenet, _GREY, num_modes=5, num_examples=256),
+        Case("passes_step_mlp", "passes_step", "steps of α = 0.5, K = 10, MLP 784-100-100-10",
+             noisy_mlp, _GREY, num_modes=1, num_examples=1280),
+        Case("passes_step_lenet", "passes_step", "steps of α = 0.5, K = 10, LeNet with dropout",
+             noisy_lenet, _GREY, num_modes=1, num_examples=1280),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
+        Case("attack_pgd_lenet", "pgd",
+             "PGD on the mixture of 10 LeNets, 250 images 1x28x28, 20 steps",
+             lenet, _GREY, num_examples=250, epochs=20, batch_size=250),
         Case("pipeline_grey", "pipeline", "60,000 images 1x28x28 in batches of 128, one core",
              input_shape=_GREY, num_examples=60_000),
         Case("pipeline_colour", "pipeline", "50,000 images 3x32x32, crop + flip, one core",

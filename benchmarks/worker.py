@@ -33,7 +33,14 @@ from .contenders import KINDS, Job, load
 
 IDLE_SECONDS = 600
 WARM_UP_STEPS = 4  # gigabytes of graphs take the heap three steps until it grows no more
-NOT_INSTALLED = ("polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning")
+NOT_INSTALLED = (
+    "polymode",
+    "torch_uncertainty",
+    "torchmetrics",
+    "torchvision",
+    "lightning",
+    "foolbox",
+)
 
 
 def claim_stdout() -> TextIO:
@@ -99,7 +106,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind in ("scores", "all_scores", "report", "mmd"):
+    if case.kind in ("scores", "all_scores", "report", "pgd", "mmd"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -131,7 +138,7 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics"):
+    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics", "foolbox"):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))
     return found

@@ -26,6 +26,9 @@ BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
+SGLD = ROOT / "docs" / "methods" / "sgld.md"
+SWAG = ROOT / "docs" / "methods" / "swag.md"
+BIAS = ROOT / "results" / "sampling_bias.json"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -169,6 +172,55 @@ def _value(cell: dict[str, Any], dataset: str, metric: str) -> float:
     )
 
 
+def bias_table(found: dict[str, Any]) -> str:
+    """Return temperatures of a stiff and a soft direction by kind of gradient noise and step."""
+    cells = found["gradient_noise"]
+    rates = list(dict.fromkeys(cell["rate"] for cell in cells))
+    rows = [["method", "noise", *(f"lr {rate:g} ({rate / 10:g} with momentum)" for rate in rates)]]
+    for method, noise in dict.fromkeys((cell["method"], cell["noise"]) for cell in cells):
+        said = {
+            cell["rate"]: " / ".join(f"{value:.2f}" for value in cell["mean"])
+            for cell in cells
+            if (cell["method"], cell["noise"]) == (method, noise)
+        }
+        rows.append([f"`{method}`", noise, *(said[rate] for rate in rates)])
+    largest = max(max(cell["error"]) for cell in cells if cell["noise"] != "growing with θ²")
+    about = (
+        "N = 100, curvatures of U/N 1 and 0.1, mean variance of the noise 0.1 (batches of 10 whose"
+        f" gradients differ by 1), {found['about']['copies']:,} copies, standard errors up to"
+        f" {largest:.2f}, for noise growing with θ² up to"
+        f" {max(max(cell['error']) for cell in cells):.2f}; `python -m docs.sampling_bias`."
+    )
+    return "\n" + markdown(rows) + "\n\n" + about + "\n"
+
+
+def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
+    """Return ratios to the first contender of each case of these kinds, median with range."""
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    rows = [["case", "contender", "ratio of CPU time or allocated memory"]]
+    for case in cases:
+        first, *others = case["contenders"]
+        for name in others:
+            said = f"{_forde_ratio(case, name, first)} × {first}"
+            if case["figure"] == "allocated_mb":
+                own = case["contenders"][name]["rounds"]
+                said += f", {median(each['allocated_mb'] for each in own):.0f} MB"
+            rows.append([case["title"], name, said])
+    rounds = min(len(each["rounds"]) for case in cases for each in case["contenders"].values())
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    about = f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}."
+    return "\n" + markdown(rows) + "\n\n" + about + "\n"
+
+
+def moving_table(found: dict[str, Any]) -> str:
+    """Return the variance of a unit Gaussian under a preconditioner that moves."""
+    rows = [["lr", "variance of a unit Gaussian with rmsprop_moving"]]
+    for cell in found["rmsprop_moving"]:
+        value, error = cell["variance"]
+        rows.append([f"{cell['rate']:g}", f"{value:.3f} ± {error:.3f}"])
+    return "\n" + markdown(rows) + "\n"
+
+
 def metrics_table() -> str:
     """Return every registered metric, a table for each kind of prediction."""
     import polymode.metrics  # noqa: F401  (enters them)
@@ -187,7 +239,10 @@ def metrics_table() -> str:
 
 def study_text(name: str) -> str:
     """Return claims, tables and figures of a study as Markdown."""
-    held = json.loads((ROOT / "results" / name / "study.json").read_text())
+    file = ROOT / "results" / name / "study.json"
+    if not file.exists():
+        return "\nNot measured yet.\n"
+    held = json.loads(file.read_text())
     claims = [["claim", "paper", "here", "verdict"]]
     claims += [
         [each[key] for key in ("text", "paper", "ours", "verdict")] for each in held["claims"]
@@ -240,7 +295,12 @@ def pages() -> dict[Path, str]:
         for page in sorted(STUDIES.glob("*.md"))
     }
     forde = between(FORDE.read_text(), "cost", forde_tables(report))
-    return {README: readme, METRICS: metrics, FORDE: forde, **studies}
+    bias = json.loads(BIAS.read_text())
+    sgld = between(SGLD.read_text(), "bias", bias_table(bias))
+    sgld = between(sgld, "moving", moving_table(bias))
+    sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
+    swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
+    return {README: readme, METRICS: metrics, FORDE: forde, SGLD: sgld, SWAG: swag, **studies}
 
 
 def main() -> None:

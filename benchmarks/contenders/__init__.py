@@ -15,7 +15,7 @@ from typing import Any
 from ..cases import Case
 
 PEER = "torch_uncertainty"
-PEERS = (PEER, "torchmetrics_scores")  # files that need the peers' interpreter
+PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
 MATMUL = "matmul"
 
 
@@ -157,8 +157,49 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "sampling": Kind(
+        {
+            "autograd.grad + fused update": "sampling.bare",
+            "sgld": "sampling.sgld",
+            "sghmc": "sampling.sghmc",
+            "sgnht": "sampling.sgnht",
+            "sghmc, preconditioned": "sampling.preconditioned",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "variational": Kind(
+        {
+            "map": "variational.plain",
+            "ivon": "variational.ivon",
+            "vi, local": "variational.local",
+            "vi, flipout": "variational.flipout",
+            "vi, weights": "variational.weights",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "swag": Kind(
+        {"map": "sampling.plain_training", "swag": "sampling.swag_training"},
+        figure="cpu",
+        ratio="CPU ratio",
+        check="loss",
+    ),
+    "swag_memory": Kind(
+        {"draw by draw": "sampling.one_by_one", "predict": "sampling.predict"},
+        figure="allocated_mb",
+        ratio="memory ratio",
+    ),
     "draws": Kind(
         {"draw + forward": "drawing.draw_and_forward", "predict": "drawing.predict_draws"},
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
+    "passes": Kind(
+        {"loop of 100 passes": "passes.predict_loop", "predict": "passes.predict"}, figure="cpu"
+    ),
+    "passes_step": Kind(
+        {"one pass over a tenfold batch": "passes.tenfold_batch", "dropout": "passes.alpha_steps"},
         figure="cpu",
         ratio="CPU ratio",
     ),
@@ -166,6 +207,15 @@ KINDS = {
         {"loop over networks": "drawing.attack_loop", "predict_batch": "drawing.attack"},
         figure="cpu",
         ratio="CPU ratio",
+    ),
+    "pgd": Kind(
+        {
+            "loop over networks": "attacking.loop",
+            "foolbox": "foolbox_pgd.attack",
+            "polymode": "attacking.polymode",
+        },
+        figure="cpu",
+        check="accuracy",
     ),
     "short": Kind(
         {"plain_loop": "plain_loop.train", "polymode": "polymode_stack.train"}, check="loss"

@@ -20,7 +20,7 @@ from polymode.report.embed import compact
 
 HERE = Path(__file__).parent
 SMALL, WIDE = 3.1, 4.6  # inches: those below the second are drawn as wide as the first
-PIXELS = ("uncertainty_maps", "entropy_scatter")
+PIXELS = ("uncertainty_maps", "entropy_scatter", "attack_trajectory")
 METHODS = {"map": {}, "deep_ensemble": {"num_modes": 5}}
 
 
@@ -45,7 +45,9 @@ def displays() -> dict[str, plots.Display]:
     """Return one display of each kind."""
     digits, moons = fitted("digits", 8, range(2)), fitted("two_moons", 60)
     gap = fitted("gap_regression", 150)
-    return {**_of_classes(digits), **_of_inputs(moons, gap), **_of_numbers()}
+    return {
+        **_of_classes(digits), **_of_inputs(moons, gap), **_of_attacks(), **_of_numbers()
+    }  # fmt: skip
 
 
 def _of_classes(digits: dict[str, list[Results]]) -> dict[str, plots.Display]:
@@ -107,6 +109,21 @@ def _of_inputs(
         "regression_band": bands["deep_ensemble"],
         "regression_calibration": plots.regression_calibration(gap["deep_ensemble"]),
         "panels": plots.panels(bands, label="two methods", caption="Epistemic bands."),
+    }
+
+
+def _of_attacks() -> dict[str, plots.Display]:
+    """Return the displays of attacks on two methods."""
+    task = pm.task("digits")
+    options = {"net": pm.nets.mlp, "task": task, "epochs": 15, "progress": "silent"}
+    found = {}
+    for name, more in METHODS.items():
+        post = pm.fit(name, execution="batched", **options, **more)
+        found[name] = pm.examine(post, task, "attack", eps=0.2, steps=10, checks="none").arrays
+    return {
+        "attack_curves": plots.attack_curves(found, label="PGD"),
+        "detection_curves": plots.detection_curves(found, label="PGD"),
+        "attack_trajectory": plots.attack_trajectory(found["deep_ensemble"], label="deep_ensemble"),
     }
 
 

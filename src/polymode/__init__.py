@@ -26,6 +26,7 @@ from polymode._version import __version__
 
 if TYPE_CHECKING:
     from polymode import (
+        adversary,
         conformal,
         examinations,
         likelihoods,
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
     from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "cite", "compare", "conformal", "evaluate",
-    "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks", "load",
-    "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "symmetry",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
+    "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "symmetry",
     "task", "tasks",
 ]  # fmt: skip
 
@@ -73,7 +74,7 @@ _HOMES = {
 }
 
 _ROOMS = (
-    "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
+    "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
     "recalibration", "symmetry", "tasks",
 )  # fmt: skip
 

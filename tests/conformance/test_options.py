@@ -33,6 +33,12 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "num_components": {"lengthscales": "pca"},
     "directions": {"lengthscales": "pca", "num_components": 2},
     "points_noise": {"points": "perturbed"},
+    "unit": {"at": (1, 2)},
+}
+ROOM: dict[str, dict[str, Any]] = {  # what six steps in several cycles are too few for
+    "schedule": {"num_cycles": 1},
+    "exploration": {"num_cycles": 1},
+    "samples_per_cycle": {"num_cycles": 1, "exploration": 0.1},
 }
 
 
@@ -134,7 +140,8 @@ def dead_options(method: str) -> list[str]:
     config = METHODS.get(method).value.config
     fields = {field.name: field for field in dataclasses.fields(config)}
     base = {name: value for name, value in BASE.items() if name in fields}
-    settings = [(name, base) for name in fields]
+    room = {name: more for name, more in ROOM.items() if more.keys() <= fields.keys()}
+    settings = [(name, {**base, **room.get(name, {})}) for name in fields]
     settings += [
         (name, {**base, **partner})
         for name, partner in PARTNERS.items()

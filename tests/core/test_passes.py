@@ -39,6 +39,18 @@ class Residual(nn.Module):
         return self.last(h + self.dropout(torch.relu(self.block(h))))
 
 
+class SequenceFirst(nn.Module):
+    """The batch is the second axis where the noise comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(1, 2)).transpose(0, 1)
+        return self.last(nn.functional.dropout(h, 0.3, self.training).mean(0))
+
+
 class Untraceable(nn.Module):
     """Python code that depends on values."""
 
@@ -74,6 +86,7 @@ def layers_of(network) -> list[str]:
         (images, ["0", "1", "2", "3", "4"], ["5", "6", "7", "8", "9"]),
         (at_inputs, [], []),
         (Residual, ["first"], ["block", "dropout", "last"]),
+        (SequenceFirst, ["first"], ["last"]),
         (Untraceable, [], []),
         (Tied, [], []),
     ],
@@ -86,7 +99,7 @@ def test_where_a_network_is_cut(net, early, late) -> None:
 
 @pytest.mark.parametrize("piece", [1, 2**25])
 @pytest.mark.parametrize("execution", ["loop", "batched", "threads"])
-@pytest.mark.parametrize("net", [images, at_inputs, Residual, Untraceable, Tied])
+@pytest.mark.parametrize("net", [images, at_inputs, Residual, SequenceFirst, Untraceable, Tied])
 def test_passes_are_those_of_a_loop(net, execution, piece, monkeypatch) -> None:
     """Whatever the cut and however many passes stand in one batch; the inputs stay as they are."""
     if net is Untraceable and execution == "batched":

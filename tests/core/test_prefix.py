@@ -67,6 +67,25 @@ def test_numbers_are_the_loops(net, dtype, tolerance) -> None:
         assert (mine - theirs).abs().max().item() <= tolerance * theirs.abs().max().item()
 
 
+def test_gradients_with_respect_to_inputs_are_the_loops() -> None:
+    """And the wide convolution is in the graph, which ends at the inputs alone."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 3, 8, 8, generator=stream, dtype=torch.float64).requires_grad_()
+    found = []
+    for plan in (Plan("loop", channels_last=True, wide=True), Plan("loop")):
+        stack = Stack(small_lenet, 5, dtype=torch.float64).repeated(1, {})
+        stack.lay_out(plan.channels_last)
+        stack.plans = {"graph": plan}
+        outputs = stack(x)
+        found.append([outputs.detach(), *torch.autograd.grad(outputs.logsumexp(0).sum(), x)])
+        assert (("prefix, gradients True", "eval") in stack.network._programs) is plan.wide
+        assert not any(
+            leaf.requires_grad for k in range(5) for leaf in stack.module(k).parameters()
+        )
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
 def test_learned_noise_is_trained_along() -> None:
     x, y = torch.randn(6, 3, 8, 8, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
     likelihood = Gaussian(noise="learned")

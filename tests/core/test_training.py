@@ -69,6 +69,14 @@ def test_clipping_is_by_member() -> None:
     torch.testing.assert_close(got, torch.tensor([0.01 * norm, 1.0, 1.0], dtype=torch.float64))
 
 
+def test_clipping_counts_one_number_per_member() -> None:
+    """As learned noise is; (M,) has no further axes."""
+    leaf = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    leaf.grad = torch.tensor([3.0, -0.5], dtype=torch.float64)
+    clip_each_member([leaf], 1.0)
+    torch.testing.assert_close(leaf.grad, torch.tensor([1.0, -0.5], dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     ("name", "middle"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0), ("ramp", 1.0)]
 )

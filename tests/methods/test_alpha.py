@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import warnings
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
+from polymode.core.events import Event
 from polymode.core.likelihoods import Categorical, Gaussian
 from polymode.core.passes import gradients_of_passes
 from polymode.core.stack import Stack
@@ -194,6 +197,22 @@ def test_passes_of_a_step_are_passes_over_repeated_rows(execution) -> None:
             torch.testing.assert_close(gradient, leaf.grad)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_the_prior_weighs_as_one_nth(alpha) -> None:
+    """One step of plain SGD with rate 1: the prior moves every parameter by −λ θ / N more."""
+    task = pm.Task(train=(X, Y), likelihood="categorical")
+    moved = [
+        pm.fit(
+            "dropout", net=layers, task=task, alpha=alpha, num_passes=3, epochs=1, lr=1.0,
+            optimizer="sgd", prior_precision=prior, dtype=torch.float64, progress="silent",
+        ).stack.params
+        for prior in (0.0, 2.5)
+    ]  # fmt: skip
+    start = Stack(layers, 1, dtype=torch.float64).params
+    for name, theta in start.items():
+        torch.testing.assert_close(moved[1][name] - moved[0][name], -2.5 * theta / len(X))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_learned_noise_reaches_that_of_the_data(alpha) -> None:
     """The sign of log τ: with the printed one the noise would grow without end.
@@ -227,3 +246,27 @@ def test_one_pass_warns_that_alpha_has_no_effect() -> None:
     assert all(torch.equal(t, plain.stack.params[n]) for n, t in one.stack.params.items())
     assert not all(torch.equal(t, plain.stack.params[n]) for n, t in ten.stack.params.items())
     assert ten.config["alpha"] == 0.5
+
+
+def test_resume_and_executions_give_the_same_with_several_passes(tmp_path) -> None:
+    """An interrupted run continues bit by bit; executions agree in float64 to 1e-8."""
+    task = pm.Task(train=(X, Y), likelihood="categorical")
+    options = {
+        "net": layers, "task": task, "alpha": 0.5, "num_passes": 3, "num_modes": 2, "epochs": 12,
+        "batch_size": 4, "progress": "silent", "dtype": torch.float64,
+    }  # fmt: skip
+    whole = pm.fit("dropout", execution="loop", **options)
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "checkpoint" and event.step >= 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    kept = {"checkpoint": tmp_path, "checkpoint_seconds": 0, "execution": "loop"}
+    with pytest.raises(KeyboardInterrupt):
+        pm.fit("dropout", on_event=interrupt, **kept, **options)
+    resumed = pm.fit("dropout", **kept, **options)
+    for execution in ("batched", "threads", "chunked"):
+        other = pm.fit("dropout", execution=execution, **options)
+        for name, tensor in whole.stack.params.items():
+            torch.testing.assert_close(other.stack.params[name], tensor, rtol=1e-8, atol=1e-10)
+    assert all(torch.equal(t, resumed.stack.params[n]) for n, t in whole.stack.params.items())

@@ -288,12 +288,6 @@ def test_impossible_options_are_refused_with_the_numbers(options, message) -> No
         short(**options)
 
 
-def test_samples_that_would_not_fit_are_refused_before_training(monkeypatch) -> None:
-    monkeypatch.setattr(sghmc, "free_bytes", lambda device: 100.0)
-    with pytest.raises(ValueError, match=r"10 samples of 2 chains need 240 B; 100 B free"):
-        short()
-
-
 def test_learned_noise_is_part_of_the_samples() -> None:
     """Each density of a prediction has the noise of its own sample."""
     task = pm.Task(train=(X, Y), likelihood=Gaussian(noise="learned"), target_scaling=None)

@@ -61,6 +61,7 @@ CASES = {
     "mlp-prelu": Case(partial(nets.mlp, hidden=(6, 5), activation=nn.PReLU, norm="layer"), (4,)),
     "optunet": Case(nets.optunet, (1, 18, 20)),
     "lenet": Case(nets.lenet, (1, 8, 8)),
+    "cnn": Case(partial(nets.cnn, channels=(4, 4), hidden=8), (1, 8, 8)),
     "resnet8": Case(small, (2, 8, 8)),
     "resnet8-padding": Case(partial(small, shortcut="padding"), (2, 8, 6)),
     "resnet8-preactivation": Case(partial(small, preactivation=True), (2, 8, 8)),
@@ -358,7 +359,16 @@ def test_fits_sixteen_random_images(case) -> None:
     raise AssertionError(f"loss {best:.3f}, of a constant {constant:.3f}")
 
 
-IMAGES = [nets.optunet, nets.lenet, nets.resnet8, nets.resnet20, nets.resnet18, nets.vit, nets.unet]
+IMAGES = [
+    nets.optunet,
+    nets.lenet,
+    nets.cnn,
+    nets.resnet8,
+    nets.resnet20,
+    nets.resnet18,
+    nets.vit,
+    nets.unet,
+]
 
 
 @pytest.mark.parametrize("make", [nets.mlp, *IMAGES])
@@ -403,7 +413,8 @@ def test_smallest_image(make, smallest) -> None:
 
 def test_all_are_named() -> None:
     assert nets.__all__ == [
-        "mlp", "optunet", "lenet", "resnet8", "resnet20", "resnet18", "resnet", "vit", "unet",
+        "mlp", "optunet", "lenet", "cnn", "resnet8", "resnet20", "resnet18", "resnet", "vit",
+        "unet",
     ]  # fmt: skip
     tested = {getattr(case.make, "func", case.make) for case in CASES.values()}
     assert tested == {getattr(nets, name) for name in nets.__all__ if name != "resnet"}

@@ -36,6 +36,22 @@ def moons_results():
     return [evaluate(pm.fit(name, **options, **more[name]), task) for name in more]
 
 
+def attack_arrays(stream: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return made-up arrays of the examination "attack"."""
+    curves = ("accuracy", "predictive_entropy", "mutual_information", "accepted wrong",
+              "auroc predictive_entropy", "auroc mutual_information")  # fmt: skip
+    return {name: stream.random(6) for name in curves} | {
+        "eps": np.linspace(0, 0.5, 6),
+        "examples": np.array([200]),
+        "flags": np.array(["noise: random noise succeeds"]),
+        "images": stream.random((2, 3, 1, 8, 8)),
+        "image step": np.array([0, 5, 10]),
+        "image class": np.array([[3, 3, 0], [1, 4, 0]]),
+        "image entropy": stream.random((2, 3)),
+        "image label": np.array([3, 1]),
+    }
+
+
 @pytest.fixture(scope="session")
 def displays(digits_results, digits_board, gap_results, moons_results):
     """One display of every function of the package, by its name."""
@@ -48,7 +64,11 @@ def displays(digits_results, digits_board, gap_results, moons_results):
     orbit = 0.6 + 0.2 * np.cos(np.radians(theta)) + 0.02 * stream.normal(size=(20, 72))
     grid = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
     curve = ensemble_size_curve(test, labels)
+    attacked = attack_arrays(stream)
     return {
+        "attack_curves": plots.attack_curves({"e": attacked, "x": attacked}),
+        "attack_trajectory": plots.attack_trajectory(attacked, label="e"),
+        "detection_curves": plots.detection_curves({"e": attacked}),
         "reliability": plots.reliability(ensemble),
         "confidence_gap": plots.confidence_gap(digits_board),
         "risk_coverage": plots.risk_coverage(digits_board),

@@ -61,6 +61,7 @@ _own: list[Path] = []  # files of the runs that are at work here, the innermost 
 _LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
 _BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
 _NEAR, _NEARER = 2.0, 1.25  # a candidate stays in within these factors of the best: twice the noise
+_TOGETHER = 4  # members that a wide convolution is tried with: fewer do not show what it saves
 _SLOW = 0.02  # seconds per member on one core: above it, few members and no vmap are tried (3x)
 _MANY = 64  # members to try others on: beyond them the time of every candidate is linear
 _THRIFT = 0.9  # one thread is preferred unless several save a tenth: on shared cores they cost 20x
@@ -169,13 +170,13 @@ def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
     if stack.num_modes > 1 and False in layouts and not stack.members_differ:
         if not (slow and stack.device.type == "cpu"):
             plans += [Plan("batched", num_threads=count) for count in counts]
+    inputs_alone = torch.is_grad_enabled() and not stack.differentiable
+    wide = stack.num_modes > 1 and True in layouts and not own and not stack.members_differ
+    wide = wide and (several or inputs_alone) and prefix_of(stack) is not None
+    if wide and inputs_alone:
+        plans.append(Plan("loop", channels_last=True, wide=True))
     if stack.num_modes > 1 and several:
-        if (
-            True in layouts
-            and not own
-            and not stack.members_differ
-            and prefix_of(stack) is not None
-        ):
+        if wide and not inputs_alone:
             plans.append(Plan("threads", channels_last=True, wide=True))
         plans += [Plan("threads", layout) for layout in layouts]
     plans += [Plan("loop", layout, num_threads=count) for count in counts for layout in layouts]
@@ -210,14 +211,18 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
 
     def trial(plan: Plan, count: int) -> Callable[[], Any]:
         part = stack[:count].clone()
+        for leaf in part.leaves():
+            leaf.requires_grad_(stack.differentiable)
         part.lay_out(plan.channels_last)
         part.plans = dict.fromkeys(KINDS, plan)
         return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
 
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
-    count = min(stack.num_modes, torch.get_num_threads() if slow else _MANY)
-    trials = {plan: trial(plan, count) for plan in _candidates(stack, slow, own)}
+    plans = _candidates(stack, slow, own)
+    few = max(torch.get_num_threads(), _TOGETHER if any(plan.wide for plan in plans) else 1)
+    count = min(stack.num_modes, few if slow else _MANY)
+    trials = {plan: trial(plan, count) for plan in plans}
     times: dict[Plan, float] = {}
     for plan, work in trials.items():
         best = min(times.values(), default=float("inf"))
@@ -275,6 +280,8 @@ def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) ->
 def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
     """Return a hash of everything the choice depends on, but the machine."""
     shapes = [(n, tuple(t.shape)) for n, t in {**stack.params, **stack.frozen}.items()]
+    if torch.is_grad_enabled() and not stack.differentiable:
+        kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes,
         tuple(x.shape), own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),

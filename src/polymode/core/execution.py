@@ -36,7 +36,7 @@ from polymode.core.noise import (
     shapes_drawn,
     step_seeds,
 )
-from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_outputs
+from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
 from polymode.core.threads import for_each_member
 from polymode.core.trace import quick_module
 
@@ -79,6 +79,8 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
     prefix = _prefix(stack, plan, own, streams)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
+    if prefix is not None and not stack.differentiable:
+        return wide_graph(stack, prefix, x)
     results: list[Any] = [None] * stack.num_modes
     shared = formatted(x, plan.channels_last)
 

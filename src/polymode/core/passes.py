@@ -155,9 +155,13 @@ def _ties(stack: Stack) -> bool:
     return any(len(names) > 1 for names in stack.network.aliases.values())
 
 
-def part_of(stack: Stack, network: Network) -> Stack:
-    """Return the stack of a part of its network, in the same memory."""
-    part = stack.on(network)
+def part_of(stack: Stack, network: Network, more: Tensors | None = None) -> Stack:
+    """Return the stack of a part or another form of its network, in the same memory.
+
+    Args:
+        more: parameters (M, ...) that only the other form has.
+    """
+    part = stack.on(network, more)
     part.plans = network.plans.setdefault((1, stack.num_modes), {})
     return part
 

@@ -149,6 +149,18 @@ def wide_outputs(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
     return torch.stack(results)
 
 
+def wide_graph(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
+    """Return the same with the graph back to x, for parameters that are not differentiated.
+
+    Backward, too, the convolution is one: it adds up what members ask of the inputs they share.
+    """
+    shares = prefix(stack, x).split(prefix.module.out_channels, 1)
+    suffixes = (prefix.member(stack, k) for k in range(stack.num_modes))
+    return torch.stack(
+        [f(channels_to_last(share)) for f, share in zip(suffixes, shares, strict=True)]
+    )
+
+
 def wide_gradients(
     stack: Stack, prefix: Prefix, loss: _Loss, x: Tensor, y: Tensor, buffers: list[list[Tensor]]
 ) -> Tensor:

@@ -293,13 +293,14 @@ class Stack:
             whole.lay_out(True)
         return whole
 
-    def on(self, network: Network) -> Stack:
-        """Return a stack in the same memory with another network; what that lacks is left out."""
+    def on(self, network: Network, more: Tensors | None = None) -> Stack:
+        """Return a stack in the same memory with another network; what that lacks is left out, and
+        `more` parameters are taken as they are."""
         body = copy.copy(self)
         body.network = network
         body.params, body.frozen, body.buffers = (
             {name: tensor for name, tensor in group.items() if name in network.aliases}
-            for group in (self.params, self.frozen, self.buffers)
+            for group in ({**self.params, **(more or {})}, self.frozen, self.buffers)
         )
         body._renew()
         return body
@@ -407,8 +408,7 @@ class Stack:
 
     def as_leaves(self, rows: Tensor) -> list[Tensor]:
         """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
-        parts = zip(rows.split(self._sizes(), dim=1), self.leaves(), strict=True)
-        return [part.view(leaf.shape) for part, leaf in parts]
+        return self.views.like_leaves(rows)
 
     def _sizes(self) -> list[int]:
         """Numbers of one member in each of `leaves()`."""

@@ -144,12 +144,13 @@ class Optimization:
             self.factor = SCHEDULES[training.schedule]
             self.base = [group["lr"] for group in self.optimizer.param_groups]
 
-    def update(self, step: int) -> None:
-        """Change the stacked tensors by their gradients, as step number `step` of the run."""
+    def update(self, step: int, done: float | None = None) -> None:
+        """Change the stacked tensors by their gradients, as step number `step` of the run. `done`
+        is the share of a named schedule that lies before it; by default that of the run."""
         if self.clip_norm is not None:
             clip_each_member(self.leaves, self.clip_norm)
         if self.factor is not None:
-            factor = self.factor(min(step / self.total_steps, 1.0))
+            factor = self.factor(min(step / self.total_steps, 1.0) if done is None else done)
             for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
                 group["lr"] = base * factor
         self._apply()
@@ -291,7 +292,7 @@ def _fused_group_step(
 def clip_each_member(leaves: list[Tensor], largest: float) -> None:
     """Scale each member's gradient down to the norm `largest` where it is longer."""
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
-    squares = sum(grad.flatten(1).square().sum(1) for grad in grads)
+    squares = sum(grad.reshape(len(grad), -1).square().sum(1) for grad in grads)
     assert isinstance(squares, Tensor)
     scale = (largest / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0)  # (M,)
     for grad in grads:

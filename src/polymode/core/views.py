@@ -41,6 +41,7 @@ class Views:
         self._modules: dict[int, nn.Module] = {}
         self._bound: dict[tuple[int, int], nn.Module] = {}
         self._leaves: dict[int, list[Tensor]] = {}
+        self._rows: list[tuple[Tensor, list[Tensor]]] = []
         self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
 
     def module(self, k: int, mode: str) -> nn.Module:
@@ -48,6 +49,19 @@ class Views:
         if k not in self._modules:
             self._modules[k] = set_mode(self.build(k, share=True), mode)
         return self._modules[k]
+
+    def like_leaves(self, rows: Tensor) -> list[Tensor]:
+        """Return rows (M, P) as views like the trainable tensors. Those of the last two rows are
+        kept: a sampler's momentum asks for the same in each step."""
+        for held, views in self._rows:
+            if held is rows:
+                return views
+        leaves = [*self.params.values(), *self.extra.values()]
+        sizes = [leaf.numel() // len(rows) for leaf in leaves]
+        parts = zip(rows.split(sizes, dim=1), leaves, strict=True)
+        views = [part.view(leaf.shape) for part, leaf in parts]
+        self._rows = [(rows, views), *self._rows[:1]]
+        return views
 
     def build(self, k: int, *, share: bool) -> nn.Module:
         """Return member k as a new module, with the stack's memory or memory of its own."""
@@ -57,7 +71,8 @@ class Views:
             module = copy.deepcopy(self.apart.get(k, self.network.template))
         for name, stacked in {**self.params, **self.frozen}.items():
             value = stacked.detach()[k]
-            parameter = nn.Parameter(value if share else value.clone(), name in self.params)
+            learns = name in self.params and (stacked.requires_grad or not share)
+            parameter = nn.Parameter(value if share else value.clone(), learns)
             for alias in self.network.aliases[name]:
                 assign(module, alias, parameter)
         for name, stacked in self.buffers.items():

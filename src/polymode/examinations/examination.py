@@ -33,6 +33,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.convergence",
         "polymode.examinations.pairs",
         "polymode.examinations.symmetry",
+        "polymode.adversary.examination",
     ],
 )
 

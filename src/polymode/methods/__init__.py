@@ -6,6 +6,9 @@ custom training loops.
 """
 
 from polymode.methods import (
+    checkpoint_ensemble,
+    concrete_dropout,
+    cyclical_sgmcmc,
     deep_ensemble,
     dropout,
     feature_rde,
@@ -15,11 +18,17 @@ from polymode.methods import (
     lit,
     map,
     sghmc,
+    sgld,
+    sgnht,
+    snapshot,
     swag,
     vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
+from polymode.methods.concrete_dropout import ConcreteDropout
+from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.feature_rde import FeatureRDE
@@ -32,6 +41,9 @@ from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
+from polymode.methods.sgld import SGLD
+from polymode.methods.sgnht import SGNHT
+from polymode.methods.snapshot import Snapshot
 from polymode.methods.swag import SWAG
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -42,8 +54,13 @@ __all__ = [
     "MAP",
     "METHODS",
     "SGHMC",
+    "SGLD",
+    "SGNHT",
     "SWAG",
+    "CheckpointEnsemble",
+    "CyclicalSGMCMC",
     "VI",
+    "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
     "FeatureRDE",
@@ -53,8 +70,12 @@ __all__ = [
     "Option",
     "Options",
     "Problem",
+    "Snapshot",
     "WeightRDE",
+    "checkpoint_ensemble",
+    "cyclical_sgmcmc",
     "alpha_loss",
+    "concrete_dropout",
     "deep_ensemble",
     "dropout",
     "feature_rde",
@@ -66,6 +87,9 @@ __all__ = [
     "map",
     "options",
     "sghmc",
+    "sgld",
+    "sgnht",
+    "snapshot",
     "swag",
     "vi",
     "weight_rde",

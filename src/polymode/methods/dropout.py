@@ -67,7 +67,7 @@ class Dropout(MAP):
     """Options of `dropout`: those of `map`, and
 
     Args:
-        alpha: of the divergence, ≥ 0: 0 is variational inference, 0.5 and 1 are the paper's.
+        alpha: α of the divergence, ≥ 0: 0 is variational inference, 0.5 and 1 are the paper's.
         num_passes: K noisy passes of each example in a training step, ≥ 1; None is 1 for alpha = 0
             and 10 otherwise, as in the paper. With one pass alpha has no effect.
         samples_per_mode: L noisy passes of each network in a prediction, ≥ 1.
@@ -102,13 +102,18 @@ def init(config: Dropout, problem: Problem, stack: Stack) -> State:
             " layers (pm.nets.mlp and pm.nets.lenet take dropout=0.1), or call F.dropout(h, p,"
             " self.training) in its forward method"
         )
+    warn_of_idle_alpha(config)
+    return map_.init(config, problem, stack)
+
+
+def warn_of_idle_alpha(config: Dropout) -> None:
+    """Warn where alpha has no effect."""
     if config.alpha and config.passes == 1:
         warnings.warn(
             f"alpha={config.alpha:g} has no effect with num_passes=1: the objective is then that"
             " of alpha=0. Take num_passes=10, or leave both out",
-            stacklevel=6,
+            stacklevel=7,
         )
-    return map_.init(config, problem, stack)
 
 
 def step(config: Dropout, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:

@@ -73,8 +73,8 @@ def fit(
             `nn.Module`, a module that is already trained (one mode; copied, never changed), a list
             of modules (one per mode), or a posterior (its networks, one per mode). With networks
             that are given, training continues from their weights, and `epochs=0` takes them as they
-            are; methods that work on trained networks (swag from checkpoints, laplace) do not train
-            them.
+            are; methods that work on trained networks (laplace) do not train them. Snapshots of one
+            run are for `pm.methods.swag.from_snapshots`.
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`; a name
             stands for `pm.task(name)`.
         seed: seed of everything random; the same seed gives the same posterior.

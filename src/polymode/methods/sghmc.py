@@ -15,7 +15,7 @@ of the paper. It costs the same single gradient, its error is of second order in
 targets it has the exact covariance at every stable step: lr times the largest curvature of U/N must
 stay below 4. The paper's estimate of the gradient noise (β̂ in its equation 15) is taken as 0, as in
 its experiments: noise of small batches adds to T, the less the smaller `lr`. `Info.temperature`
-shows what it comes to.
+shows what it comes to; far above T, `finish` warns.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
 Running statistics of normalisation layers are kept as they are at the moment of each sample.
@@ -32,53 +32,58 @@ Shapes: `M` modes (chains), `L` samples per mode, `B` batch.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from polymode.core.loop import Batch
-from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
-from polymode.core.options import Sampling, is_number
+from polymode.core.options import is_number
 from polymode.core.stack import Stack
-from polymode.methods.map import add_noise, add_prior_gradient, require_modes_and_prior
+from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.posterior.weights import Samples, changing_tensors
+from polymode.methods.sampling.chains import (
+    Chains,
+    first_metric,
+    metric_of,
+    posterior_gradients,
+    steps_kept,
+)
+from polymode.methods.sampling.integrators import baoab, kinetic_temperature
+from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.posterior.weights import Samples
+
+_MEASURED, _HOT = 100, 1.5  # steps, and times the temperature, from which on a chain is warned of
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGHMC(Sampling):
-    """Options of `sghmc`: those of `Sampling`, and
+class SGHMC(Chains):
+    """Options of `sghmc`: those of chains, and
 
     Args:
-        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
-            are given, or 1 if a factory is given.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
         friction: share 1 − c of the momentum that noise replaces in each step, in (0, 1]; with 1
             the momentum is forgotten, and the chain is a Langevin one.
     """
 
-    usual_modes: ClassVar[int] = 1
-    num_modes: int | None = None
-    prior_precision: float = 1.0
-    lr: float = 1e-2
     friction: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_modes_and_prior(self)
         valid = is_number(self.friction) and 0 < self.friction <= 1
         self._require(valid, "friction", "in (0, 1]")
 
 
 class State(NamedTuple):
-    """What the next step needs: `momentum` of all leaves, a row per chain, and the samples so far,
-    `kept` (L, M, ...)."""
+    """What the next step needs: `momentum` of all leaves, a row per chain, the state of the
+    preconditioner, the sum of kinetic temperatures since the first sample (M,), and the samples so
+    far, `kept` (L, M, ...)."""
 
     stack: Stack
     momentum: Tensor
+    metric: Tensors
+    heat: Tensor
     kept: Tensors
     step: int
 
@@ -96,57 +101,50 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
     momentum = scale * stack.normal_rows("sghmc", "start")
-    kept = _steps(config, problem)
-    changing = changing_tensors(stack)
-    need = len(kept) * sum(t.numel() * t.element_size() for t in changing.values())
-    if need > 0.5 * free_bytes(stack.device):
-        raise ValueError(
-            f"{len(kept)} samples of {stack.num_modes} chains need {human(need)};"
-            f" {human(free_bytes(stack.device))} free. Keep fewer samples_per_mode"
-        )
-    samples = {name: t.new_zeros(len(kept), *t.shape) for name, t in changing.items()}
-    return State(stack, momentum, samples, step=0)
+    kept = room_for(len(steps_kept(config, problem)), stack)
+    heat = momentum.new_zeros(stack.num_modes)
+    return State(stack, momentum, first_metric(config, stack), heat, kept, step=0)
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, kept, number = state
-    losses = stack.gradients(problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=number)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
-    leaves, momenta = stack.leaves(), stack.as_leaves(momentum)
+    stack, momentum, metric, heat, kept, number = state
+    losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     keeps = 1 - config.friction
-    with torch.no_grad():
-        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        torch._foreach_add_(momenta, gradients, alpha=-config.lr)
-        torch._foreach_add_(leaves, momenta, alpha=0.5)
-        scale = math.sqrt((1 - keeps**2) * config.temperature * variance)
-        momentum.mul_(keeps).add_(stack.normal_rows("sghmc", number), alpha=scale)
-        torch._foreach_add_(leaves, momenta, alpha=0.5)
-        keep_sample(_steps(config, problem), number + 1, state)
-        energy = torch.linalg.vector_norm(momentum, dim=1).square_()
-    temperature = energy / (momentum.shape[1] * variance)
-    return State(stack, momentum, kept, number + 1), Info(losses, temperature)
-
-
-def _steps(config: SGHMC, problem: Problem) -> range:
-    """Return the numbers of steps after which a sample is kept."""
-    return config.kept_steps(config.total_steps(problem.steps_per_epoch))
-
-
-def keep_sample(steps: range, done: int, state: State) -> None:
-    """Copy the present networks to their place among the samples, if this step is one of them."""
-    if done in steps:
-        place = steps.index(done)
-        for name, tensor in changing_tensors(state.stack).items():
-            state.kept[name][place].copy_(tensor)
+    baoab(
+        stack.leaves(),
+        grads,
+        momentum,
+        stack.as_leaves(momentum),
+        stack.normal_rows("sghmc", number),
+        lr=config.lr,
+        keeps=keeps,
+        scale=math.sqrt((1 - keeps**2) * config.temperature * variance),
+        metric=metric_of(config, problem, metric, stack, grads, number),
+    )
+    steps = steps_kept(config, problem)
+    keep_sample(stack, kept, steps, number + 1)
+    temperature = kinetic_temperature(momentum, variance)
+    if number + 1 >= steps.start:
+        heat.add_(temperature)
+    return State(stack, momentum, metric, heat, kept, number + 1), Info(losses, temperature)
 
 
 def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept; the networks themselves where no step was taken."""
-    steps = _steps(config, problem)
-    number = sum(each <= state.step for each in steps)
-    return Samples(state.stack, {name: t[:number] for name, t in state.kept.items() if number})
+    steps = steps_kept(config, problem)
+    measured = state.step + 1 - steps.start
+    if config.temperature > 0 and steps and measured >= _MEASURED:
+        found = float(state.heat.mean()) / measured
+        if found > _HOT * config.temperature:
+            warnings.warn(
+                f"the chains ran at a kinetic temperature of {found:.2g}, not"
+                f" {config.temperature:g}: noise of batches, or steps too large for the curvature,"
+                f" heat them. Try lr={config.lr / 10:g}, larger batches, or sgnht",
+                stacklevel=5,
+            )
+    return kept_samples(state.stack, state.kept, steps, state.step)
 
 
 METHODS.register(

@@ -17,6 +17,8 @@ Networks with running statistics (BatchNorm) get, for each of L = `samples_per_m
 statistics of a pass over the training inputs; the draws are then kept. A likelihood's own
 parameters (learned noise) are averaged. `num_modes=10` is MultiSWAG.
 
+`from_snapshots` makes the same Gaussian of networks that were trained elsewhere.
+
 Limits: the spread is that of SGD's noise, which depends on rate and batch size; a Gaussian around
 one mode.
 Reference: W. Maddox, T. Garipov, P. Izmailov, D. Vetrov, A. Wilson, A simple baseline for Bayesian
@@ -27,23 +29,33 @@ Shapes: `M` modes, `K` rank, `T` snapshots, `L` samples per mode.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
+from polymode.core.data import Data
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.options import kept_steps
 from polymode.core.stack import Stack
 from polymode.core.training import MakeOptimizer, Optimization
 from polymode.methods import map as map_
+from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.posterior import Gaussian, Samples, Weights
+from polymode.methods.sampling.keeping import require_room
+from polymode.nets.network import networks_for
+from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
+from polymode.tasks.registry import as_task
+from polymode.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +66,8 @@ class SWAG(MAP):
         burn_in: steps before the first snapshot, ≥ 0; None is half of all.
         thinning: steps from one snapshot to the next, ≥ 1; None spreads them evenly.
         num_snapshots: snapshots T, ≥ 1; None is 20, or as many as there are steps for.
-        rank: rank K of the low-rank part, from the last snapshots, ≥ 0; the paper uses 20.
+        rank: rank K of the low-rank part, from the last snapshots, 0 or from 2 to T; None is the
+            paper's 20, or T if that is less.
         diagonal: whether the covariance has the diagonal part.
         samples_per_mode: draws L per mode in a prediction, ≥ 1; the paper uses 30.
     """
@@ -65,7 +78,7 @@ class SWAG(MAP):
     burn_in: int | None = None
     thinning: int | None = None
     num_snapshots: int | None = None
-    rank: int = 20
+    rank: int | None = None
     diagonal: bool = True
     samples_per_mode: int = 30
 
@@ -74,7 +87,8 @@ class SWAG(MAP):
         for field, least in (("burn_in", 0), ("thinning", 1), ("num_snapshots", 1)):
             if getattr(self, field) is not None:
                 self._require_integer(field, least)
-        self._require_integer("rank", 0)
+        if self.rank is not None:
+            self._require_integer("rank", 0)
         self._require(self.rank != 1, "rank", "0 or at least 2: one deviation has no spread")
         self._require(isinstance(self.diagonal, bool), "diagonal", "True or False")
         self._require_integer("samples_per_mode", 1)
@@ -95,11 +109,30 @@ class State(NamedTuple):
 def init(config: SWAG, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
     stack, optimization, first = map_.init(config, problem, stack)
-    rank = min(config.rank, len(_steps(config, problem)))
+    snapshots = len(_steps(config, problem))
+    return State(stack, optimization, *_nothing(stack, rank_of(config, snapshots)), first)
+
+
+def rank_of(config: SWAG, snapshots: int) -> int:
+    """Return K for so many snapshots; refuses one that they cannot have."""
+    if config.rank is None:
+        return min(20, snapshots) if snapshots > 1 else 0
+    if config.rank > snapshots > 0:
+        raise ValueError(
+            f"`rank` of SWAG is {config.rank}, but there are {snapshots} snapshots; take more of"
+            f" them (num_snapshots, epochs), or a rank of at most {snapshots}"
+        )
+    return config.rank
+
+
+def _nothing(stack: Stack, rank: int) -> tuple[Tensors, Tensors, Tensors]:
+    """Return mean, squares and last snapshots before the first, by number of the leaf."""
     leaves = {str(number): leaf.detach() for number, leaf in enumerate(stack.leaves())}
+    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
+    require_room((rank + 2) * size, stack, f"mean, variance and {rank} snapshots of swag")
     mean, squares = ({n: torch.zeros_like(leaf) for n, leaf in leaves.items()} for _ in range(2))
     last = {n: leaf.new_zeros(len(leaf), rank, *leaf.shape[1:]) for n, leaf in leaves.items()}
-    return State(stack, optimization, mean, squares, last, first)
+    return mean, squares, last
 
 
 def _steps(config: SWAG, problem: Problem) -> range:
@@ -137,14 +170,19 @@ def finish(config: SWAG, problem: Problem, state: State) -> Weights:
     if not taken:
         return Samples(state.stack)
     stack = state.stack.clone()
-    with torch.no_grad():
-        for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
-            leaf.copy_(mean)
+    _set_mean(stack, state)
     std, deviations = covariance(config, state, taken)
     samples = config.samples_per_mode if std or deviations else 1
     gaussian = Gaussian(stack, std, deviations, samples)
     inputs = partial(problem.inputs, config.batch_size)
     return with_own_statistics(gaussian, inputs, samples, problem.seed)
+
+
+@torch.no_grad()
+def _set_mean(stack: Stack, state: State) -> None:
+    """Put the mean of the snapshots into the stack."""
+    for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
+        leaf.copy_(mean)
 
 
 def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, Tensors | None]:
@@ -164,6 +202,103 @@ def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, 
             for k, name in enumerate(names)
         }
     return std, deviations
+
+
+def from_snapshots(
+    snapshots: Sequence[Any],
+    *,
+    task: Task | str,
+    net: Any = None,
+    rank: int | None = None,
+    diagonal: bool = True,
+    samples_per_mode: int = 30,
+    batch_size: int = 128,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Posterior:
+    """Return the Gaussian of networks that were trained elsewhere, as `fit("swag", ...)` does.
+
+    Args:
+        snapshots: T of them along one run, in their order. Each is a module, a state dictionary, a
+            posterior or a folder in which one was saved; or, for several modes, a list of modules
+            or state dictionaries, one per run. Posteriors stand for their networks, one per mode.
+        task: whose training data give running statistics to each draw, and the noise of a
+            regression where it is learned: its maximum-likelihood estimate at the mean network.
+        net: builder of the network, where snapshots are state dictionaries or folders.
+        rank, diagonal, samples_per_mode: as in `SWAG`. batch_size: of passes over the data.
+
+    >>> import polymode as pm, torch
+    >>> modules = [torch.nn.Linear(2, 2) for _ in range(5)]
+    >>> post = from_snapshots(modules, task=pm.task("two_moons"), rank=3)
+    >>> post.num_modes, post.num_samples
+    (1, 30)
+    """
+    if isinstance(snapshots, (str, Path, Mapping, nn.Module)) or len(snapshots) == 0:
+        raise ValueError("`snapshots` must be a list of at least one snapshot")
+    task = as_task(task, "from_snapshots")
+    config = SWAG(
+        rank=rank, diagonal=diagonal, samples_per_mode=samples_per_mode, epochs=0,
+        batch_size=batch_size,
+    )  # fmt: skip
+    first = _networks(snapshots[0], net, task)
+    stack = Stack(_members(first), seed=seed, dtype=dtype)
+    idle: Any = None  # nothing is trained
+    state = State(stack, idle, *_nothing(stack, rank_of(config, len(snapshots))), 0)
+    for number, each in enumerate(snapshots):
+        own = Stack(_members(_networks(each, net, task)), seed=seed, dtype=dtype)
+        mine, theirs = ({n: tuple(p.shape) for n, p in s.params.items()} for s in (stack, own))
+        if mine != theirs:
+            raise ValueError(
+                f"snapshot {number} is not like the first: parameters are (modes, ...) {theirs},"
+                f" those of the first {mine}"
+            )
+        take_snapshot(state._replace(stack=own), number)
+    _set_mean(stack, state)
+    given: Any = stack.members()
+    if isinstance(first, Posterior):
+        given = copy.copy(first)
+        given.weights = Samples(stack)
+    post = fit(config, net=given, task=task, seed=seed, dtype=dtype, progress="silent")
+    std, deviations = covariance(config, state, len(snapshots))
+    samples = samples_per_mode if std or deviations else 1
+    gaussian = Gaussian(post.stack, std, deviations, samples)
+    assert task.train is not None
+    data = task.train.to(post.stack.dtype, post.stack.device)
+    batches = partial(_inputs, data, batch_size)
+    post.weights = with_own_statistics(gaussian, batches, samples, seed)
+    post.config["num_snapshots"] = len(snapshots)
+    return post
+
+
+def _inputs(data: Data, batch_size: int) -> Iterator[Tensor]:
+    return (x for x, _ in data.batches(batch_size))
+
+
+def _networks(snapshot: Any, net: Any, task: Task) -> Any:
+    """Return a snapshot as a posterior or a list of modules, one per mode."""
+    if isinstance(snapshot, (Posterior, nn.Module)):
+        return snapshot
+    if isinstance(snapshot, (str, Path, Mapping)) and net is None:
+        kind = "state dictionaries" if isinstance(snapshot, Mapping) else "folders"
+        raise ValueError(f"snapshots that are {kind} need `net`, the builder of the network")
+    if isinstance(snapshot, (str, Path)):
+        return load(snapshot, net=networks_for(net, task.input_shape, task.num_outputs))
+    if isinstance(snapshot, Mapping):
+        module = networks_for(net, task.input_shape, task.num_outputs)()
+        module.load_state_dict(snapshot)
+        return module
+    if isinstance(snapshot, Sequence):
+        return [_networks(each, net, task) for each in snapshot]
+    raise ValueError(
+        "a snapshot must be a module, a state dictionary, a posterior, the folder of one, or a list"
+        f" of modules or state dictionaries, got a {type(snapshot).__name__}"
+    )
+
+
+def _members(networks: Any) -> list[nn.Module]:
+    if isinstance(networks, nn.Module):
+        return [networks]
+    return networks.members if isinstance(networks, Posterior) else list(networks)
 
 
 METHODS.register(

@@ -5,6 +5,7 @@ From small to large; `docs/nets.md` has the table with sources and parameter cou
 
 from __future__ import annotations
 
+from polymode.nets.cnn import cnn
 from polymode.nets.lenet import lenet
 from polymode.nets.mlp import mlp
 from polymode.nets.optunet import optunet
@@ -13,5 +14,5 @@ from polymode.nets.unet import unet
 from polymode.nets.vit import vit
 
 __all__ = [
-    "mlp", "optunet", "lenet", "resnet8", "resnet20", "resnet18", "resnet", "vit", "unet",
+    "mlp", "optunet", "lenet", "cnn", "resnet8", "resnet20", "resnet18", "resnet", "vit", "unet",
 ]  # fmt: skip

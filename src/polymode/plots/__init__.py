@@ -4,11 +4,13 @@ Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selectiv
 `risk_coverage`. Mistakes: `confusion`, `example_pictures`. Uncertainty: `ood_histogram`,
 `entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
 Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. Symmetry:
-`orbit_curve`. Choices: `cost_pareto`, `sweep`. Papers: `forest`, `panels`.
+`orbit_curve`. Attacks: `attack_curves`, `detection_curves`, `attack_trajectory`. Choices:
+`cost_pareto`, `sweep`. Papers: `forest`, `panels`.
 """
 
 from __future__ import annotations
 
+from polymode.plots.attack import attack_curves, attack_trajectory, detection_curves
 from polymode.plots.confidence_gap import confidence_gap
 from polymode.plots.confusion import confusion
 from polymode.plots.cost_pareto import cost_pareto
@@ -36,9 +38,12 @@ __all__ = [
     "Comparison",
     "Display",
     "Style",
+    "attack_curves",
+    "attack_trajectory",
     "confidence_gap",
     "confusion",
     "cost_pareto",
+    "detection_curves",
     "diversity_heat_map",
     "diversity_plane",
     "entropy_scatter",

@@ -226,15 +226,20 @@ class Noisy(Weights):
     def __init__(self, stack: Stack, samples_per_mode: int) -> None:
         self.stack, self.samples_per_mode = stack, samples_per_mode
 
+    @property
+    def networks(self) -> Stack:
+        """The networks that draw."""
+        return self.stack
+
     def draw(self, number: int, seed: int) -> Stack:
-        return self.stack.with_tensors({}).set_mode("noisy", pinned=fold(seed, "noisy", number))
+        return self.networks.with_tensors({}).set_mode("noisy", pinned=fold(seed, "noisy", number))
 
     def __getitem__(self, modes: slice) -> Noisy:
         return Noisy(self.stack[modes], self.samples_per_mode)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """What comes before the noise is computed once, and passes are batched."""
-        noisy = self.stack.repeated(1, {}).set_mode("noisy")
+        noisy = self.networks.repeated(1, {}).set_mode("noisy")
         numbers = [fold(seed, "noisy", number) for number in range(samples_per_mode)]
         return lambda x: noisy_passes(noisy, x, numbers)
 
@@ -243,7 +248,7 @@ class Noisy(Weights):
 
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
         """The networks are noisy, each with a stream of its own."""
-        stack = self.stack[[mode for mode, _ in chosen]]
+        stack = self.networks[[mode for mode, _ in chosen]]
         pairs = zip(stack.seeds, chosen, strict=True)
         stack.seeds = [fold(stream, "sample", number) for stream, (_, number) in pairs]
         return stack.set_mode("noisy", pinned=fold(seed, "noisy"))

@@ -42,18 +42,20 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A function that fits nothing, called with several sets of options and seeds.
+    """A function that is no single fit, called with several sets of options and seeds.
 
     Attributes:
         function: (seed, *, options) -> Findings; of a module, so that another process can import
             it.
         arms: options by the name under which tables and figures show them.
         seeds: that it is called with.
+        data: data sets that it reads, so that missing ones are named before anything runs.
     """
 
     function: Callable[..., Findings]
     arms: dict[str, dict[str, Any]]
     seeds: tuple[int, ...]
+    data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

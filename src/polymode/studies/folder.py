@@ -69,7 +69,13 @@ def study_plans(wanted: StudyRequest) -> dict[str, Plan]:
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     plans = {}
-    _require_data([part.task for part in parts.values() if isinstance(part, Part)])
+    _require_data(
+        [
+            name
+            for part in parts.values()
+            for name in ((part.task,) if isinstance(part, Part) else part.data)
+        ]
+    )
     for name, part in parts.items():
         chosen = replace(part, seeds=wanted.seeds) if wanted.seeds else part
         who = (wanted.name, name), wanted.preset

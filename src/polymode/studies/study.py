@@ -2,7 +2,7 @@
 
 A study has parts; a part is one task and network with several arms (a method with its options, by
 the name that the paper gives it), each run with several seeds; or an experiment, a function that
-fits nothing, with several sets of options and seeds. Presets choose the sizes: `smoke`
+is no single fit, with several sets of options and seeds. Presets choose the sizes: `smoke`
 takes seconds, `cpu` an hour or so on two cores with real data at reduced size, `paper` is the
 paper's own set-up. What a study shows is made from results alone, so that it can be made again from
 the files of a run: tables and figures by name, claims with their verdicts, and, where the set-up is
@@ -136,7 +136,12 @@ class Study:
 
 
 STUDIES: Registry[Study] = Registry(
-    "study", modules=["polymode.studies.forde", "polymode.studies.symmetry"]
+    "study",
+    modules=[
+        "polymode.studies.alpha_dropout",
+        "polymode.studies.forde",
+        "polymode.studies.symmetry",
+    ],
 )
 
 

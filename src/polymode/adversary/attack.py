@@ -1,0 +1,195 @@
+"""`attack`: one attack on the predictive distribution of a posterior, and what came of it.
+
+Shapes: `N` examples, `B` batch, `S` samples.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.adversary.attacked import Attacked, Cost
+from polymode.adversary.ball import Ball, Box
+from polymode.adversary.check import check_choice, check_inputs, check_number, check_targets
+from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
+from polymode.adversary.kinds import KINDS
+from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
+from polymode.adversary.search import CURVES, Search
+from polymode.adversary.victim import Victim
+from polymode.core.scaling import Scaling
+from polymode.examinations.examination import check_options
+from polymode.posterior import Posterior
+from polymode.prediction import CategoricalPrediction, Prediction
+
+CHECKS = ("none", "quick", "full")
+ORIGINS = ("labels", "predicted")
+KEPT = ("best", "last", None)
+
+
+def attack(
+    post: Posterior,
+    x: Any,
+    y: Any,
+    *,
+    kind: str = "pgd",
+    eps: float,
+    norm: str = "linf",
+    targets: Any = None,
+    adaptive: str | None = None,
+    weight: float | None = None,
+    loss: str = "log_prob",
+    away_from: str = "labels",
+    keep: str | None = None,
+    known: Tensor | None = None,
+    samples_per_mode: int | None = None,
+    eval_samples_per_mode: int | None = None,
+    box: Box | None = (0.0, 1.0),
+    scaling: Scaling | None = None,
+    checks: str = "quick",
+    trajectories: int = 0,
+    seed: int = 0,
+    batch_size: int = 256,
+    **options: Any,
+) -> Attacked:
+    r"""Return what an attack on the predictive of a posterior of classes does.
+
+    Args:
+        post: any posterior of classes. x: (N, *input_shape) raw inputs in the box, floating point.
+            y: (N,) labels.
+        kind: "fgsm", "bim" (iterative FGSM), "pgd", "square" (no gradients) or "noise" (random).
+        eps: radius of the ball in the units of x, ≥ 0; 0 moves nothing, `inf` leaves the box alone.
+        norm: "linf" or "l2".
+        targets: (N,) classes to get to, or one class for all; None gets away from the label.
+        adaptive: a score that the attack also drives down, "predictive_entropy" or
+            "mutual_information" (with at least 2 samples); None for none.
+        weight: of that score in the loss, > 0; 1 by default.
+        loss: "log_prob", "margin" or "member_margin", see `objective.py`.
+        away_from: "labels", or "predicted", the classes predicted at x, as Li and Gal (2017) do.
+        keep: "best" input that was seen of each example, or "last"; by default that of the kind.
+        known: (N, ...) inputs that are looked at first, such as those of a smaller ball.
+        samples_per_mode: L for each gradient, drawn anew every time; by default the posterior's.
+        eval_samples_per_mode: L for judging steps, and for the final predictions.
+        box: smallest and largest legal value; None for no box.
+        scaling: the networks get scaling(x), `task.input_scaling` for images; None for x itself.
+        checks: "quick" raises the flags that a few gradients show, "full" also attacks without
+            gradients, "none" looks for none.
+        trajectories: of how many examples the inputs on the way are kept.
+        seed: of samples and random points. batch_size: rows at a time, which changes no result.
+        options: of the kind: `steps`, `step_size` (bim, pgd), `restarts` (pgd), `queries`, `area`
+            (square), `draws` (noise).
+
+    A probability that has become 0 does no harm: losses are made of log-probabilities. A gradient
+    that is 0 or not finite moves nothing, and is flagged.
+
+    >>> import polymode as pm
+    >>> task = pm.task("two_moons")
+    >>> post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=5, progress="silent")
+    >>> found = attack(post, *task.test.head(50), kind="fgsm", eps=0.5, box=None)
+    >>> bool(found.accuracy < found.clean_accuracy), found.cost.gradients
+    (True, 1)
+    """
+    start = time.perf_counter()
+    chosen = KINDS.get(kind)
+    check_options(chosen.value, f"the attack '{kind}'", options)
+    check_number("eps", eps, zero=True, infinite=True)
+    check_choice("loss", loss, LOSSES)
+    check_choice("away_from", away_from, ORIGINS)
+    check_choice("checks", checks, CHECKS)
+    check_choice("keep", keep, KEPT)
+    inputs, labels = check_inputs(post, x, y, norm, box, scaling, eps)
+    wanted = check_targets(targets, labels, post.target_size)
+    score = _adaptive(post, adaptive, weight, samples_per_mode)
+    if known is not None and keep == "last":
+        raise ValueError("`known` inputs are of no use with keep='last'; leave one of them out")
+
+    own = post.weights.samples_per_mode
+    victim = Victim(post, scaling, samples_per_mode or own, eval_samples_per_mode or own, seed)
+    ball = Ball(inputs, float(eps), norm, box)
+    clean = _evaluate(victim, inputs, batch_size)
+    origin = labels if away_from == "labels" else clean.classes
+    aim = Aim(origin, wanted, loss, score, 1.0 if weight is None else float(weight))
+    searches, paths = [], []
+    for first in range(0, len(inputs), batch_size):
+        rows = slice(first, first + batch_size)
+        how = keep or ("best" if known is not None else chosen.metadata["keep"])
+        search = Search(victim, aim.rows(rows), ball.rows(rows), how, first)
+        if known is not None:
+            search.look(search.ball.project(known[rows].to(inputs)), record=False)
+        paths.append(_first(chosen.value(search, **options), trajectories - first))
+        searches.append(search)
+
+    adversarial = torch.cat([search.best for search in searches])
+    reached = torch.cat([search.reached for search in searches])
+    flags = _flags(victim, aim, ball, reached, checks, chosen.metadata["gradients"])
+    told = {
+        "targeted": targets is not None, "adaptive": adaptive, "weight": weight, "loss": loss,
+        "away_from": away_from, "keep": searches[0].keep, "seed": seed, **options,
+    }  # fmt: skip
+    attacked = _evaluate(victim, adversarial, batch_size)
+    cost = Cost(
+        searches[0].gradients,
+        searches[0].queries,
+        victim.samples * post.num_modes,
+        victim.judge_samples * post.num_modes,
+        time.perf_counter() - start,
+    )
+    return Attacked(
+        kind, float(eps), norm, told, inputs, adversarial, labels, wanted, clean, attacked,
+        _curves(searches), torch.cat(paths, 1), tuple(flags), cost,
+    )  # fmt: skip
+
+
+def _adaptive(
+    post: Posterior, adaptive: str | None, weight: float | None, samples: int | None
+) -> str | None:
+    """Return the score to keep low, checked."""
+    check_choice("adaptive", adaptive, (*ADAPTIVE, None))
+    if weight is not None:
+        check_number("weight", weight)
+        if adaptive is None:
+            warnings.warn(
+                "`weight` has no effect without `adaptive`, the score that it weighs", stacklevel=3
+            )
+    networks = post.num_modes * (samples or post.weights.samples_per_mode)
+    if adaptive == "mutual_information" and networks < 2:
+        raise ValueError(
+            "`adaptive` is 'mutual_information', which needs at least 2 samples, and this posterior"
+            " has 1; take 'predictive_entropy'"
+        )
+    return adaptive
+
+
+def _evaluate(victim: Victim, x: Tensor, batch_size: int) -> CategoricalPrediction:
+    made = Prediction.cat([victim.judge(part, "evaluate") for part in x.split(batch_size)])
+    assert isinstance(made, CategoricalPrediction)
+    return made
+
+
+def _first(path: list[Tensor], count: int) -> Tensor:
+    """Return the inputs on the way, (T + 1, n, ...), of the first `count` examples of a batch."""
+    return torch.stack([x[: max(0, count)] for x in path])
+
+
+def _curves(searches: list[Search]) -> dict[str, np.ndarray]:
+    """Return what was seen along the first climb, (T + 1, N)."""
+    return {
+        name: torch.cat([torch.stack(s.curves[name]) for s in searches], 1).cpu().numpy()
+        for name in CURVES
+    }
+
+
+def _flags(
+    victim: Victim, aim: Aim, ball: Ball, reached: Tensor, checks: str, gradients: bool
+) -> list[Flag]:
+    if checks == "none" or not gradients:
+        return []
+    few = slice(0, LOOKED_AT)
+    found = gradient_flags(victim, aim.rows(few), ball.centre[few])
+    if checks == "full":
+        found += masking_flags(victim, aim.rows(few), ball.rows(few), reached[few])
+    return found

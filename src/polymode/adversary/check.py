@@ -1,0 +1,108 @@
+"""What `attack` is given, checked at the border."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.adversary.ball import NORMS, Box
+from polymode.core.registry import suggest
+from polymode.core.scaling import Scaling
+from polymode.core.targets import check_labels
+from polymode.posterior import Posterior
+
+
+def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
+    """Refuse a word that is none of the known ones."""
+    if value not in known:
+        words = [each for each in known if each is not None]
+        near = suggest(str(value), words)
+        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}.{near}")
+
+
+def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = False) -> None:
+    """Refuse what is no number > 0 (≥ 0 with `zero`), or not finite unless `infinite`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = number and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
+    if not fits:
+        raise ValueError(f"`{name}` of an attack must be {'>=' if zero else '>'} 0, got {value!r}")
+
+
+def check_inputs(
+    post: Posterior,
+    x: Any,
+    y: Any,
+    norm: str,
+    box: Box | None,
+    scaling: Scaling | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels as the attack takes them, or say what is wrong with them."""
+    if not post.likelihood.classification:
+        raise ValueError(
+            f"attacks are on predicted classes, and this posterior ({post.method}) is of a"
+            f" regression ({post.likelihood.name})"
+        )
+    check_choice("norm", norm, NORMS)
+    x = torch.as_tensor(x)
+    if not x.is_floating_point():
+        raise ValueError(
+            f"inputs are {x.dtype}, which an attack cannot move by less than 1; give images as"
+            " x.float() / 255 with the scaling that the networks were trained with (`scaling`)"
+        )
+    shape = post.input_shape
+    if tuple(x.shape[1:]) != tuple(shape) or len(x) == 0:
+        raise ValueError(
+            f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (N,"
+            f" {', '.join(map(str, shape))}), N >= 1"
+        )
+    like = post.weights.like
+    x = x.detach().to(like.device, like.dtype)
+    if rows := int((~x.flatten(1).isfinite().all(1)).sum()):
+        raise ValueError(f"{rows:,} of {len(x):,} inputs hold NaN or infinity")
+    _check_box(x, box, eps)
+    labels = check_labels(y, post.target_size).to(like.device)
+    if len(labels) != len(x):
+        raise ValueError(f"{len(labels):,} label(s) for {len(x):,} input(s)")
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise ValueError(f"`scaling` must be a Scaling or None, got {type(scaling).__name__}")
+    return x, labels
+
+
+def _check_box(x: Tensor, box: Box | None, eps: float) -> None:
+    if box is None:
+        if not math.isfinite(eps):
+            raise ValueError("`eps` is inf and there is no `box`: nothing bounds the attack")
+        return
+    low, high = box
+    if not low < high:
+        raise ValueError(f"`box` must be (smallest, largest), got {box!r}")
+    outside = (x < low) | (x > high)
+    if outside.any():
+        raise ValueError(
+            f"{int(outside.flatten(1).any(1).sum()):,} of {len(x):,} inputs leave the box"
+            f" [{low:g}, {high:g}]: they lie in [{x.min():.4g}, {x.max():.4g}]; give raw inputs and"
+            " their `scaling`, the right `box`, or box=None"
+        )
+
+
+def check_targets(targets: Any, labels: Tensor, num_classes: int) -> Tensor | None:
+    """Return target classes (N,), none of them the label, or None for no targets."""
+    if targets is None:
+        return None
+    wanted = torch.as_tensor(targets)
+    wanted = wanted.expand(len(labels)) if wanted.dim() == 0 else wanted
+    wanted = check_labels(wanted, num_classes).to(labels.device)
+    if len(wanted) != len(labels):
+        raise ValueError(f"{len(wanted):,} target(s) for {len(labels):,} label(s)")
+    same = (wanted == labels).nonzero().flatten()
+    if len(same):
+        raise ValueError(
+            f"{len(same):,} of {len(labels):,} targets are the label itself, the first in row"
+            f" {int(same[0])} (class {int(wanted[same[0]])}); leave these examples out"
+        )
+    return wanted.contiguous()

@@ -1,0 +1,286 @@
+"""The examination `attack`: one attack at rising ε, adaptive or not, and how it is detected.
+
+`polymode run --task digits --method deep_ensemble --examine attack:kind=pgd,eps=0.1`
+
+Images are attacked as pixels: the task's `input_scaling` is undone, ε is in units of the range
+[0, 1], which is the box. Inputs that are no images, or images outside of [0, 1], are attacked as
+the networks get them, without a box, and ε is in the networks' units. The numbers are those of the
+largest ε; the curves have all.
+
+`N` examples, `E` radii, `T` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
+from polymode.adversary.ball import NORMS
+from polymode.adversary.check import check_choice, check_number
+from polymode.adversary.detection import Sweep, check_rejection, sweep
+from polymode.adversary.kinds import KINDS, check_steps
+from polymode.adversary.objective import ADAPTIVE, LOSSES
+from polymode.core.data import Arrays, Pair
+from polymode.core.scaling import Scaling
+from polymode.examinations.examination import EXAMINATIONS, check_options
+from polymode.examinations.findings import Findings, measure
+from polymode.metrics.results import Row
+from polymode.posterior import Posterior
+from polymode.tasks import Task
+
+SHOWN = 4  # examples whose inputs on the way are kept
+MOMENTS = 7  # steps of these that are kept
+ROUNDING = 1e-4  # pixels may leave [0, 1] by so much when their scaling is undone
+NATS = "nats"
+
+
+def check(
+    kind: str = "pgd",
+    eps: float | Sequence[float] = 0.1,
+    norm: str = "linf",
+    target: int | None = None,
+    adaptive: str | None = None,
+    loss: str = "log_prob",
+    away_from: str = "labels",
+    keep: str | None = None,
+    checks: str = "full",
+    num_examples: int = 200,
+    rejection: float = 0.05,
+    **options: Any,
+) -> None:
+    """Refuse options that cannot be, before anything is trained."""
+    entry = KINDS.get(kind)
+    own = {key: value for key, value in options.items() if key in OF_KINDS and value is not None}
+    check_options(entry.value, f"the attack '{kind}'", own)
+    check_choice("norm", norm, NORMS)
+    check_choice("adaptive", adaptive, (*ADAPTIVE, None))
+    check_choice("loss", loss, LOSSES)
+    check_choice("away_from", away_from, ORIGINS)
+    check_choice("keep", keep, KEPT)
+    check_choice("checks", checks, CHECKS)
+    for radius in radii_of(eps):
+        check_number("eps", radius, zero=True)
+    check_steps("attack", num_examples=num_examples)
+    check_rejection(rejection)
+
+
+OF_KINDS = ("steps", "step_size", "restarts", "queries")
+
+
+def radii_of(eps: float | Sequence[float]) -> list[float]:
+    """Return the radii to look at: those given; of one number, five up to it."""
+    if isinstance(eps, int | float) and not isinstance(eps, bool):
+        return [float(eps) * part / 5 for part in range(6)] if eps > 0 else [float(eps)]
+    return list(eps) if isinstance(eps, list | tuple) and eps else [math.nan]
+
+
+@EXAMINATIONS.register(
+    "attack",
+    summary="an adversarial attack on the predictive, and whether uncertainty detects it",
+    measures={
+        "attacked_accuracy": "share of labels that are still predicted under the attack, at the"
+        " largest eps",
+        "unattacked_accuracy": "the same of the same inputs before",
+        "attack_success": "share of inputs on which the attack gets what it wants: the target, or"
+        " any class but the label",
+        "attacked_entropy": "mean predictive entropy of attacked inputs",
+        "attacked_mutual_information": "mean mutual information of attacked inputs",
+        "detection_by_entropy": "AUROC of attacked against clean inputs by predictive entropy; 1/2"
+        " is chance",
+        "detection_by_mutual_information": "AUROC of attacked against clean inputs by mutual"
+        " information; 1/2 is chance",
+        "accepted_accuracy": "accuracy on attacked inputs whose predictive entropy is below a"
+        " threshold that rejects a given share of clean ones",
+        "accepted_wrong": "share of all attacked inputs that this threshold accepts, and that are"
+        " wrong",
+        "attack_flags": "signs that the attack says less than it seems: see docs/adversary.md",
+    },
+    check=check,
+)
+def attack_examination(
+    post: Posterior,
+    task: Task,
+    *,
+    kind: str = "pgd",
+    eps: float | Sequence[float] = 0.1,
+    norm: str = "linf",
+    target: int | None = None,
+    adaptive: str | None = None,
+    loss: str = "log_prob",
+    away_from: str = "labels",
+    keep: str | None = None,
+    steps: int | None = None,
+    step_size: float | None = None,
+    restarts: int | None = None,
+    queries: int | None = None,
+    samples_per_mode: int | None = None,
+    eval_samples_per_mode: int | None = None,
+    num_examples: int = 200,
+    rejection: float = 0.05,
+    checks: str = "full",
+) -> Findings:
+    """Return what an attack does to the first test inputs; see the module.
+
+    Args:
+        kind, norm, adaptive, loss, away_from, keep, samples_per_mode, eval_samples_per_mode,
+            checks: see `attack`.
+        eps: one radius, of which fifths are taken as well, or several.
+        target: class that all inputs of other classes are to become; None for any but the label.
+        steps, step_size, restarts, queries: of the kind.
+        num_examples: of the test set, or all that there are.
+        rejection: share of clean inputs that a threshold may reject.
+    """
+    x, y, scaling, box = inputs_of(task, num_examples)
+    if target is not None:
+        x, y = x[y != target], y[y != target]
+    given: dict[str, Any] = {
+        "steps": steps,
+        "step_size": step_size,
+        "restarts": restarts,
+        "queries": queries,
+    }
+    found = sweep(
+        post,
+        x,
+        y,
+        eps=radii_of(eps),
+        kind=kind,
+        norm=norm,
+        targets=target,
+        adaptive=adaptive,
+        loss=loss,
+        away_from=away_from,
+        keep=keep,
+        samples_per_mode=samples_per_mode,
+        eval_samples_per_mode=eval_samples_per_mode,
+        rejection=rejection,
+        scaling=scaling,
+        box=box,
+        checks=checks,
+        trajectories=SHOWN,
+        **{key: value for key, value in given.items() if value is not None},
+    )
+    return Findings(tuple(_rows(found)), arrays_of(found))
+
+
+def inputs_of(
+    task: Task, num_examples: int
+) -> tuple[Tensor, Tensor, Scaling | None, tuple[float, float] | None]:
+    """Return raw test inputs, labels, the scaling to the networks' inputs, and the box."""
+    if task.test is None:
+        raise ValueError(f"task '{task.name}' has no test set to attack; give it one")
+    if isinstance(task.test, Arrays):
+        x, y = task.test.head(num_examples)
+    else:
+        pairs: list[Pair] = []
+        for pair in task.test.batches(64):
+            pairs.append(pair)
+            if sum(len(labels) for _, labels in pairs) >= num_examples:
+                break
+        x, y = (torch.cat([pair[part] for pair in pairs])[:num_examples] for part in (0, 1))
+    scaling = task.input_scaling
+    if x.dim() == 4:
+        raw = x if scaling is None else scaling.inverse(x)
+        if raw.min() >= -ROUNDING and raw.max() <= 1 + ROUNDING:
+            return raw.clamp(0, 1), y, scaling, (0.0, 1.0)
+    return x, y, None, None
+
+
+def _rows(found: Sweep) -> list[Row]:
+    last, detected = found.attacks[-1], found.detections[-1]
+    n = len(last)
+
+    def share(name: str, values: Tensor, direction: str) -> Row:
+        mean = values.double().mean().item()
+        error = math.sqrt(mean * (1 - mean) / n)
+        return measure(name, mean, n=n, unit="fraction", direction=direction, standard_error=error)
+
+    def mean_of(name: str, values: Tensor) -> Row:
+        spread = values.double().std().item() / math.sqrt(n) if n > 1 else None
+        return measure(name, values.double().mean().item(), n=n, unit=NATS, standard_error=spread)
+
+    entropy = detected["predictive_entropy"]
+    rows = [
+        share("unattacked_accuracy", last.clean_correct, "up"),
+        share("attacked_accuracy", last.correct, "up"),
+        share("attack_success", last.success, "down"),
+        mean_of("attacked_entropy", last.attacked.predictive_entropy),
+    ]
+    if last.attacked.num_samples > 1:
+        rows.append(mean_of("attacked_mutual_information", last.attacked.mutual_information))
+    for name, title in (("predictive_entropy", "entropy"), ("mutual_information",) * 2):
+        if name in detected:
+            area = detected[name]
+            rows.append(
+                measure(
+                    f"detection_by_{title}",
+                    area.auroc,
+                    n=2 * n,
+                    unit="probability",
+                    direction="up",
+                    standard_error=area.standard_error,
+                )
+            )
+    accepted = round(entropy.accepted * n)
+    right, none = entropy.accepted_accuracy, "n/a (none is accepted)"
+    error = math.sqrt(right * (1 - right) / accepted) if accepted else None
+    rows.append(
+        measure("accepted_accuracy", right if accepted else None, n=accepted, unit="fraction",
+                direction="up", standard_error=error, note="" if accepted else none)
+    )  # fmt: skip
+    wrong = entropy.accepted_wrong
+    error = math.sqrt(wrong * (1 - wrong) / n)
+    rows.append(
+        measure("accepted_wrong", wrong, n=n, unit="fraction", direction="down",
+                standard_error=error)
+    )  # fmt: skip
+    return [*rows, measure("attack_flags", len(last.flags), n=n, direction="down")]
+
+
+def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
+    """Return what figures are made of: curves against ε and step, inputs on the way."""
+    last = found.attacks[-1]
+    arrays: dict[str, np.ndarray] = {
+        "eps": found.eps,
+        "accuracy": found.accuracy,
+        "success": found.success_rate,
+        "examples": np.array([len(last)]),
+        "flags": np.array([str(flag) for flag in last.flags] or [""]),
+    }
+    for name in ("predictive_entropy", "mutual_information"):
+        if name not in found.scores:
+            continue
+        arrays[name] = found.mean_score(name)
+        arrays[f"step {name}"] = last.curves[name].mean(1)
+    for score in found.scores:
+        arrays[f"auroc {score}"] = found.of(score)
+        arrays[f"auroc successful {score}"] = found.of(score, "auroc_successful")
+    arrays["accepted accuracy"] = found.of("predictive_entropy", "accepted_accuracy")
+    arrays["accepted wrong"] = found.of("predictive_entropy", "accepted_wrong")
+    classes = torch.as_tensor(last.curves["classes"])
+    wanted = classes != last.labels if last.targets is None else classes == last.targets
+    arrays["step accuracy"] = (classes == last.labels).double().mean(1).numpy()
+    arrays["step success"] = wanted.double().mean(1).numpy()
+    return arrays | _trajectories(last)
+
+
+def _trajectories(last: Any) -> dict[str, np.ndarray]:
+    """Return inputs (n, t, ...) at a few steps with what is predicted there, if they are images."""
+    path = last.trajectories  # (T + 1, n, ...)
+    if path.dim() != 5 or path.shape[2] not in (1, 3) or len(path) != len(last.curves["classes"]):
+        return {}
+    count = path.shape[1]
+    moments = np.unique(np.linspace(0, len(path) - 1, min(MOMENTS, len(path))).round().astype(int))
+    return {
+        "images": path[moments].transpose(0, 1).float().cpu().numpy(),
+        "image step": moments,
+        "image class": last.curves["classes"][moments, :count].T,
+        "image entropy": last.curves["predictive_entropy"][moments, :count].T,
+        "image label": last.labels[:count].cpu().numpy(),
+    }

@@ -1,0 +1,93 @@
+"""Transfer: inputs that were made to fool one posterior, shown to another.
+
+Samples of weights that differ little share their adversarial inputs. An attacker who does not have
+the posterior itself trains another one and attacks that (N. Papernot, P. McDaniel, I. Goodfellow,
+Transferability in machine learning, arXiv:1605.07277).
+
+`P` posteriors, `N` examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polymode.adversary.attack import attack
+from polymode.adversary.attacked import Attacked
+from polymode.core.html import html_block, html_table
+from polymode.metrics.table import align
+from polymode.posterior import Posterior
+from polymode.prediction import CategoricalPrediction
+
+
+class Transfer(NamedTuple):
+    """Who is fooled by whose inputs.
+
+    Attributes:
+        names: of the posteriors. clean: (P,) accuracy on clean inputs.
+        accuracy: (P, P); row a, column b: of posterior b on inputs made against posterior a.
+        success: (P, P) likewise, how often the attack gets what it wants.
+        attacks: by name of who was attacked.
+    """
+
+    names: tuple[str, ...]
+    clean: np.ndarray
+    accuracy: np.ndarray
+    success: np.ndarray
+    attacks: Mapping[str, Attacked]
+
+    def __str__(self) -> str:
+        head, *lines = self._lines()
+        return align(head, lines)
+
+    def _repr_html_(self) -> str:
+        head, *lines = self._lines()
+        return html_block("Transfer: accuracy", html_table(head, lines))
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        lines: list[tuple[str, ...]] = [("inputs made against", *self.names)]
+        lines.append(("none (clean)", *(f"{value:.3f}" for value in self.clean)))
+        for name, row in zip(self.names, self.accuracy, strict=True):
+            lines.append((name, *(f"{value:.3f}" for value in row)))
+        return lines
+
+
+def transfer(posts: Mapping[str, Posterior], x: Any, y: Any, **options: Any) -> Transfer:
+    """Return how each posterior does on the inputs that fool each other one.
+
+    Args:
+        posts: by name, at least two, of one task. x, y: raw inputs and labels.
+        options: of `attack`; `eps` is needed. Each posterior is attacked with them.
+    """
+    if len(posts) < 2:
+        raise ValueError(f"transfer needs at least 2 posteriors, got {len(posts)}")
+    attacks = {name: attack(post, x, y, **options) for name, post in posts.items()}
+    size = len(posts)
+    accuracy, success = np.zeros((size, size)), np.zeros((size, size))
+    for row, found in enumerate(attacks.values()):
+        for column, (name, post) in enumerate(posts.items()):
+            prediction = found.attacked
+            if name != list(attacks)[row]:
+                prediction = _predict(post, found, options)
+            classes = prediction.classes
+            wanted = classes != found.labels
+            if found.targets is not None:
+                wanted = classes == found.targets
+            accuracy[row, column] = (classes == found.labels).double().mean()
+            success[row, column] = wanted.double().mean()
+    clean = np.array([found.clean_accuracy for found in attacks.values()])
+    return Transfer(tuple(posts), clean, accuracy, success, attacks)
+
+
+def _predict(post: Posterior, found: Attacked, options: Mapping[str, Any]) -> CategoricalPrediction:
+    scaling = options.get("scaling")
+    inputs = found.adversarial if scaling is None else scaling(found.adversarial)
+    prediction = post.predict(
+        inputs,
+        samples_per_mode=options.get("eval_samples_per_mode"),
+        seed=options.get("seed", 0),
+    )
+    assert isinstance(prediction, CategoricalPrediction)
+    return prediction

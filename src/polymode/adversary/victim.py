@@ -1,0 +1,75 @@
+"""What is attacked: a posterior as a differentiable function of raw inputs, with its samples.
+
+Each gradient has samples of its own, drawn for its place in the attack: a network that was attacked
+on the samples it is then judged on looks weaker than it is, and one whose every gradient has the
+same few samples looks stronger than its expectation (A. Athalye, N. Carlini, D. Wagner, Obfuscated
+gradients give a false sense of security, ICML 2018: expectation over transformation). The mean over
+samples is taken inside of the logarithm, where the predictive has it.
+
+`S` samples, `B` batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.rng import fold
+from polymode.core.scaling import Scaling
+from polymode.posterior import Posterior
+from polymode.prediction import CategoricalPrediction
+
+
+class Victim(NamedTuple):
+    """A posterior under attack.
+
+    Attributes:
+        post: of classes. scaling: what the networks get is scaling(x), or x itself for None.
+        samples: L of each mode for a gradient. judge_samples: L for looking at what was reached.
+        seed: of all samples.
+    """
+
+    post: Posterior
+    scaling: Scaling | None
+    samples: int
+    judge_samples: int
+    seed: int
+
+    @property
+    def draws(self) -> bool:
+        """Whether other seeds give other samples."""
+        return self.post.weights.most is None
+
+    def predict(self, x: Tensor, samples: int, *path: int | str) -> CategoricalPrediction:
+        """Return the prediction at raw inputs (B, ...) with the samples of this place."""
+        inputs = x if self.scaling is None else self.scaling(x)
+        prediction = self.post.predict_batch(
+            inputs, samples_per_mode=samples, seed=fold(self.seed, *path)
+        )
+        assert isinstance(prediction, CategoricalPrediction)
+        return prediction
+
+    @torch.no_grad()
+    def judge(self, x: Tensor, which: str = "judge") -> CategoricalPrediction:
+        """Return the prediction with samples that are the same for all inputs and steps.
+
+        `which` is "judge" for choosing among what an attack has found, "evaluate" for what is
+        reported: samples that no choice has seen.
+        """
+        return self.predict(x, self.judge_samples, which)
+
+    def gradient(
+        self, x: Tensor, rise: Callable[[CategoricalPrediction], Tensor], *path: int | str
+    ) -> tuple[Tensor, CategoricalPrediction]:
+        """Return the gradient of `rise` with respect to x, (B, ...), and the prediction at x.
+
+        Parameters are not differentiated.
+        """
+        with torch.enable_grad():
+            source = x.detach().requires_grad_()
+            prediction = self.predict(source, self.samples, "gradient", *path)
+            (gradient,) = torch.autograd.grad(rise(prediction).sum(), source)
+        return gradient, prediction

@@ -1,0 +1,141 @@
+"""Checkpoint ensembles: networks of chosen epochs, or steps, of one run.
+
+    p(y | x) ≈ (1/L) Σ_l p(y | f_{θ_l}(x)),   θ_l = weights after epoch (or step) e_l
+
+A step is that of `map`, with any optimiser and schedule. Which networks are kept is said by `at`,
+numbers of epochs or steps (`unit`); else they are spread over the run by `burn_in`, `thinning` and
+`samples_per_mode`, as samples of a chain are. `num_modes` runs start from initialisations of their
+own. With a schedule of cycles use `snapshot`.
+
+The paper weighs checkpoints the same and picks them by their validation score; here they are picked
+by number, so no data are spent on it. Running statistics of normalisation layers are kept as they
+are at the moment.
+
+Limits: networks of one run are alike, less diverse than as many runs; no law that they sample.
+Reference: H. Chen, S. Lundberg, S.-I. Lee, Checkpoint ensembles: ensemble methods from a single
+    training process, arXiv:1710.03282, 2017.
+
+Shapes: `M` modes (runs), `L` samples per mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polymode.core.loop import Batch
+from polymode.core.modules import Tensors
+from polymode.core.options import kept_steps
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization
+from polymode.methods import map as map_
+from polymode.methods.map import MAP, Info
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.posterior.weights import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEnsemble(MAP):
+    """Options of `checkpoint_ensemble`: those of `map`, and
+
+    Args:
+        at: numbers of the epochs or steps after which the networks are kept, from 1 and ascending;
+            None spreads them by the options below.
+        unit: what `at` counts, "epoch" or "step".
+        burn_in: steps before the first that is kept, ≥ 0; None is half of all.
+        thinning: steps from one to the next, ≥ 1; None spreads them evenly.
+        samples_per_mode: networks L that each run keeps, ≥ 1; None is 20, or as many as there are
+            steps for.
+    """
+
+    at: Sequence[int] | None = None
+    unit: str = "epoch"
+    burn_in: int | None = None
+    thinning: int | None = None
+    samples_per_mode: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_name("unit", ("epoch", "step"))
+        spread = [("burn_in", 0), ("thinning", 1), ("samples_per_mode", 1)]
+        for field, least in spread:
+            if getattr(self, field) is not None:
+                self._require_integer(field, least)
+        if self.at is None:
+            counted = "left out without `at`, which it counts"
+            self._require(self.unit == "epoch", "unit", counted)
+            return
+        whole = isinstance(self.at, Sequence) and all(type(number) is int for number in self.at)
+        rule = "ascending whole numbers from 1"
+        self._require(whole and len(self.at) > 0 and self.at[0] > 0, "at", rule)
+        pairs = zip(self.at, self.at[1:], strict=False)
+        self._require(all(a < b for a, b in pairs), "at", rule)
+        given = [field for field, _ in spread if getattr(self, field) is not None]
+        if given:
+            raise ValueError(
+                f"`at` of CheckpointEnsemble says which networks are kept: leave out"
+                f" {', '.join(given)}"
+            )
+
+
+class State(NamedTuple):
+    """What the next step needs, and the networks so far, `kept` (L, M, ...)."""
+
+    stack: Stack
+    optimization: Optimization
+    kept: Tensors
+    step: int
+
+
+def steps_kept(config: CheckpointEnsemble, problem: Problem) -> Sequence[int]:
+    """Return the numbers of steps after which networks are kept."""
+    total = config.total_steps(problem.steps_per_epoch)
+    if config.at is None or total == 0:
+        return kept_steps(total, config.burn_in, config.thinning, config.samples_per_mode)
+    each = problem.steps_per_epoch if config.unit == "epoch" else 1
+    steps = tuple(number * each for number in config.at)
+    if steps[-1] > total:
+        raise ValueError(
+            f"`at` of CheckpointEnsemble names {config.unit} {config.at[-1]}, but there are"
+            f" {total // each}; take more epochs, or an earlier {config.unit}"
+        )
+    return steps
+
+
+def init(config: CheckpointEnsemble, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step."""
+    stack, optimization, first = map_.init(config, problem, stack)
+    kept = room_for(len(steps_kept(config, problem)), stack)
+    return State(stack, optimization, kept, first)
+
+
+def step(
+    config: CheckpointEnsemble, problem: Problem, state: State, batch: Batch
+) -> tuple[State, Info]:
+    """Take one step on the log-posterior of every run, and keep networks where it is time."""
+    plain = map_.State(state.stack, state.optimization, state.step)
+    plain, info = map_.step(config, problem, plain, batch)
+    keep_sample(state.stack, state.kept, steps_kept(config, problem), plain.step)
+    return state._replace(step=plain.step), info
+
+
+def finish(config: CheckpointEnsemble, problem: Problem, state: State) -> Samples:
+    """Return the networks that were kept; those of the state where no step was taken."""
+    return kept_samples(state.stack, state.kept, steps_kept(config, problem), state.step)
+
+
+METHODS.register(
+    "checkpoint_ensemble",
+    summary="networks of chosen epochs of one run",
+    kind="one mode",
+    equation="p(y | x) ≈ (1/L) Σₗ p(y | f(x; θₗ)),  θₗ = weights after epoch e_l",
+    cost="1 × training, L × prediction",
+    limits="Networks of one run are alike; they sample no law that is known.",
+    paper="Chen et al. 2017",
+    bibtex="""@article{chen2017checkpoint,
+  title={Checkpoint ensembles: ensemble methods from a single training process},
+  author={Chen, Hugh and Lundberg, Scott and Lee, Su-In},
+  journal={arXiv:1710.03282}, year={2017}}""",
+)(Method(CheckpointEnsemble, init, step, finish))

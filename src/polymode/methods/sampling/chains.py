@@ -1,0 +1,85 @@
+"""Options that Markov chains on minibatch gradients share, and the gradients they follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polymode.core.loop import Batch
+from polymode.core.modules import Tensors
+from polymode.core.options import Sampling
+from polymode.core.stack import Stack
+from polymode.methods.map import require_modes_and_prior
+from polymode.methods.method import Problem
+from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains(Sampling):
+    """Options of chains: those of `Sampling`, and
+
+    Args:
+        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
+            are given, and 1 where a factory is.
+        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
+        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
+            during `burn_in` and then freezes it; None has none.
+    """
+
+    usual_modes: ClassVar[int] = 1
+    preconditioners: ClassVar[tuple[str, ...]] = (FROZEN,)
+    num_modes: int | None = None
+    prior_precision: float = 1.0
+    lr: float = 1e-2
+    preconditioner: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_modes_and_prior(self)
+        if self.preconditioner is not None:
+            self._require_name("preconditioner", self.preconditioners)
+        if self.preconditioner == FROZEN and self.burn_in == 0:
+            raise ValueError(
+                f"`preconditioner` '{FROZEN}' of {type(self).__name__} is learnt during burn_in,"
+                " which is 0 steps; take burn_in >= 1, or None for half of all steps"
+            )
+
+
+def steps_kept(config: Sampling, problem: Problem) -> range:
+    """Return the numbers of steps after which a sample is kept."""
+    return config.kept_steps(config.total_steps(problem.steps_per_epoch))
+
+
+def posterior_gradients(
+    prior_precision: float, problem: Problem, stack: Stack, number: int, batch: Batch
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the losses (M,) of step `number`, and gradients of U/N like `stack.leaves()`."""
+    losses = stack.gradients(problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=number)
+    found = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
+    if prior_precision:
+        parameters = list(stack.params.values())
+        with torch.no_grad():
+            own = found[: len(parameters)]
+            torch._foreach_add_(own, parameters, alpha=prior_precision / problem.num_examples)
+    return losses, found
+
+
+def first_metric(config: Chains, stack: Stack) -> Tensors:
+    """Return the state of the preconditioner before the first step, empty where there is none."""
+    return {} if config.preconditioner is None else no_metric(stack)
+
+
+def metric_of(
+    config: Chains, problem: Problem, state: Tensors, stack: Stack, grads: list[Tensor], number: int
+) -> list[Tensor] | None:
+    """Return √G like `stack.leaves()` for step `number`, which learns first if it is time."""
+    if not state:
+        return None
+    total = config.total_steps(problem.steps_per_epoch)
+    burn_in = total // 2 if config.burn_in is None else config.burn_in
+    if config.preconditioner == MOVING or number < burn_in:
+        adapt(state, grads, number)
+    return stack.as_leaves(state["scale"])

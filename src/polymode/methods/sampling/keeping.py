@@ -1,0 +1,47 @@
+"""Samples along a run: at which steps, within which memory, and what they are in the end.
+
+`kept` is (L, M, ...) by the names of `Stack.tensors`: parameters, running statistics as they are at
+the moment, and the likelihood's own parameters. It is allocated before the first step, so that too
+many samples are refused before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polymode.core.memory import free_bytes, human
+from polymode.core.modules import Tensors
+from polymode.core.stack import Stack
+from polymode.posterior.weights import Samples, changing_tensors
+
+
+def room_for(number: int, stack: Stack) -> Tensors:
+    """Return zeros for so many samples of each mode, if half of the free memory holds them."""
+    changing = changing_tensors(stack)
+    need = number * sum(t.numel() * t.element_size() for t in changing.values())
+    require_room(need, stack, f"{number} samples of each of {stack.num_modes} modes")
+    return {name: t.new_zeros(number, *t.shape) for name, t in changing.items()}
+
+
+def require_room(need: float, stack: Stack, what: str) -> None:
+    """Refuse what needs more than half of the free memory, in bytes."""
+    free = free_bytes(stack.device)
+    if need > 0.5 * free:
+        raise ValueError(
+            f"{what} need {human(need)}, more than half of the {human(free)} that are free. Keep"
+            " fewer, or take fewer modes"
+        )
+
+
+def keep_sample(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) -> None:
+    """Copy the present networks to their place among the samples, if step `done` is in `steps`."""
+    if done in steps:
+        place = steps.index(done)
+        for name, tensor in changing_tensors(stack).items():
+            kept[name][place].copy_(tensor)
+
+
+def kept_samples(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) -> Samples:
+    """Return the samples that were kept by step `done`; the networks themselves if none was."""
+    number = sum(each <= done for each in steps)
+    return Samples(stack, {name: t[:number] for name, t in kept.items() if number})

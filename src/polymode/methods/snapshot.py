@@ -1,0 +1,124 @@
+"""Snapshot ensembles: one run whose rate falls to zero again and again, a network at each bottom.
+
+    lr_k = lr · ½ (1 + cos(π r)),   r = place of step k in its cycle, in [0, 1)
+    p(y | x) ≈ (1/L) Σ_l p(y | f_{θ_l}(x)),   θ_l = weights at the end of cycle l
+
+A step is that of `map`: SGD on the log-posterior. At the end of each of `num_cycles` cycles a
+network is kept, and the large rate at the beginning of the next drives it elsewhere. The last L =
+`samples_per_mode` of them predict. `num_modes` runs start from initialisations of their own.
+
+The factor is that of the paper's equation 2; `schedule` names another one to be followed within
+each cycle. Where the cycles do not divide the steps their lengths differ by one, while the paper
+rounds up and cuts the last. Running statistics of normalisation layers are kept as they are at the
+end of each cycle.
+
+Limits: networks of one run are alike, less diverse than as many runs; no law that they sample.
+Reference: G. Huang, Y. Li, G. Pleiss, Z. Liu, J. Hopcroft, K. Weinberger, Snapshot ensembles: train
+    1, get M for free, ICLR 2017.
+
+Shapes: `M` modes (runs), `L` samples per mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polymode.core.loop import Batch
+from polymode.core.modules import Tensors
+from polymode.core.stack import Stack
+from polymode.core.training import MakeOptimizer, MakeSchedule, Optimization
+from polymode.methods import map as map_
+from polymode.methods.map import MAP, Info
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.chains import posterior_gradients
+from polymode.methods.sampling.cycles import cycle_ends, place
+from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.posterior.weights import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(MAP):
+    """Options of `snapshot`: those of `map`, by default with SGD, and
+
+    Args:
+        schedule: factor of `lr`, from its beginning to its end in each cycle: "cosine" (the
+            paper's), "linear", "ramp" or "constant". Or a function from the optimiser to a torch
+            scheduler, which is not restarted: its cycles are its own.
+        num_cycles: cycles of the learning rate, ≥ 1; the paper has 5 or 6.
+        samples_per_mode: last L cycles whose networks are kept, ≥ 1 and at most `num_cycles`; None
+            keeps all.
+    """
+
+    optimizer: str | MakeOptimizer = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    schedule: str | MakeSchedule = "cosine"
+    num_cycles: int = 5
+    samples_per_mode: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_integer("num_cycles", 1)
+        if self.samples_per_mode is not None:
+            self._require_integer("samples_per_mode", 1)
+            most = self.samples_per_mode <= self.num_cycles
+            rule = f"at most num_cycles={self.num_cycles}, a network of each cycle"
+            self._require(most, "samples_per_mode", rule)
+
+
+class State(NamedTuple):
+    """What the next step needs, and the networks so far, `kept` (L, M, ...)."""
+
+    stack: Stack
+    optimization: Optimization
+    kept: Tensors
+    step: int
+
+
+def _ends(config: Snapshot, problem: Problem) -> tuple[int, ...]:
+    total = config.total_steps(problem.steps_per_epoch)
+    return cycle_ends(total, config.num_cycles)
+
+
+def steps_kept(config: Snapshot, problem: Problem) -> tuple[int, ...]:
+    """Return the last steps of the last L cycles."""
+    return _ends(config, problem)[-(config.samples_per_mode or config.num_cycles) :]
+
+
+def init(config: Snapshot, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step."""
+    stack, optimization, first = map_.init(config, problem, stack)
+    kept = room_for(len(steps_kept(config, problem)), stack)
+    return State(stack, optimization, kept, first)
+
+
+def step(config: Snapshot, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step on the log-posterior of every run, and keep networks at the end of a cycle."""
+    stack, optimization, kept, number = state
+    losses, _ = posterior_gradients(config.prior_precision, problem, stack, number, batch)
+    before, length = place(_ends(config, problem), number)
+    optimization.update(number, done=before / length)
+    keep_sample(stack, kept, steps_kept(config, problem), number + 1)
+    return State(stack, optimization, kept, number + 1), Info(losses)
+
+
+def finish(config: Snapshot, problem: Problem, state: State) -> Samples:
+    """Return the networks that were kept; those of the state where no step was taken."""
+    return kept_samples(state.stack, state.kept, steps_kept(config, problem), state.step)
+
+
+METHODS.register(
+    "snapshot",
+    summary="networks at the ends of cycles of the learning rate, one run",
+    kind="one mode",
+    equation="lr_k = lr ½ (1 + cos πr);  p(y | x) ≈ (1/L) Σₗ p(y | f(x; θₗ)), θₗ ends cycle l",
+    cost="1 × training, L × prediction",
+    limits="Networks of one run are alike; they sample no law that is known.",
+    paper="Huang et al. 2017",
+    bibtex="""@inproceedings{huang2017snapshot,
+  title={Snapshot ensembles: train 1, get {M} for free},
+  author={Huang, Gao and Li, Yixuan and Pleiss, Geoff and Liu, Zhuang and Hopcroft, John E. and
+    Weinberger, Kilian Q.},
+  booktitle={International Conference on Learning Representations}, year={2017}}""",
+)(Method(Snapshot, init, step, finish))

@@ -1,0 +1,307 @@
+r"""The regressions: 20 standard splits of eight UCI sets, α = 0, 0.5 and 1.
+
+A network of one hidden layer with 50 ReLUs and dropout before both dense layers, K = 10 passes in
+training. Everything that is chosen is chosen inside the training part of a split: a fifth of it is
+held out, the dropout rate and the length of training with the lowest NLL there are taken, and the
+noise that was learned is multiplied by the factor that is best there, since noise that is learned
+from residuals of the training data is too small. Then a new network is trained on the whole part.
+All rates are trained for the shortest length, the better half of them for the next.
+
+Two log-likelihoods are given, because papers differ: that of the mixture of passes, as in the
+paper, and that of one Gaussian with the mixture's mean and variance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from polymode.core.likelihoods import Gaussian
+from polymode.examinations import Findings, measure
+from polymode.methods import fit
+from polymode.metrics.paired import mean_and_error, paired
+from polymode.metrics.table import number
+from polymode.nets import mlp
+from polymode.plots import Comparison, Display
+from polymode.posterior import Posterior
+from polymode.prediction import MixturePrediction
+from polymode.runs.part import Experiment, Part
+from polymode.studies.alpha_dropout import published
+from polymode.studies.alpha_dropout.claims import name_of, said
+from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.tasks import Task
+from polymode.tasks import task as build_task
+
+TOY = "wiggle"
+SETS = (*published.NLL, TOY)
+HELD_OUT = 0.2
+SAMPLES = 100  # passes of a prediction
+FACTORS = tuple(round(2 ** (step / 8), 4) for step in range(-12, 17))
+RATES = (0.005, 0.01, 0.05, 0.1, 0.2)
+_EPOCHS = {"wine": [40, 160], **dict.fromkeys(("kin8nm", "naval", "power"), [20, 40])}
+_START = "uci_"
+
+
+def split(
+    seed: int,
+    *,
+    dataset: str,
+    alpha: float,
+    rates: Sequence[float] = RATES,
+    epochs: Sequence[int] = (100, 400),
+    hidden: int = 50,
+    num_passes: int = 10,
+    lr: float = 0.01,
+    batch_size: int = 128,
+    prior_precision: float = 1.0,
+) -> Findings:
+    """Return the test scores of split number `seed`, everything chosen inside its training part."""
+    training: dict[str, Any] = {
+        "alpha": alpha, "num_passes": num_passes, "lr": lr, "schedule": "cosine",
+        "batch_size": batch_size, "prior_precision": prior_precision, "samples_per_mode": SAMPLES,
+    }  # fmt: skip
+
+    def trained(task: Task, rate: float, length: int) -> Posterior:
+        net = partial(mlp, hidden=(hidden,), dropout=rate, input_dropout=rate)
+        return fit(
+            "dropout", net=net, task=task, seed=seed, epochs=length, progress="silent", **training
+        )
+
+    part, whole = tasks_of(dataset, seed)
+    found: list[tuple[float, float, int, float]] = []
+    for length in sorted(epochs):
+        scores = []
+        for rate in rates:
+            nll, factor = best_factor(*_predicted(trained(part, rate, length), part.val))
+            scores.append((nll, rate, length, factor))
+        found += scores
+        rates = [rate for _, rate, *_ in sorted(scores)[: max(1, len(scores) // 2)]]
+    _, rate, length, factor = min(found)
+    post = trained(whole, rate, length)
+    with torch.no_grad():
+        post.stack.extra["log_noise"] += math.log(factor)
+    return _scores(*_predicted(post, whole.test), rate, length, factor)
+
+
+def tasks_of(dataset: str, seed: int) -> tuple[Task, Task]:
+    """Return the task with a fifth of its training part held out, and with all of it.
+
+    The toy, which stands in where there are no files, is drawn anew for each seed and has a
+    validation set of its own.
+    """
+    if dataset != TOY:
+        name = f"uci_{dataset}"
+        held_out = build_task(name, split=seed, val_fraction=HELD_OUT)
+        return held_out, build_task(name, split=seed, val_fraction=0.0)
+    toy = build_task(TOY, seed=seed)
+    task = Task(
+        train=toy.train, val=toy.val, test=toy.test, likelihood=Gaussian(noise="learned"), name=TOY
+    )
+    return task, task
+
+
+def _predicted(post: Posterior, data: Any) -> tuple[MixturePrediction, torch.Tensor]:
+    """Return the prediction at inputs of the data, and their targets."""
+    prediction = post.predict(data)
+    assert isinstance(prediction, MixturePrediction)
+    return prediction.double(), data.y.double()
+
+
+def best_factor(prediction: MixturePrediction, values: torch.Tensor) -> tuple[float, float]:
+    """Return the lowest NLL of a mixture whose noise is multiplied, and the factor."""
+    scores = []
+    for factor in FACTORS:
+        wider = MixturePrediction(prediction.loc, factor * prediction.scale)
+        scores.append((-wider.log_prob(values).mean().item(), factor))
+    return min(scores)
+
+
+def _scores(
+    prediction: MixturePrediction, values: torch.Tensor, rate: float, epochs: int, factor: float
+) -> Findings:
+    mean, variance = prediction.mean, prediction.variance
+    squares = (values - mean).square()
+    mixture = -prediction.log_prob(values)
+    moments = (0.5 * (2 * math.pi * variance).log() + 0.5 * squares / variance).sum(-1)
+    low, high = prediction.interval(0.9)
+    inside = ((low <= values) & (values <= high)).double().mean().item()
+    n = len(values)
+    nats: dict[str, Any] = {"unit": "nats/example", "direction": "down", "n": n}
+    return Findings(
+        (
+            measure("nll", mixture.mean().item(), standard_error=_error(mixture), **nats),
+            measure("nll_moments", moments.mean().item(), standard_error=_error(moments), **nats),
+            measure("rmse", squares.mean().sqrt().item(), unit="units of y", direction="down", n=n),
+            measure("coverage_90", inside, n=n),
+            measure("noise", prediction.scale.mean().item(), unit="units of y", n=n),
+            measure("chosen_rate", rate, n=1),
+            measure("chosen_epochs", epochs, n=1),
+            measure("noise_factor", factor, n=1),
+        )
+    )
+
+
+def _error(values: torch.Tensor) -> float | None:
+    return (values.std() / len(values) ** 0.5).item() if len(values) > 1 else None
+
+
+def parts(preset: str) -> dict[str, Part | Experiment]:
+    """Return one part for each data set; the seeds are the splits."""
+    sets = (TOY,) if preset == "smoke" else published.NLL
+    return {f"{_START}{name}": _part(name, preset) for name in sets}
+
+
+def _part(name: str, preset: str) -> Experiment:
+    shared: dict[str, Any] = {"dataset": name}
+    if preset == "smoke":
+        shared |= {"rates": [0.01, 0.1], "epochs": [2, 4], "num_passes": 3}
+    elif preset == "cpu":
+        shared |= {"epochs": _EPOCHS.get(name, [100, 400])}
+    else:  # the optimiser is that of Li & Turner 2016, from which the paper takes it
+        shared |= {"epochs": [500], "lr": 0.001, "batch_size": 32}
+    return Experiment(
+        function=split,
+        arms={name_of(alpha): {**shared, "alpha": alpha} for alpha in published.ALPHAS},
+        seeds=tuple(range(2 if preset == "smoke" else 20)),
+        data=() if name == TOY else ("uci",),
+    )
+
+
+def sets_of(runs: Runs) -> list[str]:
+    """Return the data sets that have results, in the order of the paper's table."""
+    return [name for name in SETS if _START + name in runs.parts]
+
+
+def values(runs: Runs, dataset: str, alpha: float, metric: str) -> list[float]:
+    """Return a number for every split that was run."""
+    part = _START + dataset
+    return list(runs.values(part, name_of(alpha), f"examined:{part}", metric).values())
+
+
+_SHOWN = {
+    "uci_nll": ("Test NLL (mixture), nats ↓", "nll", published.NLL),
+    "uci_nll_moments": ("Test NLL of the matched Gaussian, nats ↓", "nll_moments", None),
+    "uci_rmse": ("Test RMSE ↓", "rmse", published.RMSE),
+}
+
+
+def tables(runs: Runs) -> dict[str, Table]:
+    """Return the paper's two tables with ours in them, the other NLL, and what was chosen."""
+    if not sets_of(runs):
+        return {}
+    found = {name: _table(runs, *shown) for name, shown in _SHOWN.items()}
+    return found | {"uci_chosen": _chosen(runs)}
+
+
+def _table(runs: Runs, title: str, metric: str, printed: Any) -> Table:
+    lines = []
+    for dataset in sets_of(runs):
+        line = [dataset]
+        for place, alpha in enumerate(published.ALPHAS):
+            line.append(_cell(values(runs, dataset, alpha, metric)))
+            if printed is not None:
+                paper = printed[dataset][place] if dataset in printed else None
+                line.append("" if paper is None else number(paper.mean, paper.error, 2))
+        if metric == "nll":
+            line.append(f"{published.HMC_NLL[dataset]:.2f}" if dataset != TOY else "")
+        lines.append(tuple(line))
+    head = ["data set"]
+    for alpha in published.ALPHAS:
+        head += [name_of(alpha)] + ([f"paper, {name_of(alpha)}"] if printed is not None else [])
+    head += ["HMC, quoted there"] if metric == "nll" else []
+    splits = {len(values(runs, d, a, metric)) for d in sets_of(runs) for a in published.ALPHAS}
+    note = f"mean ± s.e. over {_range(splits)} standard splits"
+    if metric == "nll":
+        note += "; a constant Gaussian has −2.80 on naval, as the paper does"
+    return Table(title, tuple(head), tuple(lines), note)
+
+
+def _chosen(runs: Runs) -> Table:
+    lines = []
+    for dataset in sets_of(runs):
+        for alpha in published.ALPHAS:
+            columns = [
+                _cell(values(runs, dataset, alpha, metric), digits)
+                for metric, digits in (
+                    ("chosen_rate", 3), ("chosen_epochs", 0), ("noise_factor", 2), ("noise", 4),
+                    ("coverage_90", 3),
+                )
+            ]  # fmt: skip
+            lines.append((f"{dataset}, {name_of(alpha)}", *columns))
+    head = ("arm", "rate", "epochs", "noise factor", "noise, units of y", "90 % coverage")
+    return Table("What was chosen inside the training parts", head, tuple(lines), "mean ± s.e.")
+
+
+def _cell(found: Sequence[float], digits: int = 2) -> str:
+    if not found:
+        return "n/a"
+    return number(*mean_and_error(found), digits)
+
+
+def _range(counts: set[int]) -> str:
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+
+
+def figures(runs: Runs) -> dict[str, Display]:
+    """There are none."""
+    return {}
+
+
+def comparisons(preset: str, runs: Runs) -> list[Comparison]:
+    """Return α = 0.5 beside the paper's column; two of the paper's standard errors are allowed."""
+    found = []
+    for dataset in published.TARGETS if preset != "smoke" else ():
+        ours, paper = values(runs, dataset, 0.5, "nll"), published.NLL[dataset][1]
+        mean, error = mean_and_error(ours) if ours else (None, None)
+        found.append(
+            Comparison(
+                label=f"{dataset}, α = 0.5, NLL",
+                paper=paper.mean,
+                paper_spread=paper.error,
+                ours=mean,
+                standard_error=error,
+                tolerance=2 * max(paper.error or 0.0, 0.005),
+                unit="nats",
+                direction="down",
+            )
+        )
+    return found
+
+
+def claims(runs: Runs) -> list[Claim]:
+    """Return what the paper says about α, judged over splits."""
+    found = []
+    for dataset in sets_of(runs):
+        found += [_lower(runs, dataset, metric) for metric in ("nll", "nll_moments")]
+    if "naval" in sets_of(runs):
+        found.append(_naval(runs))
+    return found
+
+
+def _lower(runs: Runs, dataset: str, metric: str) -> Claim:
+    part, what = _START + dataset, "NLL" if metric == "nll" else "NLL of the matched Gaussian"
+    gap = runs.difference(part, name_of(0.5), name_of(0.0), f"examined:{part}", metric)
+    paper = "not given"
+    if metric == "nll" and dataset in published.NLL:
+        zero, half, _ = published.NLL[dataset]
+        paper = f"{half.mean - zero.mean:+.2f} nats".replace("-", "−")
+    return Claim(
+        f"{dataset}: α = 0.5 has a lower {what} than α = 0",
+        paper,
+        said(gap, f"{what}, α = 0.5 − α = 0, nats", "splits"),
+        judged(gap, sign=-1),
+    )
+
+
+def _naval(runs: Runs) -> Claim:
+    gap = paired([each - published.TRIVIAL_NAVAL for each in values(runs, "naval", 0.5, "nll")])
+    return Claim(
+        "naval: α = 0.5 learns something: its NLL is below that of a constant Gaussian",
+        "−2.80, equal to it",
+        said(gap, "NLL − (−2.80), nats", "splits"),
+        judged(gap, sign=-1),
+    )
