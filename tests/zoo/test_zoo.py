@@ -74,8 +74,9 @@ def test_half_precision_scores_what_it_stores(tmp_path):
     for tensor in zoo.stack().params.values():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, tensor.half().float())
     task = zoo.recipe.make_task()
-    right = (zoo.posterior().predict(task.test.x).log_probs.argmax(-1) == task.test.y).float()
-    assert np.allclose(zoo.accuracy, right.mean(1), atol=1e-6)
+    log_probs = zoo.posterior().predict(task.test.x).log_probs.double()
+    nll = -log_probs[:, torch.arange(len(task.test.y)), task.test.y].mean(1)
+    assert np.allclose(zoo.nll, nll, atol=2e-6)  # rounding to half precision moves it by more
 
 
 def test_damage_is_named_and_nothing_else_is_lost(folder, capsys):
