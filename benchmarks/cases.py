@@ -49,6 +49,15 @@ def noisy_mlp() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def optunet() -> nn.Sequential:
+    """OptuMNIST-v1, 355 parameters: convolutions 2 and 10 (two groups), dense 3-10."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 4, bias=False), nn.ReLU(), nn.MaxPool2d(3),
+        nn.Conv2d(2, 10, 5, groups=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(10, 3), nn.ReLU(), nn.Linear(3, 10),
+    )  # fmt: skip
+
+
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a 1x1 shortcut where the shape changes."""
 
@@ -337,6 +346,10 @@ CASES = {
              num_modes=50, num_examples=1197, epochs=3, batch_size=64, option="digits-lenet"),
         Case("zoo_mlp", "zoo", "train and store 500 MLPs 2-8-2 on two moons, 10 epochs",
              num_modes=500, num_examples=200, epochs=10, batch_size=64, option="two_moons-mlp"),
+        Case("canonical_lenet", "canonical", "canonical form of 1,000 LeNets, scaled and sorted",
+             lenet, _GREY, num_modes=1000),
+        Case("representation_cost_optunet", "cost", "representation cost of 1,000 OptuNets",
+             optunet, _GREY, num_modes=1000),
         Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
              num_examples=400),
         Case("startup", "startup", "commands in a fresh process"),

@@ -34,13 +34,8 @@ from .contenders import KINDS, Job, load
 IDLE_SECONDS = 600
 WARM_UP_STEPS = 4  # gigabytes of graphs take the heap three steps until it grows no more
 NOT_INSTALLED = (
-    "polymode",
-    "torch_uncertainty",
-    "torchmetrics",
-    "torchvision",
-    "lightning",
-    "foolbox",
-)
+    "polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning", "foolbox", "cvxpy",
+)  # fmt: skip
 
 
 def claim_stdout() -> TextIO:
@@ -106,7 +101,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind in ("scores", "all_scores", "report", "pgd", "mmd"):
+    if case.kind in ("scores", "all_scores", "report", "pgd", "mmd", "cost"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -138,7 +133,8 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "polymode", "torch_uncertainty", "lightning", "torchmetrics", "foolbox"):
+    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy")
+    for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))
     return found

@@ -268,6 +268,21 @@ KINDS = {
         {"one after another (5, scaled)": "zoo.plain_loop", "polymode": "zoo.polymode"},
         figure="cpu",
     ),
+    "canonical": Kind(
+        {
+            "network by network (20, scaled)": "symmetry.canonical_loop",
+            "polymode": "symmetry.canonical",
+        },
+        figure="cpu",
+    ),
+    "cost": Kind(
+        {
+            "CVXPY, network by network (20, scaled)": "symmetry.cost_by_cvxpy",
+            "polymode": "symmetry.cost",
+        },
+        figure="cpu",
+        check="mean m* of 20",
+    ),
     "report": Kind(
         {
             "matplotlib, 26 empty figures": "reporting.empty_figures",

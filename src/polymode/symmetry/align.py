@@ -6,9 +6,10 @@ Weight matching maximises the inner product of all weights with those of the ref
 
 which is the same as minimising the distance ‖theta_ref - P theta‖. With all groups of units but one
 held fixed it is a linear assignment, solved exactly (SciPy); groups are visited in turn until
-nothing changes. The start matches layer after layer by incoming weights only, so the result is
-never worse than that. Blocks (heads, groups of convolutions) are matched by an assignment of
-assignments, taken where it raises the inner product.
+nothing changes. The start matches layer after layer by what comes in, with biases and without, and
+the better end is taken; so the result is never worse than such a matching. Blocks (heads, groups
+of convolutions) are matched by an assignment of assignments, taken where it raises the inner
+product.
 
 Source: S. K. Ainsworth, J. Hayase, S. Srinivasa, "Git Re-Basin: merging models modulo permutation
 symmetries", ICLR 2023, section 3.2. `M` modes, `g` blocks, `n` units of a block.
@@ -103,14 +104,24 @@ class _Matching:
         self.names = sorted(moved)
 
     def run(self, tensors: Tensors) -> Tensors:
-        """Return the tensors (M, ...) after matching."""
+        """Return the tensors (M, ...) after matching, by the better of two starts."""
+        ends = [self._climb(self._start(tensors, biases)) for biases in (True, False)]
+        return self._better(*ends)
+
+    def _start(self, tensors: Tensors, biases: bool) -> Tensors:
+        """Match layer after layer by what writes its units: all of it, or the first weights."""
         for group in self.symmetries.groups:
-            places = [self.features.writer(group)]
+            places = [p for p in self._places(group) if p.part != "in"]
+            places = places if biases and places else [self.features.writer(group)]
             tensors = self._match(tensors, group, places)
             if group.blocks is not None and group is self._first(group.blocks):
                 tensors = self._match_blocks(tensors, group.blocks)
+        return tensors
+
+    def _climb(self, tensors: Tensors) -> Tensors:
+        """Match groups in turn until no member gains by it."""
         active = torch.arange(len(next(iter(tensors.values()))))
-        tensors = dict(tensors)
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         for _ in range(MOST_SWEEPS):
             part = {name: tensor[active] for name, tensor in tensors.items()}
             before = self.inner_product(part)

@@ -11,6 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Sums = tuple[Tensor, Tensor, Tensor]
+FEW = 64  # scalings that are all in one Newton step
+MOST_TOGETHER = 200  # factors of a Newton step
+
 
 @dataclass(frozen=True, eq=False)
 class Term:
@@ -33,12 +37,21 @@ class Term:
     def column_factor(self, u: Tensor) -> Tensor:
         return torch.exp(2 * self.column_sign * u[:, self.column])
 
-    def sums(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return masses by row (M, R) and by column (M, C)."""
-        p, q = self.row_factor(u), self.column_factor(u)
-        rows = p * torch.bmm(self.matrix, q.unsqueeze(2)).squeeze(2)
-        columns = q * torch.bmm(p.unsqueeze(1), self.matrix).squeeze(1)
-        return rows, columns
+    def by_row(self, u: Tensor) -> Tensor:
+        """Return masses by row, (M, R)."""
+        factor = self.column_factor(u).unsqueeze(2)
+        return self.row_factor(u) * torch.bmm(self.matrix, factor).squeeze(2)
+
+    def by_column(self, u: Tensor) -> Tensor:
+        """Return masses by column, (M, C)."""
+        factor = self.row_factor(u).unsqueeze(1)
+        return self.column_factor(u) * torch.bmm(factor, self.matrix).squeeze(1)
+
+    def side(self, u: Tensor, rows: bool) -> Sums:
+        """Return masses by row or by column, with their units and signs."""
+        if rows:
+            return self.by_row(u), self.row, self.row_sign
+        return self.by_column(u), self.column, self.column_sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +93,7 @@ class Programme:
         lost = [torch.zeros(len(term.matrix), dtype=torch.float64) for term in terms]
         u = torch.zeros(len(terms[0].matrix), self.size, dtype=torch.float64)
         while True:
-            grow, shrink = self._in_and_out(terms, u)
+            grow, shrink = self._in_and_out(_all_sums(terms, u), len(u))
             loose = (grow > 0) != (shrink > 0)
             loose[:, 0] = False
             if not loose.any():
@@ -91,17 +104,12 @@ class Programme:
                 matrix = torch.where(out, 0.0, term.matrix)
                 terms[k] = Term(**{**vars(term), "matrix": matrix})
 
-    def _in_and_out(self, terms: list[Term], u: Tensor) -> tuple[Tensor, Tensor]:
+    def _in_and_out(self, sums: list[Sums], modes: int) -> tuple[Tensor, Tensor]:
         """Return the masses (M, V) that grow and that shrink with each scaling."""
-        both = torch.zeros(2, len(u), self.size, dtype=torch.float64)
-        for term in terms:
-            rows, columns = term.sums(u)
-            for sums, units, sign in (
-                (rows, term.row, term.row_sign),
-                (columns, term.column, term.column_sign),
-            ):
-                both[0].index_add_(1, units, sums * (sign > 0))
-                both[1].index_add_(1, units, sums * (sign < 0))
+        both = torch.zeros(2, modes, self.size, dtype=torch.float64)
+        for mass, units, sign in sums:
+            both[0].index_add_(1, units, mass * (sign > 0))
+            both[1].index_add_(1, units, mass * (sign < 0))
         return both[0], both[1]
 
     def _apart(self, block: np.ndarray) -> list[np.ndarray]:
@@ -113,46 +121,50 @@ class Programme:
                 return [block[k : k + 1] for k in range(len(block))]
         return [block]
 
-    def _touching(self, block: Tensor) -> list[Term]:
+    def _touching(self, block: Tensor) -> list[tuple[Term, bool]]:
+        """Return the terms that a block is in, each with whether it is in its rows."""
         inside = torch.zeros(self.size, dtype=torch.bool)
         inside[block] = True
-        return [t for t in self.terms if inside[t.row].any() or inside[t.column].any()]
+        sides = [(t, True) for t in self.terms if inside[t.row].any()]
+        return sides + [(t, False) for t in self.terms if inside[t.column].any()]
 
     # ---------------------------------------------------------------- solution
 
     def masses(self, u: Tensor) -> list[Tensor]:
         """Return the mass (M,) of each term."""
-        return [term.sums(u)[0].sum(1) for term in self.terms]
-
-    def total(self, u: Tensor) -> Tensor:
-        zero = torch.zeros(len(u), dtype=torch.float64)
-        return sum(self.masses(u), zero) + sum((t.constant for t in self.terms), zero)
-
-    def residual(self, u: Tensor) -> Tensor:
-        """Return max |incoming - outgoing| / mass, (M,)."""
-        grow, shrink = self._in_and_out(self.terms, u)
-        gap = (grow - shrink)[:, 1:].abs()
-        worst = gap.amax(1) if gap.shape[1] else gap.new_zeros(len(u))
-        return worst / self.total(u).clamp(min=torch.finfo(torch.float64).tiny)
+        return [term.by_row(u).sum(1) for term in self.terms]
 
     def solve(self, tolerance: float, most_sweeps: int) -> Solution:
         """Sweep until every member's residual is at most the tolerance."""
         modes = self.num_modes
         u = torch.zeros(modes, self.size, dtype=torch.float64)
-        residual, sweeps = self.residual(u), torch.zeros(modes, dtype=torch.long)
-        active = (residual > tolerance).nonzero().flatten()
-        part = self if len(active) == modes else self._members(active)
-        while len(active) and int(sweeps.max()) < most_sweeps:
+        residual, sweeps = torch.zeros(modes, dtype=torch.float64), torch.zeros(modes).long()
+        active, part = torch.arange(modes), self
+        while len(active) and self.terms:
             mine = u[active]
-            part._sweep(mine)
-            mine = part._one_factor_per_layer(mine)
-            u[active], residual[active] = mine, part.residual(mine)
-            sweeps[active] += 1
-            left = residual[active] > tolerance
-            if left.sum() < len(active):
-                active = active[left]
+            sums = _all_sums(part.terms, mine)
+            residual[active] = part._residual(sums)
+            left = (residual[active] > tolerance) & (sweeps[active] < most_sweeps)
+            if not left.all():
+                active, mine = active[left], mine[left]
                 part = self._members(active)
+                sums = [(mass[left], units, sign) for mass, units, sign in sums]
+            if len(active):
+                if sweeps[active[0]] > 0:
+                    mine = part._together(mine, sums)
+                part._sweep(mine)
+                u[active] = mine
+                sweeps[active] += 1
         return Solution(u, residual, sweeps)
+
+    def _residual(self, sums: list[Sums]) -> Tensor:
+        """Return max |incoming - outgoing| / mass, (M,)."""
+        modes = len(sums[0][0])
+        grow, shrink = self._in_and_out(sums, modes)
+        worst = (grow - shrink)[:, 1:].abs().amax(1) if self.size > 1 else torch.zeros(modes)
+        total = sum((t.constant for t in self.terms), torch.zeros(modes))
+        total = sum((mass.sum(1) for mass, _, _ in sums[::2]), total)
+        return worst / total.clamp(min=torch.finfo(torch.float64).tiny)
 
     def _members(self, which: Tensor) -> Programme:
         """Return the programme of some members."""
@@ -168,45 +180,69 @@ class Programme:
 
     def _sweep(self, u: Tensor) -> None:
         """Set the scalings of each layer to their exact minimum, layer after layer, in place."""
-        for block, terms in zip(self.blocks, self._of_block, strict=True):
-            grow, shrink = (side[:, block] for side in self._in_and_out(terms, u))
+        for block, sides in zip(self.blocks, self._of_block, strict=True):
+            sums = [
+                (t.by_row(u), t.row, t.row_sign)
+                if row
+                else (t.by_column(u), t.column, t.column_sign)
+                for t, row in sides
+            ]
+            grow, shrink = (side[:, block] for side in self._in_and_out(sums, len(u)))
             step = 0.25 * torch.log(shrink / grow)
             u[:, block] += torch.where((grow > 0) & (shrink > 0), step, 0.0)
 
-    def _one_factor_per_layer(self, u: Tensor) -> Tensor:
-        """Return u after a Newton step in one common factor per layer, where that is better."""
-        layers = len(self.blocks)
-        if layers < 2 or layers > 200:
+    def _together(self, u: Tensor, sums: list[Sums]) -> Tensor:
+        """Return u after a Newton step in one factor per layer, or per scaling if these are few;
+        where it does not lower the mass, u stays."""
+        layer, count = self._layers()
+        if not 1 < count <= MOST_TOGETHER:
             return u
-        layer = torch.full((self.size,), layers)
+        gradient = u.new_zeros(len(u), count + 1)
+        hessian = u.new_zeros(len(u), (count + 1) ** 2)
+        for mass, units, sign in sums:
+            place = layer[units]
+            gradient.index_add_(1, place, 2 * sign * mass)
+            hessian.index_add_(1, place * (count + 2), 4 * sign * sign * mass)
+        for k, term in enumerate(self.terms):
+            rows, columns, mass = self._cross(term, layer, u, sums[2 * k][0])
+            hessian.index_add_(1, rows * (count + 1) + columns, mass)
+            hessian.index_add_(1, columns * (count + 1) + rows, mass)
+        inner = hessian.reshape(-1, count + 1, count + 1)[:, :count, :count]
+        ridge = 1e-12 * inner.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
+        inner = inner + ridge[:, None, None] * torch.eye(count, dtype=u.dtype)
+        step = torch.zeros(len(u), count + 1, dtype=u.dtype)
+        step[:, :count] = -torch.linalg.solve_ex(inner, gradient[:, :count])[0]
+        moved = u + step.clamp(-5, 5)[:, layer]
+        before = sum(mass.sum(1) for mass, _, _ in sums[::2])
+        after = sum(self.masses(moved), torch.zeros(len(u)))
+        return torch.where((after < before)[:, None], moved, u)
+
+    def _layers(self) -> tuple[Tensor, int]:
+        """Return which factor of a Newton step each scaling has, the last for none; how many."""
+        if self.size <= FEW:
+            return torch.arange(self.size) - 1 + self.size * (
+                torch.arange(self.size) == 0
+            ), self.size - 1
+        layer = torch.full((self.size,), len(self.blocks))
         for k, block in enumerate(self.blocks):
             layer[block] = k
-        gradient = u.new_zeros(len(u), layers + 1)
-        hessian = u.new_zeros(len(u), layers + 1, layers + 1)
-        for term in self.terms:
-            masses = (
-                term.matrix * term.row_factor(u).unsqueeze(2) * term.column_factor(u).unsqueeze(1)
-            )
-            rows, columns = layer[term.row], layer[term.column]
-            r, c = term.row_sign, term.column_sign
-            by_row, by_column = masses.sum(2), masses.sum(1)
-            gradient.index_add_(1, rows, 2 * r * by_row).index_add_(1, columns, 2 * c * by_column)
-            flat = hessian.view(len(u), -1)
-            flat.index_add_(1, rows * (layers + 2), 4 * r * r * by_row)
-            flat.index_add_(1, columns * (layers + 2), 4 * c * c * by_column)
-            cross = (4 * r[:, None] * c[None] * masses).flatten(1)
-            a, b = (
-                side.reshape(-1) for side in torch.broadcast_tensors(rows[:, None], columns[None])
-            )
-            flat.index_add_(1, a * (layers + 1) + b, cross).index_add_(
-                1, b * (layers + 1) + a, cross
-            )
-        inner, slope = hessian[:, :layers, :layers], gradient[:, :layers]
-        ridge = 1e-12 * inner.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
-        inner = inner + ridge[:, None, None] * torch.eye(layers, dtype=u.dtype)
-        step = torch.zeros(len(u), layers + 1, dtype=u.dtype)
-        step[:, :layers] = -torch.linalg.solve_ex(inner, slope)[0]
-        moved = u + step[:, layer].clamp(-5, 5)
-        moved[:, 0] = 0
-        better = self.total(moved) < self.total(u)
-        return torch.where(better[:, None], moved, u)
+        return layer, len(self.blocks)
+
+    def _cross(self, term: Term, layer: Tensor, u: Tensor, by_row: Tensor) -> Sums:
+        """Return rows, columns and values of the second derivatives between two factors."""
+        rows, columns = layer[term.row], layer[term.column]
+        r, c = term.row_sign, term.column_sign
+        if len(columns.unique()) == 1 and len(c.unique()) == 1:
+            return rows, columns[:1].expand(len(rows)), 4 * r * c[0] * by_row
+        masses = term.matrix * term.row_factor(u).unsqueeze(2) * term.column_factor(u).unsqueeze(1)
+        sides = torch.broadcast_tensors(rows[:, None], columns[None])
+        values = (4 * r[:, None] * c[None] * masses).flatten(1)
+        return sides[0].reshape(-1), sides[1].reshape(-1), values
+
+
+def _all_sums(terms: list[Term], u: Tensor) -> list[Sums]:
+    """Return masses by row and by column of each term in turn, with units and signs."""
+    sums: list[Sums] = []
+    for term in terms:
+        sums += [term.side(u, True), term.side(u, False)]
+    return sums

@@ -11,10 +11,10 @@ A exp(2 u_i) + B exp(-2 u_i) + C with A the incoming and B the outgoing mass, so
 .. math:: \exp(4 \Delta u_i) = B_i / A_i
 
 is its exact minimum. Units of one layer meet in no term, so a whole layer is set at once; sweeps
-over layers are exact block-coordinate descent. After each sweep, one common factor per layer is set
-by a Newton step, which makes deep networks as fast as shallow ones. It is kept only if it lowers
-the mass. Certificate: max_i |A_i - B_i| / mass, which is 0 at the minimum; the mass itself is
-then exact to the square of it.
+over layers are exact block-coordinate descent. Between sweeps, one common factor per layer (or all
+scalings, if these are few) is set by a Newton step, which makes deep networks as fast as shallow
+ones. It is kept only if it lowers the mass. Certificate: max_i |A_i - B_i| / mass, which is 0 at
+the minimum; the error of the mass is of the order of its square.
 
 Degeneracy: weights before a BatchNorm can shrink to 0 for free, and so can the weights around a
 unit that nothing reads or nothing writes. There the minimum is an infimum: those weights vanish,

@@ -26,6 +26,7 @@ from polymode.core.modules import aliases_of
 from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
+from polymode.symmetry.attention import attention
 from polymode.symmetry.gather import gather
 from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.layers import rule_for
@@ -101,7 +102,7 @@ def _graph(module: nn.Module) -> fx.Graph:
     try:
         return _Tracer().trace(module)
     except Exception as error:
-        about = str(error).splitlines()[0] if str(error) else type(error).__name__
+        about = str(error).splitlines()[0].split(". ")[0] or type(error).__name__
         raise ValueError(
             f"the graph of {name} cannot be traced, so its symmetries are unknown: {about}. Python"
             " code in `forward` that depends on the values of tensors (if, while, int(...)) is the"
@@ -185,7 +186,9 @@ def _attribute(module: nn.Module, name: str) -> Any:
     found = getattr(module.get_submodule(path), leaf)
     if isinstance(found, nn.Parameter):
         return Value(found.detach(), raw=name)
-    return Value(found.detach()) if isinstance(found, Tensor) else found  # what is given stays
+    if isinstance(found, Tensor):
+        return Value(found.detach().to("meta"))  # what is given, not learned, stays
+    return found
 
 
 def _pin_outputs(walk: Walk, outputs: Any) -> None:
@@ -219,7 +222,9 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
         return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     result: Any = NotImplemented
     layer = function if isinstance(function, nn.Module) else None
-    if layer is not None and (rule := rule_for(layer)) is not None and isinstance(args[0], Value):
+    if isinstance(layer, nn.MultiheadAttention):
+        result = attention(walk, node.name, layer, str(node.target), args, kwargs, data)
+    elif layer is not None and (rule := rule_for(layer)) is not None and isinstance(args[0], Value):
         result = rule(walk, node.name, layer, str(node.target), walk.adopt(args[0]), data)
     elif (name := name_of(layer if layer is not None else node.target)) is not None:
         call.name = name

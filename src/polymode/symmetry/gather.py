@@ -84,8 +84,8 @@ def _groups(
         u: slot for slot, (label, _) in reversed(slots.items()) for u in np.unique(label).tolist()
     }
     outer: dict[int, tuple[int | None, int]] = {}  # unit -> set of blocks, block
-    for number, (blocks, _) in enumerate(sets):
-        outer |= {u: (number, blocks[m[0]]) for u, m in marks.items() if m[0] in blocks}
+    for which, (blocks, _) in enumerate(sets):
+        outer |= {u: (which, blocks[m[0]]) for u, m in marks.items() if m[0] in blocks}
     members: dict[Any, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for unit in sorted(owners):
         if unit <= PINNED:
@@ -106,7 +106,8 @@ def _named(
     taken: dict[str, int] = defaultdict(int)
     labels: dict[int, str] = {}
     for (_, _, number), rows in members.items():
-        name = owners[next(iter(rows.values()))[0]][0].rpartition(".")[0] or "network"
+        owner = owners[next(iter(rows.values()))[0]][0]
+        name = owner.rpartition(".")[0] or owner
         if number in whole:
             labels.setdefault(number, f"{name} blocks")
             blocks[labels[number]] = sets[number][1]

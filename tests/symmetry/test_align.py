@@ -1,0 +1,101 @@
+"""Alignment: against the truth, against matching layer by layer, and against all permutations."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+import polymode as pm
+from polymode import symmetry as sym
+from polymode.core.stack import Stack
+
+from .made_up import ALL, inputs, randomised
+
+
+def distance(stack: Stack, reference: Stack) -> torch.Tensor:
+    parts = [(t - reference.params[n]).flatten(1).square().sum(1) for n, t in stack.params.items()]
+    return torch.stack(parts).sum(0).sqrt().detach()
+
+
+@pytest.mark.parametrize("name", ["mlp", "optunet", "resnet8", "vit", "grouped", "joined", "unet"])
+def test_a_permuted_and_scaled_copy_is_brought_back(name) -> None:
+    """With some noise, so that the match is not exact."""
+    make, shape = ALL[name]
+    stack = randomised(make, 3)
+    found = sym.find(stack, shape)
+    noisy = stack.clone()
+    with torch.no_grad():
+        for tensor in noisy.params.values():
+            tensor += 1e-4 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    moved = sym.apply(noisy, sym.random_element(found, 3, seed=2), found)
+    for m in range(3):
+        back = sym.align(moved[m : m + 1], stack[m : m + 1], found)
+        assert distance(back, sym.canonical(stack[m : m + 1], found, sort=None)).max() < 0.02
+    x = inputs(shape)
+    assert torch.allclose(sym.align(moved, stack[:1], found)(x), noisy(x), rtol=1e-9, atol=1e-11)
+
+
+def layer_by_layer(tensors: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+    """Distance after each hidden layer of an MLP is matched by its incoming weights and biases."""
+    tensors = {name: tensor.copy() for name, tensor in tensors.items()}
+    layers = sorted({int(name.split(".")[0]) for name in tensors})
+    for layer, following in zip(layers, layers[1:], strict=False):
+        gain = reference[f"{layer}.weight"] @ tensors[f"{layer}.weight"].T
+        gain += np.outer(reference[f"{layer}.bias"], tensors[f"{layer}.bias"])
+        order = linear_sum_assignment(gain, maximize=True)[1]
+        for kind in ("weight", "bias"):
+            tensors[f"{layer}.{kind}"] = tensors[f"{layer}.{kind}"][order]
+        tensors[f"{following}.weight"] = tensors[f"{following}.weight"][:, order]
+    return float(np.sqrt(sum(((tensors[n] - reference[n]) ** 2).sum() for n in tensors)))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_it_is_not_worse_than_matching_layer_by_layer(scale) -> None:
+    """Independent networks; better for most of them."""
+    stack = randomised(lambda: pm.nets.mlp((5,), 3, hidden=(12, 10, 8)), 12)
+    start = sym.canonical(stack, sort=None) if scale else stack
+    aligned = sym.align(stack, 0, scale=scale)
+    after = distance(aligned, start[:1])
+    names = list(stack.params)
+    rows = [{n: start.params[n][m].detach().numpy() for n in names} for m in range(12)]
+    greedy = np.array([layer_by_layer(row, rows[0]) for row in rows])
+    assert (after.numpy() <= greedy + 1e-9).all() and after[0] < 1e-9
+    assert (after.numpy()[1:] < greedy[1:] - 1e-3).sum() >= 8
+    assert (after < distance(start, start[:1]))[1:].all()
+
+
+def test_one_layer_is_matched_exactly() -> None:
+    """The best of all 720 permutations."""
+    stack = randomised(lambda: pm.nets.mlp((2,), 2, hidden=(6,)), 4)
+    found = sym.find(stack)
+    after = distance(sym.align(stack, 0, found, scale=False), stack[:1])
+    orders = torch.tensor(list(itertools.permutations(range(6))))
+    for m in range(1, 4):
+        copies = stack[[m] * 720]
+        moved = sym.apply(copies, sym.element(found, 720, permutations={"0": orders}), found)
+        assert after[m].item() == pytest.approx(distance(moved, stack[:1]).min().item(), rel=1e-12)
+
+
+def test_aligned_networks_do_not_depend_on_their_own_order() -> None:
+    """A second canonical form: what the orbit of a network is aligned to is one network."""
+    stack = randomised(lambda: pm.nets.mlp((5,), 3, hidden=(6,)), 3)
+    found = sym.find(stack)
+    moved = sym.apply(stack, sym.random_element(found, 3, seed=4), found)
+    one, other = (sym.align(s, stack[:1], found) for s in (stack, moved))
+    assert all(
+        torch.allclose(one.params[n], other.params[n], rtol=1e-8, atol=1e-8) for n in one.params
+    )
+
+
+def test_bad_references_are_refused() -> None:
+    stack = randomised(lambda: pm.nets.mlp((5,), 3), 3)
+    with pytest.raises(ValueError, match="must be below 3, the number of networks, got 3"):
+        sym.align(stack, 3)
+    with pytest.raises(ValueError, match="must be one network, got 3"):
+        sym.align(stack, stack)
+    with pytest.raises(ValueError, match="must have the architecture of the networks"):
+        sym.align(stack, pm.nets.mlp((4,), 3))
