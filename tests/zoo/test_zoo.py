@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from polymode.cli.app import main
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, write_json
 from polymode.zoo import Recipe, Zoo, find_zoo, train
-from polymode.zoo.index import read_index
+from polymode.zoo.index import read_about, read_index
 
 RECIPE = Recipe(
     task="two_moons", net="mlp", net_options={"hidden": [4]},
@@ -130,6 +130,10 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         find_zoo(str(tmp_path / "nowhere"))
     with pytest.raises(FileProblem, match="has 9 networks, 10 are asked for"):
         find_zoo(str(folder), 10)
+    about = read_about(folder)
+    write_json(folder / "zoo.json", {**about, "recipe": {**about["recipe"], "nets": "mlp"}})
+    with pytest.raises(FileProblem, match="its recipe cannot be read: .*'nets'"):
+        Zoo(folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileProblem, match="has no zoo.json"):
         Zoo(tmp_path / "empty")

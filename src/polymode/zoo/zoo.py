@@ -55,7 +55,10 @@ class Zoo:
         self.folder = Path(folder)
         self.about = read_about(self.folder)
         self.shards, self.problems = read_index(self.folder)
-        self.recipe = Recipe(**self.about["recipe"])
+        try:
+            self.recipe = Recipe(**self.about["recipe"])
+        except (TypeError, ValueError) as error:
+            raise FileProblem(f"{self.folder}: its recipe cannot be read: {error}") from None
 
     def __len__(self) -> int:
         return sum(shard.size for shard in self.shards)
