@@ -31,7 +31,12 @@ class PlaneSteps(Display):
         """Draw one panel."""
         points = self.data[step]
         ax.axline((0, 0), slope=1, color=PALE, linewidth=0.8)
-        look: dict[str, Any] = {"color": self.style.color, "alpha": 0.25, "linewidths": 0}
+        look: dict[str, Any] = {
+            "color": self.style.color,
+            "alpha": 0.25,
+            "linewidths": 0,
+            "rasterized": True,
+        }
         ax.scatter(points[:, 0], points[:, 1], s=1.5, **look)
         ax.set(title=STEPS[step], xlabel="weight of unit 1", aspect="equal", adjustable="datalim")
         return ax
@@ -65,7 +70,7 @@ def plane_steps(
         style=style,
         caption=f"The two outgoing weights of the hidden units of {count:,} networks 2-2-1: as"
         f" trained, with the incoming weights of each unit scaled to norm 1, and with the units"
-        f" sorted as well. {said}.",
+        f" sorted by these weights as well. {said}.",
         alt=f"Weights of the last layer of {count:,} networks in three stages: {said}.",
     )
 
@@ -126,6 +131,7 @@ def mass_profile(
         label=label or "networks",
         style=style,
         caption=f"{label}: sum of squared weights of {count:,} networks along training, and the"
-        f" least that scalings of their units allow; median and 10 to 90 %. {said}.",
+        f" least that scalings of their units allow; median and 10 to 90 %.",
+        own=f"{said[0].upper()}{said[1:]}.",
         alt=f"Mass and least mass along training, {count:,} networks: {said}.",
     )

@@ -59,11 +59,6 @@ def scaled_form(stack: Stack, input_shape: tuple[int, ...]) -> Tensors:
     return _params(canonical(stack, symmetries_for(stack, input_shape), sort=None))
 
 
-def sorted_form(stack: Stack, input_shape: tuple[int, ...]) -> Tensors:
-    """Return the weights scaled and sorted."""
-    return _params(canonical(stack, symmetries_for(stack, input_shape)))
-
-
 def hidden_layers(stack: Stack, input_shape: tuple[int, ...]) -> list[str]:
     """Return the names of weights whose rows are hidden units that may change places."""
     found = symmetries_for(stack, input_shape)

@@ -17,7 +17,7 @@ from polymode.methods.fit import fit
 from polymode.nets import mlp
 from polymode.posterior import Posterior
 from polymode.symmetry.corollary import largest_units, uniformity
-from polymode.symmetry.forms import hidden_layers, masses, scaled_form, sorted_form
+from polymode.symmetry.forms import hidden_layers, masses, scaled_form
 from polymode.tasks import Task
 from polymode.zoo import RECIPES, find_zoo
 
@@ -60,7 +60,8 @@ def toy(seed: int, *, number: int) -> Findings:
     """Return the last layer's weights of networks 2-2-1: as trained, scaled, sorted.
 
     Two classes of 200 points in the plane, binary cross-entropy, SGD with rate 2 in batches of 10,
-    10 epochs; networks with a mean loss above 0.01 are left out.
+    10 epochs; networks with a mean loss above 0.01 are left out. As in the paper's figure, units
+    are sorted by the weights that are shown.
 
     Args:
         number: of networks that are trained.
@@ -84,16 +85,12 @@ def toy(seed: int, *, number: int) -> Findings:
     )
     fitted = _losses(post.stack, x, y) <= FITTED
     stack = post.stack[fitted.nonzero().flatten().tolist()]
-    weights = {
-        "as trained": stack.params,
-        "scaled": scaled_form(stack, (2,)),
-        "sorted": sorted_form(stack, (2,)),
-    }
     last = list(stack.params)[-2]
     arrays = {
         step: params[last].detach().reshape(-1, 2).double().numpy()
-        for step, params in weights.items()
+        for step, params in (("as trained", stack.params), ("scaled", scaled_form(stack, (2,))))
     }
+    arrays["sorted"] = -np.sort(-arrays["scaled"], axis=1)  # to swap units is to swap these two
     ordered = float((arrays["sorted"][:, 1] > arrays["sorted"][:, 0]).mean())
     rows = (
         measure("kept", int(fitted.sum()) / number, n=number),
