@@ -33,6 +33,15 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+def optunet() -> nn.Sequential:
+    """OptuMNIST-v1, 355 parameters: convolutions 2 and 10 (two groups), dense 3-10."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 4, bias=False), nn.ReLU(), nn.MaxPool2d(3),
+        nn.Conv2d(2, 10, 5, groups=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(10, 3), nn.ReLU(), nn.Linear(3, 10),
+    )  # fmt: skip
+
+
 def noisy_lenet() -> nn.Sequential:
     """LeNet with dropout before each of its dense layers."""
     layers: list[nn.Module] = []
@@ -47,15 +56,6 @@ def noisy_mlp() -> nn.Sequential:
     for layer in mlp(784, 100, 100, 10):
         layers += [nn.Dropout(0.5), layer] if isinstance(layer, nn.Linear) else [layer]
     return nn.Sequential(*layers)
-
-
-def optunet() -> nn.Sequential:
-    """OptuMNIST-v1, 355 parameters: convolutions 2 and 10 (two groups), dense 3-10."""
-    return nn.Sequential(
-        nn.Conv2d(1, 2, 4, bias=False), nn.ReLU(), nn.MaxPool2d(3),
-        nn.Conv2d(2, 10, 5, groups=2, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(10, 3), nn.ReLU(), nn.Linear(3, 10),
-    )  # fmt: skip
 
 
 class ResidualBlock(nn.Module):
@@ -348,8 +348,8 @@ CASES = {
              num_modes=500, num_examples=200, epochs=10, batch_size=64, option="two_moons-mlp"),
         Case("canonical_lenet", "canonical", "canonical form of 1,000 LeNets, scaled and sorted",
              lenet, _GREY, num_modes=1000),
-        Case("representation_cost_optunet", "cost", "representation cost of 1,000 OptuNets",
-             optunet, _GREY, num_modes=1000),
+        Case("representation_cost_optunet", "cost", "representation cost of 8,192 OptuNets",
+             optunet, _GREY, num_modes=8192),
         Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
              num_examples=400),
         Case("startup", "startup", "commands in a fresh process"),

@@ -34,8 +34,14 @@ from .contenders import KINDS, Job, load
 IDLE_SECONDS = 600
 WARM_UP_STEPS = 4  # gigabytes of graphs take the heap three steps until it grows no more
 NOT_INSTALLED = (
-    "polymode", "torch_uncertainty", "torchmetrics", "torchvision", "lightning", "foolbox", "cvxpy",
-)  # fmt: skip
+    "polymode",
+    "torch_uncertainty",
+    "torchmetrics",
+    "torchvision",
+    "lightning",
+    "foolbox",
+    "cvxpy",
+)
 
 
 def claim_stdout() -> TextIO:

@@ -42,6 +42,8 @@ OTHER_CASES = {
     "scores_shared": "torchmetrics",
     "scores_all": "torchmetrics with TorchUncertainty's metrics",
     "pairs_1000": "the formula pair by pair",
+    "canonical_lenet": "a plain loop over networks",
+    "representation_cost_optunet": "CVXPY, network by network",
 }
 COLUMNS = {
     "accuracy ↑": ("test", "accuracy"),

@@ -58,6 +58,15 @@ def test_the_code_of_the_page_of_zoos_runs(tmp_path, monkeypatch) -> None:
     assert names["zoo"].verify() == []
 
 
+@pytest.mark.cpu_seconds(6)
+def test_the_code_of_the_symmetry_page_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/symmetry.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", "epochs=1", block), names)
+    assert round(names["found"].log_permutations, 1) == 786.4
+    assert len(names["form"]) == len(names["near"]) == len(names["cost"].minimum) == 4
+
+
 def test_the_code_of_the_page_on_attacks_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
     names: dict[str, Any] = {}

@@ -273,14 +273,12 @@ KINDS = {
             "network by network (20, scaled)": "symmetry.canonical_loop",
             "polymode": "symmetry.canonical",
         },
-        figure="cpu",
     ),
     "cost": Kind(
         {
             "CVXPY, network by network (20, scaled)": "symmetry.cost_by_cvxpy",
             "polymode": "symmetry.cost",
         },
-        figure="cpu",
         check="mean m* of 20",
     ),
     "report": Kind(

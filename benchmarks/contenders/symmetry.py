@@ -5,6 +5,7 @@ The loops take some networks, and their times are scaled by the number of all.
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +56,8 @@ def canonical_loop(case: Case) -> Job:
 
 
 @torch.no_grad()
-def _scaled_and_sorted(net: nn.Module) -> None:
+def _scaled_and_sorted(net: nn.Module) -> nn.Module:
+    net = copy.deepcopy(net)
     layers = [m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     weights = [layer.weight.double() for layer in layers]
     biases = [layer.bias.double() for layer in layers]
@@ -68,6 +70,10 @@ def _scaled_and_sorted(net: nn.Module) -> None:
         following = weights[k + 1]
         units = following.reshape(len(following), len(scale), -1) / scale[:, None]
         weights[k + 1] = units[:, order].reshape(following.shape)
+    for layer, weight, bias in zip(layers, weights, biases, strict=True):
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return net
 
 
 def cost(case: Case) -> Job:

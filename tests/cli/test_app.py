@@ -124,7 +124,8 @@ def test_list_options_of_one_method_and_of_all(command):
     assert command.out.startswith("option ") and "\nalpha " in command.out
     assert command("list", "options", "--json") == 0
     found = {(entry["method"], entry["name"]): entry for entry in command.json()}
-    assert found["swag", "rank"]["default"] == "20" and found["lit", "weight"]["allowed"] == "≥ 0"
+    assert found["swag", "samples_per_mode"]["default"] == "30"
+    assert found["lit", "weight"]["allowed"] == "≥ 0"
 
 
 @pytest.mark.parametrize("kind", ["methods", "options", "tasks", "studies", "metrics", "nets"])

@@ -64,8 +64,8 @@ class CheckpointEnsemble(MAP):
             if getattr(self, field) is not None:
                 self._require_integer(field, least)
         if self.at is None:
-            counted = "left out without `at`, which it counts"
-            self._require(self.unit == "epoch", "unit", counted)
+            if self.unit != "epoch":
+                raise ValueError("`unit` of CheckpointEnsemble belongs to `at`: give both or none")
             return
         whole = isinstance(self.at, Sequence) and all(type(number) is int for number in self.at)
         rule = "ascending whole numbers from 1"

@@ -23,7 +23,9 @@ def scaled(tensors: Tensors, symmetries: Symmetries, scales: Tensor) -> Tensors:
         factor = factors(scales, each.label, each.exponents)
         factor = factor.reshape(*factor.shape[:1], *each.label.shape)
         tensor = result[each.name]
-        if each.eps is None:
+        if each.eps is None and tensor is not tensors[each.name]:
+            tensor.mul_(factor)
+        elif each.eps is None:
             result[each.name] = tensor * factor
         else:
             result[each.name] = factor**2 * (tensor + each.eps) - each.eps

@@ -28,6 +28,7 @@ from polymode.symmetry.act import identity, permuted, scaled
 from polymode.symmetry.canonical import Features, unit_scales
 from polymode.symmetry.groups import Group, Place, Symmetries
 from polymode.symmetry.networks import (
+    IN_CACHE,
     Networks,
     in_parts,
     require_finite,
@@ -66,7 +67,7 @@ def align(
     if scale:
         one = scaled(one, found, unit_scales(one, found))
     result = stack.clone()
-    for part, work in in_parts(tensors):
+    for part, work in in_parts(tensors, IN_CACHE):
         if scale:
             work = scaled(work, found, unit_scales(work, found))
         write(result, part, _Matching(found, one).run(work))

@@ -31,6 +31,7 @@ from polymode.core.stack import Stack
 from polymode.symmetry.act import factors, identity, permuted, scaled
 from polymode.symmetry.groups import Group, Place, Rescaling, Symmetries
 from polymode.symmetry.networks import (
+    IN_CACHE,
     Networks,
     in_parts,
     require_finite,
@@ -71,7 +72,7 @@ def canonical(
     tensors = tensors_of(stack)
     require_finite(tensors)
     result, rounding = stack.clone(), 64 * torch.finfo(stack.dtype).eps
-    for part, work in in_parts(tensors):
+    for part, work in in_parts(tensors, IN_CACHE):
         if scale:
             work = scaled(work, found, unit_scales(work, found))
         if sort is not None:
@@ -115,11 +116,11 @@ def _determine(
     )
     if known[:, label[chosen]].all():
         return
-    mass = tensor**2
+    mass = tensor * tensor
     for other in others:
         factor = factors(scales, other.label, other.exponents) ** 2
         factor = factor * known[:, torch.from_numpy(other.label.reshape(-1))]
-        mass = mass * factor.reshape(-1, *other.label.shape)
+        mass.mul_(factor.reshape(-1, *other.label.shape))
     axes = [a + 1 for a in range(each.label.ndim) if each.label.shape[a] == 1]
     mass = (mass.sum(axes) if axes else mass).reshape(len(tensor), -1)
     total = torch.zeros_like(scales)

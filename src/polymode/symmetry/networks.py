@@ -14,7 +14,7 @@ from polymode.symmetry.find import find
 from polymode.symmetry.groups import Symmetries
 
 Networks = Stack | Posterior | nn.Module | Sequence[nn.Module]
-_BYTES = 2**28  # of the members that are worked on at a time
+IN_CACHE, IN_MEMORY = 2**23, 2**28  # bytes of the members that are worked on at a time
 
 
 def stack_of(networks: Networks) -> Stack:
@@ -67,19 +67,21 @@ def tensors_of(stack: Stack) -> Tensors:
 def require_finite(tensors: Tensors) -> None:
     """Refuse networks with NaN or infinity, and name the first."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            bad = ~torch.isfinite(tensor.flatten(1)).all(1)
+        if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):
+            continue
+        bad = ~torch.isfinite(tensor.flatten(1)).all(1)
+        if bad.any():  # a sum is fast, but may overflow
             raise ValueError(
                 f"'{name}' holds NaN or infinity in {int(bad.sum())} of {len(tensor)} networks, the"
                 f" first is network {int(bad.nonzero()[0])}; leave these out: stack[[0, 2, ...]]"
             )
 
 
-def in_parts(tensors: Tensors) -> Iterator[tuple[slice, Tensors]]:
+def in_parts(tensors: Tensors, num_bytes: int = IN_MEMORY) -> Iterator[tuple[slice, Tensors]]:
     """Yield members in float64, a part at a time."""
     modes = len(next(iter(tensors.values())))
     one = sum(8 * t[0].numel() for t in tensors.values())
-    step = max(1, _BYTES // max(one, 1))
+    step = max(1, num_bytes // max(one, 1))
     for start in range(0, modes, step):
         part = slice(start, min(start + step, modes))
         yield part, {n: _double(tensor[part]) for n, tensor in tensors.items()}

@@ -146,7 +146,7 @@ def test_temperature_zero_is_the_maximum(name) -> None:
         ("snapshot", {"num_cycles": 21}, "21 cycles need as many steps, but there are 20"),
         ("snapshot", {"samples_per_mode": 6}, "must be at most num_cycles=5, .* got 6"),
         ("snapshot", {"schedule_unit": "step"}, "`schedule_unit` of Snapshot belongs"),
-        ("checkpoint_ensemble", {"unit": "step"}, "`unit` of .* must be left out without `at`"),
+        ("checkpoint_ensemble", {"unit": "step"}, "`unit` of .* belongs to `at`"),
         ("checkpoint_ensemble", {"at": [3, 2]}, "`at` of .* must be ascending whole numbers"),
         ("checkpoint_ensemble", {"at": [5, 21]}, "names epoch 21, but there are 20"),
         ("checkpoint_ensemble", {"at": [5], "thinning": 2}, "leave out thinning"),
