@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import CASES, Case, flops
-from .contenders import KINDS, MATMUL, PEERS
+from .contenders import KINDS, LAPLACE, MATMUL, PEERS
 from .process import Worker
 from .table import BUSY, render
 
@@ -44,6 +44,12 @@ def parse() -> argparse.Namespace:
         default=os.environ.get("POLYMODE_PEER_PYTHON"),
         metavar="PATH",
         help="interpreter with TorchUncertainty; default $POLYMODE_PEER_PYTHON",
+    )
+    parser.add_argument(
+        "--laplace-python",
+        default=os.environ.get("POLYMODE_LAPLACE_PYTHON"),
+        metavar="PATH",
+        help="interpreter with laplace-torch; default $POLYMODE_LAPLACE_PYTHON",
     )
     options = parser.parse_args()
     if options.rounds < 1:
@@ -89,8 +95,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     workers: list[Worker] = []
     try:
         for label in labels:
-            is_peer = kind.contenders.get(label, "").startswith(PEERS)
-            python = options.peer_python if is_peer else sys.executable
+            file = kind.contenders.get(label, "").split(".")[0]
+            python = options.peer_python if file in PEERS else sys.executable
+            python = options.laplace_python if file == LAPLACE else python
             print(f"{case.name}: preparing {label}", file=sys.stderr)
             workers.append(Worker(python, case.name, label, options.threads))
         disturbed = play(case.name, workers, options.rounds, options.patience)

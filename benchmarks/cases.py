@@ -216,8 +216,16 @@ def _mlp_784() -> nn.Module:
     return mlp(784, 128, 128, 10)
 
 
+def _mlp_256() -> nn.Module:
+    return mlp(784, 256, 256, 10)
+
+
 def _mlp_20() -> nn.Module:
     return mlp(20, 16, 3)
+
+
+def _mlp_8() -> nn.Module:
+    return mlp(8, 50, 2)
 
 
 def _mlp_tiny() -> nn.Module:
@@ -228,6 +236,7 @@ _OVERHEAD = dict(
     make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
 )
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+NUM_INPUTS = 64  # at which variances of outputs are wanted
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "defocus_blur", "glass_blur",
     "motion_blur", "zoom_blur", "gaussian_blur", "snow", "frost", "fog", "brightness", "spatter",
@@ -289,6 +298,10 @@ CASES = {
               ("relu_512", 4, (784, 512, 512, 10), nn.ReLU),
               ("gelu_512", 16, (20, 512, 512, 10), nn.GELU))),
         Case("sghmc_step", "chain", "steps of sghmc, 10 MLPs 20-16-3", epochs=5, **_OVERHEAD),
+        Case("whole_mlp_20", "whole", "200 gradients of 10 chains, MLPs 20-16-3, 1,920 examples",
+             _mlp_20, (20,), num_classes=3, num_examples=1920),
+        Case("whole_mlp_8", "whole", "200 gradients of 10 chains, MLPs 8-50-2, 512 examples",
+             _mlp_8, (8,), num_classes=2, num_examples=512),
         Case("sgmcmc_step_1", "sampling", "steps of one SG-MCMC chain, MLP 20-16-3",
              num_modes=1, epochs=20, **_OVERHEAD),
         Case("sgmcmc_step_10", "sampling", "steps of 10 SG-MCMC chains, MLPs 20-16-3",
@@ -315,6 +328,17 @@ CASES = {
              noisy_lenet, _GREY, num_modes=1, num_examples=1280),
         Case("attack_lenet", "attack", "gradient of 10 LeNets' mixture at 1,280 images",
              lenet, _GREY, num_examples=1280),
+        *(Case(f"laplace_{what}_{name}", f"laplace_{what}", f"{title}, {label}", net, _GREY,
+               num_modes=1, num_examples=number, batch_size=256)
+          for name, label, net in (("mlp", "MLP 784-256-256-10", _mlp_256),
+                                   ("lenet", "LeNet", lenet))
+          for what, title, number in (
+              ("passes", "Kronecker factors of 6,144 images", 6144),
+              ("variance", f"Kronecker covariances at {NUM_INPUTS} inputs", 2048),
+              ("diagonal", "diagonal GGN of 2,048 images", 2048))),
+        Case("laplace_evidence_lenet", "laplace_evidence",
+             "100 steps on the evidence of the last layer, full, LeNet", lenet, _GREY, num_modes=1,
+             num_examples=2048, batch_size=256),
         Case("attack_pgd_lenet", "pgd",
              "PGD on the mixture of 10 LeNets, 250 images 1x28x28, 20 steps",
              lenet, _GREY, num_examples=250, epochs=20, batch_size=250),

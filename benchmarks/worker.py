@@ -41,6 +41,7 @@ NOT_INSTALLED = (
     "lightning",
     "foolbox",
     "cvxpy",
+    "laplace",
 )
 
 
@@ -107,7 +108,8 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    if case.kind in ("scores", "all_scores", "report", "pgd", "mmd", "cost"):
+    plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost")
+    if case.kind in plain or case.kind.startswith("laplace"):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -139,7 +141,7 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy")
+    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy", "laplace")
     for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))

@@ -27,6 +27,7 @@ DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
+LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
@@ -130,6 +131,32 @@ def forde_tables(report: dict[str, Any]) -> str:
         f" {dates}."
     )
     return "\n\n".join(["", markdown(rows), *([markdown(grown)] if growth else []), about, ""])
+
+
+def laplace_table(report: dict[str, Any]) -> str:
+    """Return CPU seconds and peak memory of Laplace's steps, compared with the peers."""
+    cases = [case for case in report["cases"] if case["kind"].startswith("laplace_")]
+    if not cases:
+        return "not measured yet"
+    rows = [["", "contender", "CPU s", "memory beyond the data, MB", "speed of polymode"]]
+    for case in cases:
+        own = case["contenders"]["polymode"]["rounds"]
+        for name, each in case["contenders"].items():
+            ratios = [a["cpu"] / b["cpu"] for a, b in zip(each["rounds"], own, strict=False)]
+            shown = f"{median(ratios):.3g}× ({min(ratios):.3g}–{max(ratios):.3g})" if ratios else ""
+            seconds = median(r["cpu"] for r in each["rounds"]) if ratios else math.nan
+            first = case["title"] if name == next(iter(case["contenders"])) else ""
+            mine = name == "polymode"
+            rows.append([first, name, f"{seconds:.2g}", f"{each['peak_mb']:.0f}",
+                         "" if mine else shown])  # fmt: skip
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    about = (
+        f"One thread, {_machines(cases)}, {rounds} rounds, {dates}, while other processes were"
+        " busy; CPU time, median over rounds with the range of ratios within a round. laplace-torch"
+        " 0.3 with its default backend."
+    )
+    return "\n\n".join([markdown(rows), about])
 
 
 def _machines(cases: Iterable[dict[str, Any]]) -> str:
@@ -316,14 +343,15 @@ def pages() -> dict[Path, str]:
         for page in sorted(STUDIES.glob("*.md"))
     }
     forde = between(FORDE.read_text(), "cost", forde_tables(report))
+    laplace = between(LAPLACE.read_text(), "speed", laplace_table(report))
     bias = json.loads(BIAS.read_text())
     sgld = between(SGLD.read_text(), "bias", bias_table(bias))
     sgld = between(sgld, "moving", moving_table(bias))
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
-    single = {README: readme, METRICS: metrics, FORDE: forde, SGLD: sgld, SWAG: swag, ZOO: zoo}
-    return {**single, **studies}
+    methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
+    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
 
 
 def main() -> None:

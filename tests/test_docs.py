@@ -42,6 +42,14 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+def test_the_code_of_the_reference_page_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    block = re.sub(r"epochs=\d+", "epochs=12", block)
+    exec(block.replace("leapfrog_steps=20", "leapfrog_steps=2, samples_per_mode=4"), names)
+    assert names["theirs"].num_modes == 4
+
+
 def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examinations.md").read_text(), re.S)
@@ -76,7 +84,7 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["checkpoint_ensemble", "vi", "ivon"]
+METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,6 +16,7 @@ from ..cases import Case
 
 PEER = "torch_uncertainty"
 PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
+LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
 MATMUL = "matmul"
 
 
@@ -157,6 +158,15 @@ KINDS = {
         figure="cpu",
         ratio="CPU ratio",
     ),
+    "whole": Kind(
+        {
+            "gradients alone": "whole.gradients",
+            "leapfrog steps": "whole.leapfrog_steps",
+            "microcanonical steps": "whole.langevin_steps",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+    ),
     "sampling": Kind(
         {
             "autograd.grad + fused update": "sampling.bare",
@@ -236,6 +246,31 @@ KINDS = {
     "read": Kind(
         {"bytes alone": "reading.raw", "polymode": "reading.polymode", "numpy": "reading.numpy"},
         ratio="time ratio",
+    ),
+    "laplace_passes": Kind(
+        {
+            "forward + C backward": "laplace_own.passes",
+            "polymode": "laplace_own.kron",
+            "laplace-torch": f"{LAPLACE}.kron",
+        },
+        figure="cpu",
+        ratio="CPU ratio",
+        check="log det",
+    ),
+    "laplace_variance": Kind(
+        {"laplace-torch": f"{LAPLACE}.variance", "polymode": "laplace_own.variance"},
+        figure="cpu",
+        check="variance",
+    ),
+    "laplace_diagonal": Kind(
+        {"BackPACK": f"{LAPLACE}.backpack_diagonal", "polymode": "laplace_own.diagonal"},
+        figure="cpu",
+        check="log det",
+    ),
+    "laplace_evidence": Kind(
+        {"laplace-torch": f"{LAPLACE}.evidence", "polymode": "laplace_own.evidence"},
+        figure="cpu",
+        check="precision",
     ),
     "scores": Kind(
         {"torchmetrics": "torchmetrics_scores.own", "polymode": "scores.polymode_shared"},

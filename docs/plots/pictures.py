@@ -144,6 +144,13 @@ def _of_numbers() -> dict[str, plots.Display]:
         "orbit_curve": plots.orbit_curve(theta, orbit),
         "sweep": plots.sweep(grid, {"nll": nll}, name="lengthscale", chosen=1.0),
         "forest": plots.forest(rows),
+        "dots": plots.dots(
+            {"SGHMC × 10": [0.05, 0.06], "deep ensemble": [0.11, 0.12], "MAP": [0.2, 0.23]},
+            groups={"SGHMC × 10": "many modes", "deep ensemble": "many modes", "MAP": "one mode"},
+            label="Distance to HMC",
+            axis="total variation to HMC",
+            caption="Total variation to HMC, a point per seed.",
+        ),
     }
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         zoo,
     )
     from polymode.examinations import examine
+    from polymode.examinations.reference import reference
     from polymode.methods import fit, options
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
-    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "report", "symmetry",
-    "task", "tasks", "zoo",
+    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
+    "report", "symmetry", "task", "tasks", "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -70,6 +71,7 @@ _HOMES = {
     "list_tasks": "tasks",
     "load": "posterior",
     "options": "methods",
+    "reference": "examinations.reference",
     "report": "report",
     "task": "tasks",
 }

@@ -25,7 +25,10 @@ LABELS = (X[:, 0] + X[:, 1] > 0).long()
 VALUES = X[:, :2].sin()
 SHORT = {"epochs": 4, "batch_size": 16, "progress": "silent"}
 
-pytestmark = pytest.mark.parametrize("method", METHODS.names())
+pytestmark = [
+    pytest.mark.parametrize("method", METHODS.names()),
+    pytest.mark.filterwarnings("ignore:.* uses the given networks as they are:UserWarning"),
+]
 
 
 def mlp() -> nn.Module:

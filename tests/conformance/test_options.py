@@ -33,6 +33,11 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "num_components": {"lengthscales": "pca"},
     "directions": {"lengthscales": "pca", "num_components": 2},
     "points_noise": {"points": "perturbed"},
+    "mc_samples": {"fisher": "mc"},
+    "rank": {"structure": "low_rank"},
+    "subnetwork": {"structure": "subnetwork", "subnetwork": "obd", "subnetwork_size": 9},
+    "subnetwork_size": {"structure": "subnetwork", "subnetwork": "obd", "subnetwork_size": 9},
+    "prior": {"evidence": "trained"},
     "unit": {"at": (1, 2)},
 }
 ROOM: dict[str, dict[str, Any]] = {  # what six steps in several cycles are too few for

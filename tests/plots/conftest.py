@@ -87,6 +87,13 @@ def displays(digits_results, digits_board, gap_results, moons_results):
         "size_curve": plots.size_curve({"e": curve, "x": curve}, reference="e"),
         "cost_pareto": plots.cost_pareto(digits_board),
         "forest": plots.forest(COMPARISONS),
+        "dots": plots.dots(
+            {"a": [0.1, 0.2], "b": [0.4]},
+            groups={"a": "one", "b": "many"},
+            label="two",
+            axis="distance",
+            caption="Two methods, a point per seed.",
+        ),
         "orbit_curve": plots.orbit_curve(theta, orbit, control=orbit[0]),
         "sweep": plots.sweep(grid, {"nll": stream.random((5, 3))}, name="lengthscale", chosen=0.1),
         "severity": plots.severity(digits_board, "rotation"),

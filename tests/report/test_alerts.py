@@ -85,7 +85,7 @@ def test_small_epistemic_share(share, said) -> None:
 @pytest.mark.parametrize(("value", "said"), [(1.31, True), (1.01, False)])
 def test_chains_that_did_not_mix(value, said) -> None:
     found = alerts(two_seeds(row("test", "r_hat_functions", value)))
-    assert titles(found) == (["Chains not mixed: map"] if said else [])
+    assert titles(found) == (["Chains have not mixed: map"] if said else [])
     assert not said or "1.31" in found[0].text
 
 

@@ -31,6 +31,9 @@ EXAMINATIONS: Registry[Examination] = Registry(
     "examination",
     modules=[
         "polymode.examinations.convergence",
+        "polymode.examinations.chains",
+        "polymode.examinations.reference",
+        "polymode.examinations.evidence",
         "polymode.examinations.pairs",
         "polymode.examinations.symmetry",
         "polymode.adversary.examination",

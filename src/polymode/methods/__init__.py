@@ -14,9 +14,13 @@ from polymode.methods import (
     feature_rde,
     forde,
     function_rde,
+    hmc,
     ivon,
+    laplace,
+    laplace_map,
     lit,
     map,
+    mile,
     sghmc,
     sgld,
     sgnht,
@@ -35,10 +39,14 @@ from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
 from polymode.methods.function_rde import FunctionRDE
+from polymode.methods.hmc import HMC
 from polymode.methods.ivon import IVON
+from polymode.methods.laplace import Laplace
+from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
@@ -49,10 +57,12 @@ from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "HMC",
     "IVON",
     "LIT",
     "MAP",
     "METHODS",
+    "MILE",
     "SGHMC",
     "SGLD",
     "SGNHT",
@@ -66,6 +76,8 @@ __all__ = [
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
+    "LaplaceMAP",
+    "Laplace",
     "Method",
     "Option",
     "Options",
@@ -82,9 +94,13 @@ __all__ = [
     "fit",
     "forde",
     "function_rde",
+    "hmc",
     "ivon",
+    "laplace_map",
+    "laplace",
     "lit",
     "map",
+    "mile",
     "options",
     "sghmc",
     "sgld",

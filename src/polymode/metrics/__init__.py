@@ -2,6 +2,7 @@
 
 `classification`, `calibration` and `selective` score classes; `regression`, `standardised`,
 `crps`, `intervals` and `sparsification` score densities; `ood` tells inputs from elsewhere;
+`reference` holds a prediction against that of a reference posterior;
 `diversity` sets members side by side. Each has formula, reference and traps. `evaluate` computes
 all that is registered, `compare` sets methods side by side.
 """
@@ -15,6 +16,7 @@ from polymode.metrics import (
     diversity,
     intervals,
     ood,
+    reference,
     regression,
     selective,
     sparsification,
@@ -41,6 +43,7 @@ __all__ = [
     "evaluate",
     "intervals",
     "ood",
+    "reference",
     "regression",
     "selective",
     "sparsification",

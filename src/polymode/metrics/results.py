@@ -358,7 +358,9 @@ def title_of(metric: str) -> str:
     ('NLL', 'AUROC, MI', 'my own')
     """
     entry = _entry_of(metric)
-    own = metric.replace("_", " ").replace("nll", "NLL")
+    own = metric.replace("_", " ")
+    for word, written in (("nll", "NLL"), ("r hat", "R-hat"), ("ess ", "ESS ")):
+        own = own.replace(word, written)
     return own if entry is None else str(entry.metadata["title"])
 
 

@@ -1,7 +1,8 @@
 """What a metric returns, and the tables of metrics.
 
 A metric is a pure function from a prediction and its targets to a `Score`; an OOD metric, from the
-predictions of the test set and of an OOD set. It is entered in a table with what is said of it
+predictions of the test set and of an OOD set; a metric against a reference, from two predictions of
+the same inputs. It is entered in a table with what is said of it
 wherever its number is shown. `n` examples.
 """
 
@@ -75,12 +76,16 @@ CLASSIFICATION: Registry[Metric] = Registry("classification metric")
 REGRESSION: Registry[Metric] = Registry("regression metric")
 OOD_CLASSIFICATION: Registry[PairMetric] = Registry("OOD metric of classifiers")
 OOD_REGRESSION: Registry[PairMetric] = Registry("OOD metric of regressions")
+REFERENCE_CLASSIFICATION: Registry[PairMetric] = Registry("metric of classes and a reference")
+REFERENCE_REGRESSION: Registry[PairMetric] = Registry("metric of densities and a reference")
 
 TABLES: dict[str, Registry[Any]] = {
     "classification": CLASSIFICATION,
     "regression": REGRESSION,
     "OOD, classification": OOD_CLASSIFICATION,
     "OOD, regression": OOD_REGRESSION,
+    "Against a reference, classification": REFERENCE_CLASSIFICATION,
+    "Against a reference, regression": REFERENCE_REGRESSION,
 }
 FAMILIES = {
     "quality": "Accuracy and proper scores",
@@ -89,6 +94,7 @@ FAMILIES = {
     "intervals": "Intervals",
     "uncertainty": "Uncertainty",
     "ood": "Out of distribution",
+    "reference": "Against a reference posterior",
 }
 """What belongs side by side in a table, with its heading, in the order of a report."""
 ARROWS = {"up": "↑", "down": "↓", "": ""}

@@ -5,7 +5,7 @@ Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selectiv
 `entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
 Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. Symmetry:
 `orbit_curve`. Attacks: `attack_curves`, `detection_curves`, `attack_trajectory`. Choices:
-`cost_pareto`, `sweep`. Papers: `forest`, `panels`.
+`cost_pareto`, `sweep`. Papers: `dots`, `forest`, `panels`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from polymode.plots.cost_pareto import cost_pareto
 from polymode.plots.display import Display, Style, palette
 from polymode.plots.diversity_heat_map import diversity_heat_map
 from polymode.plots.diversity_plane import diversity_plane
+from polymode.plots.dots import dots
 from polymode.plots.entropy_scatter import entropy_scatter
 from polymode.plots.example_pictures import example_pictures
 from polymode.plots.forest import Comparison, forest
@@ -46,6 +47,7 @@ __all__ = [
     "detection_curves",
     "diversity_heat_map",
     "diversity_plane",
+    "dots",
     "entropy_scatter",
     "example_pictures",
     "forest",

@@ -229,7 +229,7 @@ class Posterior:
             closed = self.likelihood.closed(moments, fixed)
             if closed is not None:
                 return closed
-            return self.likelihood.components(moments.draw(samples, streams), noise)
+            return self.likelihood.components(weights.logits(moments, samples, streams), noise)
 
         def predict(x: Tensor) -> Prediction:
             prediction = predict_from(components(x))

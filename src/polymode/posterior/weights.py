@@ -92,6 +92,11 @@ class Weights(ABC):
         predictions are then made of them and not of samples."""
         return None
 
+    def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
+        """Return outputs (M, L, B, K) that stand for the moments where no likelihood takes these in
+        closed form: draws, or one per mode that has the right prediction."""
+        return moments.draw(samples_per_mode, seeds)
+
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
         """Return L draws as samples that are kept."""
         draws = [changing_tensors(self.draw(number, seed)) for number in range(samples_per_mode)]
@@ -151,12 +156,15 @@ class Samples(Weights):
     Args:
         stack: one network per mode; the samples themselves where nothing is `kept`.
         kept: parameters, buffers and extra parameters (L, M, ...), by the names of `Stack.tensors`.
+        facts: numbers (M,) that a sampler tells of its chains, such as their acceptance, by name.
     """
 
     kind = "samples"
 
-    def __init__(self, stack: Stack, kept: Tensors | None = None) -> None:
-        self.stack, self.kept = stack, kept or None
+    def __init__(
+        self, stack: Stack, kept: Tensors | None = None, facts: Tensors | None = None
+    ) -> None:
+        self.stack, self.kept, self.facts = stack, kept or None, facts or {}
         self.samples_per_mode = len(next(iter(kept.values()))) if kept else 1
         self.most = self.samples_per_mode
         self._together: tuple[Any, Stack] | None = None
@@ -178,7 +186,8 @@ class Samples(Weights):
 
     def __getitem__(self, modes: slice) -> Samples:
         kept = self.kept and {name: tensor[:, modes] for name, tensor in self.kept.items()}
-        return Samples(self.stack[modes], kept)
+        facts = {name: tensor[modes] for name, tensor in self.facts.items()}
+        return Samples(self.stack[modes], kept, facts)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """All samples of all modes are one stack of L M networks, built anew if values change."""
@@ -207,11 +216,12 @@ class Samples(Weights):
 
     def tensors(self) -> Tensors:
         kept = {f"kept/{name}": tensor for name, tensor in (self.kept or {}).items()}
-        return self.stack.tensors() | kept
+        facts = {f"facts/{name}": tensor for name, tensor in self.facts.items()}
+        return self.stack.tensors() | kept | facts
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Samples:
-        return cls(stack, _group("kept", tensors))
+        return cls(stack, _group("kept", tensors), _group("facts", tensors))
 
 
 class Noisy(Weights):

@@ -84,14 +84,14 @@ def _one_seed(board: Leaderboard) -> Iterator[Alert]:
 
 
 def _unmixed(entry: Entry) -> Iterator[Alert]:
-    """Warn where the diagnostics of a sampler do: metrics whose name starts with r_hat."""
+    """Warn where R-hat of predictions says so; numbers whose name starts with r_hat."""
     rows = [row for each in entry.results for row in each.rows if row.metric.startswith("r_hat")]
     known = [(row.value, row) for row in rows if row.value is not None]
     if known and max(known)[0] > UNMIXED:
         value, row = max(known, key=lambda pair: pair[0])
         where = "" if row.dataset == "test" else f" on {row.dataset}"
         yield Alert(
-            f"Chains not mixed: {entry.label}",
+            f"Chains have not mixed: {entry.label}",
             f"{title_of(row.metric)} is up to {value:.3g}{where}, more than {UNMIXED}: the chains"
             " have not reached the same distribution, and averages over them depend on where they"
             " started. Run longer chains.",

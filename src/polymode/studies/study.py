@@ -140,6 +140,8 @@ STUDIES: Registry[Study] = Registry(
     modules=[
         "polymode.studies.alpha_dropout",
         "polymode.studies.forde",
+        "polymode.studies.linearised_laplace",
+        "polymode.studies.reference",
         "polymode.studies.symmetry",
     ],
 )

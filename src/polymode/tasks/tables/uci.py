@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from polymode.core.likelihoods import Gaussian
+from polymode.core.likelihoods import Gaussian, HeteroscedasticGaussian
 from polymode.tasks.files import load
 from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction, share, shuffled_order
@@ -154,7 +154,8 @@ def uci(
             the place of the standard split.
         val_fraction: share in [0, 1) of the training part that is held out for validation. With 0
             there is none, and the training part is that of published results.
-        noise: "learned", or the known standard deviation in units of the standardised target.
+        noise: "learned"; "output", a further output of the network that depends on the input; or
+            the known standard deviation in units of the standardised target.
     """
     name = f"uci_{table.name}"
     check_fraction("val_fraction", name, val_fraction)
@@ -169,7 +170,7 @@ def uci(
         x,
         y,
         rows,
-        likelihood=Gaussian(noise=noise),
+        likelihood=HeteroscedasticGaussian() if noise == "output" else Gaussian(noise=noise),
         seed=seed if gap is None else None,
         target_unit=table.unit,
         description=f"{table.target}; {which}" + (f" ({table.caution})" if table.caution else ""),

@@ -1,0 +1,99 @@
+r"""What the data say of a Laplace posterior: its evidence, effective weights, pruned groups.
+
+With γ the effective number of weights, Σ over a group of 1 − λ (H⁻¹)_ii, a group of the prior is
+*pruned* where the data determine less than 0.001 of its weights: the prior holds it where it is. A
+weight has no curvature where the posterior variance is the prior's, (H⁻¹)_ii = 1/λ, within 1e-5. If
+all weights of a subnetwork are such, predictions are the trained network's: `largest_change` is
+then 0 (see `methods/laplace/subnetwork.py`).
+
+Traps: the log evidence is of all training data, so only models of the same data compare; with the
+evidence at the trained weights it is not that of any model (`methods/laplace/evidence_search.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.findings import Findings, measure
+from polymode.methods.laplace.evidence_search import PRUNED
+from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.linear_model import Tangent
+from polymode.methods.laplace.subnetwork import largest_change
+from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.metrics.results import Row
+from polymode.posterior import Posterior
+from polymode.tasks import Task
+
+MOST = 200  # test inputs that are looked at
+
+
+@EXAMINATIONS.register(
+    "evidence",
+    summary="the evidence of a Laplace posterior, effective weights, groups that are pruned",
+    measures={
+        "log_evidence": "of all training data, mean over modes",
+        "weights": "how many have a posterior",
+        "effective_weights": "how many of them the data determine, mean over modes",
+        "groups": "groups of weights with a prior precision of their own",
+        "pruned_groups": "groups whose weights the prior alone determines, mean over modes",
+        "no_curvature": "share of the weights whose posterior variance is the prior's",
+        "closeness": "‖Jθ̃ − f‖ / ‖f‖: 0 where h = Jθ and h = f + J(θ − θ̃) are one model",
+        "largest_change": "largest change of an output in 32 draws, compared with the network",
+    },
+)
+def evidence(post: Posterior, task: Task) -> Findings:
+    """Return what is known of the Gaussians of a posterior by `laplace` or `laplace_map`."""
+    weights = post.weights
+    if not isinstance(weights, LaplaceWeights):
+        raise ValueError(
+            f"this posterior ({post.method}) is not a Laplace approximation, so it has no evidence;"
+            " fit it with 'laplace' or 'laplace_map'"
+        )
+    kind = str(post.config.get("prior", "single"))
+    every = prior_groups(weights.stack, kind if post.config.get("evidence", "linear") else "single")
+    names = [name for block in weights.posteriors[0].blocks for name in block.names]
+    groups = list(dict.fromkeys(every[name] for name in names))
+    effective = np.zeros((weights.num_modes, len(groups)))
+    precision = np.zeros_like(effective)
+    total, idle = 0, 0.0
+    for k, posterior in enumerate(weights.posteriors):
+        for name, number in posterior.effective().items():
+            effective[k, groups.index(every[name])] += float(number)
+            precision[k, groups.index(every[name])] = float(posterior.precision[name])
+        for block in posterior.blocks:
+            variances = block.variances(posterior.precision)
+            for name, size in zip(block.names, block.sizes, strict=True):
+                relative = variances[name].double() * float(posterior.precision[name])
+                idle += float((relative > 1 - 1e-5).sum())  # 0 outside of a subnetwork
+                total += size
+    modes, size = weights.num_modes, total // weights.num_modes
+    pruned = (effective < PRUNED).sum(1).astype(float)
+    found = [
+        measure("weights", size, n=1),
+        measure("effective_weights", effective.sum(1).mean(), n=modes),
+        measure("groups", len(groups), n=1),
+        measure("pruned_groups", pruned.mean(), n=modes),
+        measure("no_curvature", idle / total, n=total),
+    ]
+    if weights.log_evidence is not None:
+        value = float(np.mean(weights.log_evidence))
+        found.insert(0, measure("log_evidence", value, unit="nats", n=modes))
+    found += _of_outputs(weights, task)
+    return Findings(tuple(found), {"precision": precision, "effective": effective})
+
+
+def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
+    """Return what is measured at some test inputs, or training inputs where there is no test."""
+    data = task.test if task.test is not None else task.train
+    assert data is not None
+    x = next(iter(data.to(weights.stack.dtype, weights.stack.device).batches(MOST)))[0][:MOST]
+    tangents = [Tangent(weights.stack, k) for k in range(weights.num_modes)]
+    close = [tangent.closeness([x]) for tangent in tangents]
+    with torch.no_grad():
+        change = largest_change(weights.linearised(x))
+    return [
+        measure("closeness", float(np.mean(close)), n=len(x)),
+        measure("largest_change", change, n=len(x)),
+    ]

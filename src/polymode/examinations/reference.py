@@ -1,0 +1,340 @@
+"""The reference posterior: HMC fitted once and kept, and how far a posterior is from it.
+
+`reference(task, net=...)` runs `hmc` with enough chains and trajectories to be a yardstick, keeps
+it in the user's cache, and shows by the examination `chains` whether it is one. The examination
+`reference` holds another posterior's predictions against it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymode import nets
+from polymode.core.data import Arrays, Data
+from polymode.core.html import html_block
+from polymode.core.registry import suggest
+from polymode.core.rng import fold
+from polymode.core.stack import Stack
+from polymode.core.store import cache_folder, json_digest, json_safe
+from polymode.examinations.chains import chains
+from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.findings import Findings, measure
+from polymode.methods import HMC, fit
+from polymode.metrics.reference import agreement, total_variation, w1, w2
+from polymode.metrics.results import Row
+from polymode.metrics.score import PairMetric
+from polymode.nets.network import networks_for
+from polymode.posterior import Posterior, load
+from polymode.prediction import Prediction
+from polymode.tasks import Task
+from polymode.tasks.registry import as_task
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+USUAL: dict[str, Any] = {
+    "num_modes": 8, "epochs": 2000, "leapfrog_steps": 50, "samples_per_mode": 100,
+}  # fmt: skip
+UNMIXED = 1.1
+TRAINING_BATCH = 128
+SCHEMA = 1  # of what is kept; another one is another key
+
+
+@dataclass(frozen=True, repr=False)
+class Reference:
+    """A reference posterior, and whether it can be one.
+
+    Attributes:
+        post: the posterior of `hmc`. convergence: of its chains, see the examination `chains`.
+        folder: where it is kept.
+    """
+
+    post: Posterior
+    convergence: Findings
+    folder: Path
+
+    def predict(self, x: Any, **options: Any) -> Prediction:
+        """Return its prediction at x, see `Posterior.predict`."""
+        return self.post.predict(x, **options)
+
+    def __repr__(self) -> str:
+        return f"reference posterior, {self._said()}\n{self.convergence.table()}"
+
+    def _repr_html_(self) -> str:
+        return html_block(f"Reference posterior: {self._said()}", self.convergence._repr_html_())
+
+    def _said(self) -> str:
+        post = self.post
+        return f"{post.num_modes} chains × {post.weights.samples_per_mode} draws, {self.folder}"
+
+
+def reference(
+    task: Task | str,
+    *,
+    net: Any,
+    seed: int = 0,
+    training_steps: int = 2000,
+    progress: str = "auto",
+    **options: Any,
+) -> Reference:
+    """Return the reference posterior of a network on a task: fitted by `hmc` once, then kept.
+
+    It is kept in `references/` of the cache (`$POLYMODE_CACHE`, or `polymode` in
+    `$XDG_CACHE_HOME`), by the values of the training data, the likelihood, the network with its
+    initial values, the options and the seed. An interrupted fit goes on from its last checkpoint.
+
+    Args:
+        task: with training data; a name stands for `pm.task(name)`.
+        net: as in `fit`: a builder or a function that returns a new network.
+        seed: of the chains. progress: as in `fit`.
+        training_steps: of `deep_ensemble`, which the chains begin at (Adam, rate 0.01, cosine,
+            batches of at most 128), so that burn-in is not spent on finding a maximum; 0 begins at
+            new networks.
+        options: of `hmc`; by default 8 chains of 2,000 trajectories with 50 leapfrog steps, half of
+            them burn-in, and 100 kept draws each.
+
+    >>> import polymode as pm
+    >>> found = pm.reference(
+    ...     "two_moons", net=pm.nets.mlp, num_modes=2, epochs=8, leapfrog_steps=2,
+    ...     samples_per_mode=4, progress="silent",
+    ... )  # too short to be one
+    >>> found.predict(pm.task("two_moons").test).num_samples
+    8
+    """
+    task = as_task(task, "reference")
+    if task.train is None:
+        raise ValueError("the task has no training data: give pm.Task(train=...)")
+    config = HMC(**(USUAL | options))
+    networks = networks_for(net, task.input_shape, task.num_outputs)
+    if isinstance(networks, (nn.Module, list, tuple)):
+        raise ValueError(
+            "`net` of reference must be a builder from pm.nets or a function that returns a new"
+            " network: every chain begins at one of its own"
+        )
+    if type(training_steps) is not int or training_steps < 0:
+        raise ValueError(
+            f"`training_steps` of reference must be an integer of at least 0, got"
+            f" {training_steps!r}"
+        )
+    key = _key(task, networks, config, seed, training_steps)
+    folder = cache_folder() / "references" / key
+    with _held(folder):
+        if not (folder / "posterior.json").exists():
+            given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+            begin = networks
+            if training_steps:
+                begin = _trained(task, networks, config, seed, training_steps, folder)
+            post = fit(
+                "hmc", net=begin, task=task, seed=seed, progress=progress,
+                checkpoint=folder / "training", **given,
+            )  # fmt: skip
+            post.save(folder)
+            for name in ("start", "training"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        post = load(folder, net=networks)
+    found = chains(post, task).signed("chains")
+    _warn(found, config)
+    return Reference(post, found, folder)
+
+
+def _trained(
+    task: Task, networks: Any, config: HMC, seed: int, steps: int, folder: Path
+) -> Posterior:
+    """Return the members of a deep ensemble, which the chains begin at."""
+    assert task.train is not None
+    batches: dict[str, Any] = {}  # a loader keeps its own
+    if isinstance(task.train, Arrays):
+        batches["batch_size"] = min(TRAINING_BATCH, len(task.train))
+    return fit(
+        "deep_ensemble", net=networks, task=task, seed=seed, progress="silent",
+        num_modes=config.num_modes or HMC.usual_modes, prior_precision=config.prior_precision,
+        epochs=-(-steps // task.train.num_batches(batches.get("batch_size", 1))), lr=0.01,
+        schedule="cosine", checkpoint=folder / "start", **batches,
+    )  # fmt: skip
+
+
+def _warn(found: Findings, config: HMC) -> None:
+    value = found["r_hat"].value
+    if value is not None and value > UNMIXED and config.burn_in != 0 and found["r_hat"].n:
+        total = config.num_epochs(1)
+        if total >= 100:  # shorter ones are trials
+            warnings.warn(
+                f"the chains of the reference have not mixed: R-hat of predictions is up to"
+                f" {value:.3g}, more than {UNMIXED}; take more epochs (now {total}) or"
+                f" leapfrog_steps (now {config.leapfrog_steps})",
+                stacklevel=3,
+            )
+
+
+def _key(task: Task, networks: Any, config: HMC, seed: int, training_steps: int) -> str:
+    """Return the name under which a reference is kept."""
+    stack = Stack(networks, 1, seed=seed)
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in stack.tensors().items():
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    assert task.train is not None
+    scaling = task.target_scaling
+    described = {
+        "schema": SCHEMA,
+        "data": _mark(task.train),
+        "likelihood": task.likelihood.to_config(),
+        "scaling": scaling and scaling.to_dict(),
+        "network": repr(stack.template),
+        "values": digest.hexdigest(),
+        "options": json_safe(dataclasses.asdict(config)),
+        "seed": seed,
+        "training_steps": training_steps,
+    }
+    return json_digest(json_safe(described))
+
+
+def _mark(data: Data) -> str:
+    """Return a hash of the values of the training data; a loader is passed over once."""
+    if isinstance(data, Arrays):
+        return data.fingerprint()
+    pairs = list(data.epoch(256, fold(0, "whole")))
+    x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    return Arrays(x, y).fingerprint()
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the folder; another process that wants the same reference waits for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "reference.lock", "ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def fresh(template: nn.Module) -> nn.Module:
+    """Return a network of this architecture with new values."""
+    module = copy.deepcopy(template).to_empty(device="cpu").requires_grad_(True)
+    for layer in module.modules():
+        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        reset = getattr(layer, "reset_parameters", None)
+        if own and reset is None:
+            raise ValueError(
+                f"layers of type {type(layer).__name__} have no `reset_parameters`, so no new"
+                " networks can be made of this posterior's; call pm.reference(task, net=...), which"
+                " takes a function that makes them, and pm.metrics.reference for the distances"
+            )
+        if reset is not None:
+            reset()
+    return module
+
+
+@EXAMINATIONS.register(
+    "reference",
+    summary="distance of the predictions to those of HMC on the same task, network and prior",
+    measures={
+        "agreement": "share of test inputs with the same most probable class as the reference",
+        "total_variation": "half the summed distance of class probabilities to the reference's",
+        "w1": "Wasserstein-1 distance of predictive densities to the reference's",
+        "w2": "Wasserstein-2 distance of predictive densities to the reference's",
+        "std_ratio": "geometric mean of the ratio of predictive standard deviations to the"
+        " reference's",
+        "reference_r_hat": "largest R-hat of the reference's own predictions",
+        **{
+            f"{name}_{place}": f"the same on {text}"
+            for name in ("agreement", "total_variation", "w1", "w2", "std_ratio")
+            for place, text in (("ood", "all OOD sets of the task together"),)
+        },
+    },
+)
+def against_reference(
+    post: Posterior,
+    task: Task,
+    *,
+    chains: int = USUAL["num_modes"],
+    trajectories: int = USUAL["epochs"],
+    leapfrog_steps: int = USUAL["leapfrog_steps"],
+    draws: int = USUAL["samples_per_mode"],
+    seed: int = 1000,
+    net: str | None = None,
+    hidden: Sequence[int] | None = None,
+) -> Findings:
+    """Return how far a posterior's predictions are from the reference's, on test and OOD inputs.
+
+    The reference has the network and the `prior_precision` of the posterior; it is fitted at the
+    first call and kept.
+
+    Args:
+        chains, trajectories, leapfrog_steps, draws: of the reference: chains, trajectories of each,
+            mean leapfrog steps, and draws that each chain keeps.
+        seed: of the reference, other than those of the posteriors that are held against it.
+        net: of `pm.nets`, the reference's network; None takes the posterior's own.
+        hidden: its hidden layers, where it has such an option.
+    """
+    if task.test is None:
+        raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
+    found = reference(
+        task,
+        net=_network(post, net, hidden),
+        seed=seed,
+        progress="silent",
+        num_modes=chains,
+        epochs=trajectories,
+        leapfrog_steps=leapfrog_steps,
+        samples_per_mode=draws,
+        prior_precision=float(post.config.get("prior_precision", 1.0)),
+    )
+    rows = list(_distances(post.predict(task.test), found.predict(task.test), ""))
+    outside = [data for data in task.ood.values()]
+    if outside:
+        pairs = [(post.predict(data), found.predict(data)) for data in outside]
+        mine, theirs = (Prediction.cat(list(each)) for each in zip(*pairs, strict=True))
+        rows += _distances(mine, theirs, "_ood")
+    convergence = found.convergence["r_hat"]
+    rows.append(measure("reference_r_hat", convergence.value, direction="down", n=convergence.n))
+    return Findings(tuple(rows))
+
+
+def _network(post: Posterior, net: str | None, hidden: Sequence[int] | None) -> Any:
+    """Return what makes the reference's networks."""
+    if net is None:
+        template = post.weights.like.template
+        return lambda: fresh(template)
+    if net not in nets.__all__:
+        raise ValueError(f"Unknown net '{net}'.{suggest(net, nets.__all__)}")
+    return partial(getattr(nets, net), **({} if hidden is None else {"hidden": tuple(hidden)}))
+
+
+def _distances(mine: Prediction, theirs: Prediction, suffix: str) -> Iterator[Row]:
+    """Yield the distances of two predictions of the same inputs."""
+    classes = hasattr(mine, "log_probs")
+    metrics: dict[str, tuple[PairMetric, str, str]] = (
+        {
+            "agreement": (agreement, "fraction", "up"),
+            "total_variation": (total_variation, "probability", "down"),
+        }
+        if classes
+        else {"w1": (w1, "units of y", "down"), "w2": (w2, "units of y", "down")}
+    )
+    for name, (metric, unit, direction) in metrics.items():
+        score = metric(mine, theirs)
+        yield measure(
+            f"{name}{suffix}", score.value, unit=unit, direction=direction, n=score.n,
+            standard_error=score.standard_error,
+        )  # fmt: skip
+    if not classes:
+        ratio = (mine.std / theirs.std).double().log().mean().exp()
+        yield measure(f"std_ratio{suffix}", float(ratio), n=len(mine))

@@ -1,0 +1,286 @@
+"""Hamiltonian Monte Carlo on the whole data: the reference posterior of small networks.
+
+    H(θ, p) = −log π(θ) + ½ Σ_i v_i p_i²,    log π as in `full_batch/target.py`
+
+A step is one trajectory of every chain: fresh momenta, some leapfrog steps on the whole training
+data, and Metropolis' decision, so the chain has the posterior as its law at any step size. During
+`burn_in` each chain tunes its own step size by dual averaging and its own diagonal mass from the
+variances it sees (`full_batch/adaptation.py`); both then stay, and only then are samples kept. The
+number of leapfrog steps is drawn anew for each trajectory, uniformly from half of `leapfrog_steps`
+to one and a half of it, the same for all chains: no direction can then come back to where it began
+every time.
+
+`burn_in`, `thinning` and `epochs` count trajectories: one epoch is one of them as long as
+`batch_size` holds all data, as its default does up to 8,192 examples; of more data an epoch has as
+many trajectories as batches. The gradient is that of the whole data in any case.
+
+A likelihood's own parameters (learned noise) are sampled with the rest, as log σ with a flat prior,
+which is Jeffreys' prior of a scale. Random layers are off. Running statistics of normalisation
+layers are taken once, over the training inputs with the networks that the chains begin at, and
+stay: the target must be a function of the weights.
+
+Limits: every leapfrog step costs a gradient on all data. Chains rarely pass from one mode to
+another, and weights have symmetries, so judge convergence by predictions: the examination `chains`.
+Reference: R. Neal, MCMC using Hamiltonian dynamics, 2011. M. Hoffman, A. Gelman, JMLR 15, 2014.
+    P. Izmailov, S. Vikram, M. Hoffman, A. Wilson, What are Bayesian neural network posteriors
+    really like?, ICML 2021.
+
+Shapes: `M` modes (chains), `L` samples per mode, `P` parameters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.loop import Batch
+from polymode.core.modules import Tensors
+from polymode.core.options import Sampling, is_number
+from polymode.core.rng import generator
+from polymode.core.stack import Stack
+from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
+from polymode.methods.full_batch.leapfrog import DIVERGED, Point, transition
+from polymode.methods.full_batch.target import (
+    LogPosterior,
+    freeze_statistics,
+    keep_sample,
+    room_for,
+    rows_of,
+    whole,
+)
+from polymode.methods.map import add_noise, require_modes_and_prior
+from polymode.methods.method import METHODS, Method, Problem
+from polymode.posterior.weights import Samples
+
+MASSES = ("diagonal", "identity")
+TUNED = 50  # trajectories of burn-in from which chains are expected to have found their step
+
+
+@dataclass(frozen=True, kw_only=True)
+class HMC(Sampling):
+    """Options of `hmc`: those of `Sampling`, in which a step is a trajectory, and
+
+    Args:
+        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
+            are given, and 4 where a factory is.
+        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
+        lr: step size ε at the start, > 0; from there it is tuned during burn-in.
+        leapfrog_steps: mean number of leapfrog steps, and gradients, of a trajectory, ≥ 1.
+        target_acceptance: acceptance that the step size is tuned for, in (0, 1); None keeps `lr`.
+        mass: "diagonal", inverse variances of the parameters seen during burn-in; or "identity".
+        temperature: T > 0 of the posterior that is sampled.
+    """
+
+    usual_modes: ClassVar[int] = 4
+    num_modes: int | None = None
+    prior_precision: float = 1.0
+    lr: float = 1e-2
+    batch_size: int = 8192
+    leapfrog_steps: int = 20
+    target_acceptance: float | None = 0.8
+    mass: str = "diagonal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_modes_and_prior(self)
+        require_whole_data(self, "map")
+        self._require_integer("leapfrog_steps", 1)
+        goal = self.target_acceptance
+        valid = goal is None or (is_number(goal) and 0 < goal < 1)
+        self._require(valid, "target_acceptance", "in (0, 1), or None")
+        self._require_name("mass", MASSES)
+
+    @property
+    def advice(self) -> str:
+        return (
+            f"Try lr={self.lr / 10:g} instead of {self.lr:g} for the first step, and look at the"
+            " inputs' scale"
+        )
+
+
+def require_whole_data(config: Sampling, instead: str) -> None:
+    """Refuse what a chain on the whole data cannot have."""
+    config._require(
+        config.temperature > 0, "temperature", f"> 0 (the maximum is found by `{instead}`)"
+    )
+    config._require(
+        config.augment is None, "augment", "None: chains on the whole data need fixed examples"
+    )
+
+
+class State(NamedTuple):
+    """What the next step needs: log π of the networks and its gradient, unknown before the first
+    step; the `tuning` of every chain; the samples so far, `kept` (L, M, ...); and of the
+    trajectories after burn-in the summed acceptance and the number that diverged, (M,) each."""
+
+    stack: Stack
+    log_density: Tensor | None
+    gradient: Tensor | None
+    tuning: Tensors
+    kept: Tensors
+    acceptance: Tensor
+    divergences: Tensor
+    step: int
+
+
+class Info(NamedTuple):
+    """What a trajectory tells of each chain, (M,): mean negative log-likelihood where it is now,
+    nats per example; acceptance probability; energy error H' − H; whether it diverged; step size;
+    and the number of leapfrog steps of all."""
+
+    loss: Tensor
+    acceptance: Tensor
+    energy_error: Tensor
+    diverged: Tensor
+    step_size: Tensor
+    num_steps: int
+
+
+def init(config: HMC, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first trajectory; adds the likelihood's own parameters."""
+    add_noise(config, problem, stack)
+    kept = room_for(stack, len(_steps(config, problem)))
+    if config.mass != HMC.mass and not windows(_burn_in(config, problem)):
+        warnings.warn(
+            f"mass='{config.mass}' has no effect: a burn-in of {_burn_in(config, problem)}"
+            " trajectories is too short to tune a mass",
+            stacklevel=4,
+        )
+    if config.data_order == "own":
+        warnings.warn("data_order='own' has no effect: the whole data have no order", stacklevel=4)
+    freeze_statistics(problem, stack)
+    rows = rows_of(stack)
+    counts = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
+    return State(stack, None, None, start(rows, config.lr), kept, counts[0], counts[1], step=0)
+
+
+def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one trajectory of every chain, and keep a sample where it is time."""
+    stack, number = state.stack, state.step
+    target = LogPosterior(
+        stack, problem, whole(problem, batch), config.prior_precision, config.temperature
+    )
+    position = rows_of(stack)
+    if state.log_density is None or state.gradient is None:
+        point = Point(position, *target(position))
+    else:
+        point = Point(position, state.log_density, state.gradient)
+    burn_in = _burn_in(config, problem)
+    length = step_size(state.tuning, burnt_in=number >= burn_in)
+    draws = [torch.rand((), generator=generator(seed, "hmc", number)) for seed in stack.seeds]
+    taken = transition(
+        target,
+        point,
+        stack.normal_rows("hmc", number),
+        torch.stack(draws).double().to(stack.device),
+        length[:, None].to(stack.dtype),
+        state.tuning["inverse_mass"],
+        num_steps := leapfrog_steps(config.leapfrog_steps, problem.seed, number),
+    )
+    target.move(taken.point.position)
+    state = state._replace(
+        log_density=taken.point.log_density, gradient=taken.point.gradient, step=number + 1
+    )
+    state = _tuned(config, state, taken.point.position, taken.acceptance, burn_in)
+    if number >= burn_in:
+        state.acceptance.add_(taken.acceptance)
+        state.divergences.add_(taken.diverged)
+    keep_sample(_steps(config, problem), number + 1, stack, state.kept)
+    losses = target.loss(taken.point.position, taken.point.log_density)
+    return state, Info(
+        losses, taken.acceptance, taken.energy_error, taken.diverged, length, num_steps
+    )
+
+
+def leapfrog_steps(mean: int, seed: int, number: int) -> int:
+    """Return how many steps trajectory `number` has: uniform on [mean/2, 3 mean/2]."""
+    least = -(-mean // 2)
+    most = 2 * mean - least
+    stream = generator(seed, "hmc", "length", number)
+    return int(torch.randint(least, most + 1, (), generator=stream))
+
+
+def _tuned(config: HMC, state: State, rows: Tensor, acceptance: Tensor, burn_in: int) -> State:
+    """Return the state whose tuning has seen this step, during burn-in."""
+    if state.step > burn_in or config.target_acceptance is None:
+        return state
+    tuning = adapt(
+        state.tuning, rows, acceptance, state.step, burn_in, config.target_acceptance,
+        masses=config.mass == "diagonal",
+    )  # fmt: skip
+    return state._replace(tuning=tuning)
+
+
+def _steps(config: HMC, problem: Problem) -> range:
+    """Return the numbers of trajectories after which a sample is kept."""
+    return config.kept_steps(config.total_steps(problem.steps_per_epoch))
+
+
+def _burn_in(config: HMC, problem: Problem) -> int:
+    """Return how many trajectories tune the chains."""
+    total = config.total_steps(problem.steps_per_epoch)
+    return total // 2 if config.burn_in is None else config.burn_in
+
+
+def finish(config: HMC, problem: Problem, state: State) -> Samples:
+    """Return the samples that were kept, with the acceptance, divergences and step size of each
+    chain; the networks themselves where no trajectory was taken."""
+    number = sum(each <= state.step for each in _steps(config, problem))
+    taken = max(state.step - _burn_in(config, problem), 0)
+    facts: Tensors = {}
+    if taken:
+        if _burn_in(config, problem) >= TUNED:
+            _warn(config, state, taken)
+        found = {
+            "acceptance": state.acceptance / taken,
+            "divergences": state.divergences,
+            "step_size": step_size(state.tuning, burnt_in=True),
+        }
+        facts = {name: tensor.to(state.stack.dtype) for name, tensor in found.items()}
+    kept = {name: tensor[:number] for name, tensor in state.kept.items() if number}
+    return Samples(state.stack, kept, facts)
+
+
+def _warn(config: HMC, state: State, taken: int) -> None:
+    """Warn of chains whose samples cannot be trusted."""
+    worst = int(state.divergences.argmax())
+    number = int(state.divergences[worst])
+    least = float(state.acceptance.min()) / taken
+    goal = config.target_acceptance
+    if goal is None:
+        remedy = f"lr={config.lr / 3:.2g}"
+    else:
+        remedy = f"target_acceptance={(1 + goal) / 2:.2g} or a longer burn_in"
+    if number:
+        warnings.warn(
+            f"chain {worst}: {number} of {taken} trajectories after burn-in diverged, with energy"
+            f" errors above {DIVERGED:g}: its step is too long for where it went, and the samples"
+            f" leave such places out; try {remedy}",
+            stacklevel=5,
+        )
+    elif least < 0.1:
+        warnings.warn(
+            f"a chain accepted {100 * least:.2g} % of {taken} trajectories after burn-in: it hardly"
+            f" moved; try {remedy}",
+            stacklevel=5,
+        )
+
+
+METHODS.register(
+    "hmc",
+    summary="full-batch Hamiltonian Monte Carlo, the reference posterior of small networks",
+    kind="one mode",
+    equation="p ~ N(0, 1/v),  (θ, p) → leapfrog of H = −log π(θ) + ½ Σ v p²,"
+    "  taken with min(1, exp(−ΔH))",
+    cost="leapfrog_steps gradients on all data per step, L × prediction",
+    limits="Every leapfrog step takes all data; chains rarely pass from mode to mode, and only"
+    " predictions can tell whether they have mixed.",
+    paper="Neal 2011",
+    bibtex="""@incollection{neal2011mcmc,
+  title={{MCMC} using {Hamiltonian} dynamics}, author={Neal, Radford M.},
+  booktitle={Handbook of {Markov} Chain {Monte} {Carlo}}, publisher={CRC Press}, year={2011}}""",
+)(Method(HMC, init, step, finish))

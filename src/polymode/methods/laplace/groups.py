@@ -1,0 +1,254 @@
+"""Groups of weights that share a prior precision; those that normalisation makes scale-free.
+
+A set S of weights is *normalised* when f(θ' + k θ_S) = f(θ' + θ_S) for all k > 0: scaling it
+changes nothing, so its size says nothing, and its regulariser must be its own (recommendation 2 and
+proposition 3 of the reference). Such sets are read from the network's graph. Let k scale one weight
+tensor and follow the factor: linear and convolutional layers, ReLU, pooling, reshaping and means
+hand it on (biases on its way have to be scaled along), a sum hands it on if all its terms have it,
+a normalisation layer swallows it. Where it meets a softmax, a GELU, a product with another scaled
+tensor or the output, the weight is in no normalised set. So
+
+- a convolution before a norm is a set by itself, with its bias;
+- in pre-activation networks and transformers all that adds to one residual stream is one set: stem
+  or embedding, positions, and the last layer of each branch;
+- scales and shifts of a norm are a set where a ReLU and a linear layer lead to another norm;
+- FixUp networks and networks without norms have none.
+
+Sets may overlap (w1, b1, b2 and w2, b2 of two linear layers before a norm). The groups are the
+finest partition of which every set is a union, and one group `rest` for all else: then the prior of
+every set can follow its scale.
+
+Limits: the small constant eps of a norm is taken for 0. Running statistics of BatchNorm have to be
+those of the scaled network. A network without a graph (see `core/trace.py`) is refused.
+Reference: J. Antorán, D. Janz, J. Allingham, E. Daxberger, R. Barbano, E. Nalisnick,
+    J. M. Hernández-Lobato, Adapting the linearised Laplace model evidence for modern deep learning,
+    ICML 2022.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from polymode.core.layers import called
+from polymode.core.stack import Stack
+from polymode.nets.filter_response import FilterResponseNorm2d
+
+KINDS = ("single", "per_layer", "per_group")
+REST = "rest"
+
+_LINEAR = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, FilterResponseNorm2d)
+_PASSES: frozenset[Any] = frozenset((
+    nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten,
+    nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.UpsamplingBilinear2d,
+    nn.UpsamplingNearest2d, nn.ZeroPad2d, F.relu, torch.relu, F.leaky_relu, F.dropout,
+    F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate, F.pad, torch.flatten,
+    torch.mean, torch.sum, torch.reshape, torch.permute, torch.transpose, torch.unbind,
+    torch.squeeze, torch.unsqueeze, torch.neg, operator.neg, operator.getitem,
+    "relu", "flatten", "unflatten", "mean", "sum", "view", "reshape", "permute", "transpose",
+    "expand", "expand_as", "unbind", "squeeze", "unsqueeze", "contiguous", "chunk", "split", "neg",
+    "movedim", "clone",
+))  # fmt: skip
+_SUMS: frozenset[Any] = frozenset((
+    operator.add, operator.iadd, operator.sub, torch.add, torch.sub, torch.cat, torch.stack,
+    torch.maximum, torch.minimum, "add", "add_", "sub",
+))  # fmt: skip
+_PRODUCTS: frozenset[Any] = frozenset((
+    operator.mul, operator.matmul, torch.mul, torch.matmul, torch.bmm, "mul", "matmul", "bmm",
+))  # fmt: skip
+_SHAPES: frozenset[Any] = frozenset((
+    getattr, "size", "dim", "numel", torch.zeros_like, torch.ones_like,
+))  # fmt: skip
+
+
+def prior_groups(stack: Stack, kind: str) -> dict[str, str]:
+    """Return the group of every trainable parameter of the network, by name.
+
+    Args:
+        kind: "single" (one group, `all`), "per_layer" (weight and bias of a layer together) or
+            "per_group" (see above).
+    """
+    names = list(stack.params)
+    if kind == "single":
+        return dict.fromkeys(names, "all")
+    if kind == "per_layer":
+        return {name: name.rpartition(".")[0] or name for name in names}
+    assert kind == "per_group", kind
+    return _atoms(names, normalised_sets(stack))
+
+
+def normalised_sets(stack: Stack) -> list[frozenset[str]]:
+    """Return the sets of parameters whose common scale does not matter, each once."""
+    scales = _Scales(stack)
+    found = (scales.set_of(name) for name in stack.params)
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+def _atoms(names: Iterable[str], sets: list[frozenset[str]]) -> dict[str, str]:
+    """Return the finest partition of which all sets are unions, named after its first member."""
+    members: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        inside = tuple(number for number, each in enumerate(sets) if name in each)
+        members.setdefault(inside, []).append(name)
+    titles: dict[str, list[str]] = {}
+    for inside, atom in members.items():
+        layer = atom[0].rpartition(".")[0]
+        title = REST if not inside else layer if layer and layer not in titles else atom[0]
+        titles[title] = atom
+    return {name: title for title, atom in titles.items() for name in atom}
+
+
+class _Tracer(fx.Tracer):
+    """Keeps layers whole that are one step of the table above."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _NORMS) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Infeasible(Exception):
+    """The factor reaches what does not hand it on."""
+
+
+class _Scales:
+    """Follows a factor k through the graph of a network."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.module = stack.network.template_in("eval")
+        self.trainable = set(stack.params)
+        try:
+            self.graph = _Tracer().trace(self.module)
+        except Exception as error:  # fx has no one kind of error for what it cannot do
+            raise ValueError(
+                "prior='per_group' reads the normalised weights from the network's graph, which"
+                f" {type(self.module).__name__} does not have ({str(error).splitlines()[0]});"
+                " use prior='per_layer'"
+            ) from error
+        first = {alias: name for name, every in stack.network.aliases.items() for alias in every}
+        self.weights: dict[fx.Node, dict[str, str]] = {}  # of a layer: role -> first name
+        self.uses: dict[str, list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            self.weights[node] = {role: first[path] for role, path in self._paths(node)}
+            for name in self.weights[node].values():
+                self.uses.setdefault(name, []).append(node)
+
+    def _paths(self, node: fx.Node) -> Iterator[tuple[str, str]]:
+        if node.op == "call_module":
+            layer = self.module.get_submodule(str(node.target))
+            for role, _ in layer.named_parameters():
+                yield role, f"{node.target}.{role}"
+        elif node.op == "get_attr":
+            owner, _, leaf = str(node.target).rpartition(".")
+            if leaf in self.module.get_submodule(owner)._parameters:
+                yield "value", str(node.target)
+
+    def set_of(self, name: str) -> frozenset[str] | None:
+        """Return the normalised set that grows from one parameter, None where there is none."""
+        try:
+            return frozenset(_Factor(self, name).scaled)
+        except _Infeasible:
+            return None
+
+    def kind(self, node: fx.Node) -> str:
+        """Return what a node does to a factor of its input."""
+        if node.op in ("placeholder", "output", "get_attr"):
+            return node.op
+        what = called(node, self.module)
+        if what is F.pad and (len(node.args) > 3 or node.kwargs.get("value")):
+            return "opaque"  # padded by other numbers than 0
+        if node.op == "call_module" and issubclass(what, _NORMS):
+            return "norm"
+        if node.op == "call_module" and issubclass(what, _LINEAR):
+            return "linear"
+        table = {"pass": _PASSES, "sum": _SUMS, "product": _PRODUCTS, "shape": _SHAPES}
+        return next((kind for kind, known in table.items() if what in known), "opaque")
+
+
+class _Factor:
+    """One factor on its way: which parameters and which results of layers have it."""
+
+    def __init__(self, scales: _Scales, name: str) -> None:
+        self.scales = scales
+        self.scaled: set[str] = set()
+        self.results: set[fx.Node] = set()
+        self.forward: list[fx.Node] = []
+        self.open: list[fx.Node] = []  # results whose origin is to be explained
+        self._scale(name)
+        while self.forward or self.open:
+            if self.forward:  # first: what the factor reaches needs no other explanation
+                self._hand_on(self.forward.pop())
+            else:
+                self._explain(self.open.pop())
+
+    def _scale(self, name: str) -> None:
+        """Give a parameter the factor."""
+        if name in self.scaled:
+            return
+        if name not in self.scales.trainable or name not in self.scales.uses:
+            raise _Infeasible
+        self.scaled.add(name)
+        for node in self.scales.uses[name]:
+            self._add(node)
+
+    def _add(self, node: fx.Node) -> None:
+        """Give a result the factor."""
+        if node not in self.results:
+            self.results.add(node)
+            self.forward.append(node)
+            self.open.append(node)
+
+    def _hand_on(self, node: fx.Node) -> None:
+        for user in node.users:
+            kind = self.scales.kind(user)
+            if kind in ("output", "opaque"):
+                raise _Infeasible
+            if kind in ("linear", "pass", "sum", "product"):
+                self._add(user)
+
+    def _explain(self, node: fx.Node) -> None:
+        """Let the inputs and weights of a layer give its result the factor, once."""
+        kind, weights = self.scales.kind(node), self.scales.weights[node]
+        inputs = [each for each in node.all_input_nodes if self.scales.kind(each) != "shape"]
+        if kind == "get_attr" and weights:
+            self._scale(weights["value"])
+        elif kind == "norm" and weights:
+            for name in weights.values():
+                self._scale(name)
+        elif kind == "linear":
+            given = inputs[0] in self.results
+            if given and weights["weight"] in self.scaled:
+                raise _Infeasible  # the factor twice
+            for role, name in weights.items():
+                if role != "weight" or not given:
+                    self._scale(name)
+        elif kind == "pass":
+            self._add(inputs[0])
+        elif kind == "sum":
+            joins = called(node, self.scales.module) in (torch.cat, torch.stack)
+            if not joins and any(_is_constant(each) for each in node.args):
+                raise _Infeasible
+            for each in inputs:
+                self._add(each)
+        elif kind == "product":
+            having = [each for each in inputs if each in self.results]
+            parameters = [each for each in inputs if each.op == "get_attr"]
+            if not having and len(parameters) == 1:
+                having = parameters
+                self._add(parameters[0])
+            twice = len(inputs) == 1 and sum(each is inputs[0] for each in node.args) > 1
+            if len(having) != 1 or twice:
+                raise _Infeasible
+        else:
+            raise _Infeasible
+
+
+def _is_constant(argument: Any) -> bool:
+    """Whether a term of a sum is a number other than 0."""
+    return isinstance(argument, (int, float)) and argument != 0

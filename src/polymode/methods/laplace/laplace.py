@@ -1,0 +1,348 @@
+r"""Linearised Laplace: a Gaussian around a trained network, made linear in its weights.
+
+    q(θ) = N(θ̃, H⁻¹),   H = Σ_n J_nᵀ Λ_n J_n + Λ,   J_n = ∂f(x_n)/∂θ at θ̃
+    f(x) ~ N(f(x; θ̃), J(x) H⁻¹ J(x)ᵀ)
+
+Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one
+number for all parameters, per layer, or per group. `structure` says which entries of the curvature
+are kept (`curvature.py`). Predictions are those of the linear model: in closed form for values,
+for classes by draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
+
+Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained
+as by `map` first. `num_modes` networks give a mixture of Laplace approximations.
+
+The prior precision is `prior_precision` where `evidence` is None; otherwise it is what makes the
+evidence largest, at the trained weights ("trained", MacKay's classic) or at the optimum of the
+linear model ("linear", the recommendation of Antorán et al.). Networks from a factory are trained
+with `prior_precision` in any case.
+
+Normalisation layers keep their running statistics. Parameters that require no gradient are known.
+
+Limits: a Gaussian at one point of the weights; the structures leave covariances out; "kron" is
+exact neither for weights used at several positions nor for more than one example; the predictive is
+that of a linear model, which far from the data may widen without end.
+References: D. MacKay, Neural Computation 4(3), 1992; H. Ritter, A. Botev, D. Barber, ICLR 2018;
+    A. Immer, M. Korzepa, M. Bauer, AISTATS 2021; E. Daxberger et al., NeurIPS 2021.
+
+Shapes: `M` modes, `L` samples per mode, `B` batch, `K` outputs.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.linalg.tangent import Survey, survey
+from polymode.core.memory import free_bytes, human
+from polymode.core.rng import fold
+from polymode.core.stack import Stack
+from polymode.methods import map as map_
+from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
+from polymode.methods.laplace.evidence import choose_prior
+from polymode.methods.laplace.fisher import FISHERS
+from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.groups import KINDS as PRIORS
+from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.links import LINKS
+from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
+from polymode.methods.laplace.trained import by_parameter, choose
+from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.map import MAP, State
+from polymode.methods.method import METHODS, Method, Problem
+
+EVIDENCES = ("trained", "linear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(MAP):
+    """Options of `laplace`: those of `map`, and
+
+    Args:
+        structure: of the curvature: "kron", "diag", "full", "last_layer", "subnetwork" or
+            "low_rank".
+        prior: which parameters share a precision that the evidence finds: "single", "per_layer" or
+            "per_group" (weights that normalisation makes scale-free have their own).
+        evidence: how the prior is found: "trained", "linear", or None for `prior_precision`.
+        fisher: "exact", "mc" (targets drawn from the prediction) or "empirical" (not a curvature of
+            the loss; for comparison).
+        mc_samples: targets drawn per example with fisher="mc", ≥ 1.
+        sharing: how kron treats weights that are used at several positions: "expand" or "reduce".
+        rank: directions of structure="low_rank", ≥ 1.
+        subnetwork: numbers of the weights that structure="subnetwork" keeps, counted from 0 over
+            all trainable parameters in a row; or how they are chosen: "largest_variance",
+            "jacobian_energy", "obd" or "random" (`subnetwork.py`).
+        subnetwork_size: how many are chosen, ≥ 1.
+        predictive: "linearised", or "sampled": networks with drawn weights, for comparison.
+        link: from Gaussian logits to classes: "mc", "probit" or "bridge".
+        output_covariance: "full", or "diagonal": outputs as if independent.
+        samples_per_mode: L draws, ≥ 1, of logits or of networks; the closed links have one.
+    """
+
+    structure: str = "kron"
+    prior: str = "single"
+    evidence: str | None = None
+    fisher: str = "exact"
+    mc_samples: int = 1
+    sharing: str = "expand"
+    rank: int = 20
+    subnetwork: Sequence[int] | str | None = None
+    subnetwork_size: int | None = None
+    predictive: str = "linearised"
+    link: str = "mc"
+    output_covariance: str = "full"
+    samples_per_mode: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_name("structure", STRUCTURES)
+        self._require_name("prior", PRIORS)
+        if self.evidence is not None:
+            self._require_name("evidence", EVIDENCES)
+        self._require_name("fisher", FISHERS)
+        self._require_name("sharing", ("expand", "reduce"))
+        self._require_name("predictive", ("linearised", "sampled"))
+        self._require_name("link", LINKS)
+        self._require_name("output_covariance", ("full", "diagonal"))
+        for field in ("mc_samples", "rank", "samples_per_mode"):
+            self._require_integer(field, 1)
+        if self.evidence is None:
+            self._require(self.prior_precision > 0, "prior_precision", "> 0: H would be singular")
+        chosen = isinstance(self.subnetwork, str)
+        if chosen:
+            self._require_name("subnetwork", SELECTIONS)
+            self._require_integer("subnetwork_size", 1)
+        elif self.subnetwork_size is not None:
+            self._require(False, "subnetwork_size", "None unless `subnetwork` is a name")
+        elif self.structure == "subnetwork" or self.subnetwork is not None:
+            numbers = isinstance(self.subnetwork, Sequence) and len(self.subnetwork) > 0
+            whole = numbers and all(type(n) is int and n >= 0 for n in self.subnetwork or ())
+            rule = "numbers of weights, integers of at least 0, where structure='subnetwork'"
+            self._require(whole, "subnetwork", rule)
+        self._require_partners()
+
+    def _require_partners(self) -> None:
+        """Refuse options that other options leave without effect."""
+        usual = type(self)
+        alone = {
+            "mc_samples": ("fisher", "mc"),
+            "rank": ("structure", "low_rank"),
+            "sharing": ("structure", "kron"),
+            "subnetwork": ("structure", "subnetwork"),
+        }
+        for field, (partner, value) in alone.items():
+            if getattr(self, field) != getattr(usual, field) and getattr(self, partner) != value:
+                raise ValueError(
+                    f"`{field}` of Laplace belongs to {partner}='{value}', not to"
+                    f" '{getattr(self, partner)}'"
+                )
+        if self.prior != "single" and self.evidence is None:
+            raise ValueError(
+                f"`prior` of Laplace is '{self.prior}', but without `evidence` all parameters have"
+                " prior_precision; take evidence='trained' or 'linear'"
+            )
+        if self.link != "mc" and self.samples_per_mode != usual.samples_per_mode:
+            raise ValueError(
+                f"`samples_per_mode` of Laplace belongs to link='mc', not to '{self.link}', which"
+                " has no draws"
+            )
+        if self.predictive == "sampled":
+            for field in ("link", "output_covariance"):
+                if getattr(self, field) != getattr(usual, field):
+                    raise ValueError(
+                        f"`{field}` of Laplace belongs to predictive='linearised': drawn networks"
+                        " have no Gaussian outputs"
+                    )
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(
+            self.structure, self.fisher, self.mc_samples, self.sharing, self.rank,
+            batch_size=self.batch_size,
+        )  # fmt: skip
+
+
+def init(config: Laplace, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step; refuses what would not fit into memory."""
+    refuse_too_large(config, stack)
+    likelihood = problem.likelihood
+    outputs = likelihood.num_outputs(problem.target_size)
+    if config.link == "bridge" and likelihood.classification and outputs == 1:
+        raise ValueError(
+            "link='bridge' with one logit is the network's own probability: its mean knows nothing"
+            " of the variance; take link='probit'"
+        )
+    if config.link != "mc" and not likelihood.classification:
+        raise ValueError(
+            f"link='{config.link}' is for classes, and the likelihood is {likelihood.name};"
+            " leave `link` out"
+        )
+    return map_.init(config, problem, stack)
+
+
+def step(config: Laplace, problem: Problem, state: State, batch: Any) -> Any:
+    """Take one step on the log-posterior of every member, as `map`."""
+    return map_.step(config, problem, state, batch)
+
+
+def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
+    """Return a Gaussian around each network."""
+    stack = state.stack.clone().eval()
+    known = survey(stack, next(problem.inputs(config.batch_size)))
+    look_at_coverage(config, known, stack)
+    every = prior_groups(stack, config.prior)
+    posteriors, evidences = [], []
+    for k in range(stack.num_modes):
+        chosen = _chosen(config, problem, stack, k)
+        found = curvature(config.setting, problem, stack, k, known, chosen)
+        posterior, evidence = _posterior(config, problem, stack, k, found)
+        posteriors.append(posterior)
+        evidences.append(evidence)
+    return LaplaceWeights(
+        stack,
+        posteriors,
+        known,
+        problem.likelihood.num_outputs(problem.target_size),
+        1 if config.link != "mc" else config.samples_per_mode,
+        config.predictive,
+        config.link,
+        config.output_covariance,
+        None if config.evidence is None else evidences,
+        {name: every[name] for block in posteriors[0].blocks for name in block.names},
+    )
+
+
+def _posterior(
+    config: Laplace, problem: Problem, stack: Stack, k: int, found: Curvature
+) -> tuple[GaussianPosterior, float]:
+    """Return the Gaussian of mode k with its prior, and its log evidence; sets learned noise."""
+    names = [name for block in found.blocks for name in block.names]
+    like = next(iter(stack.params.values())).detach()
+    if config.evidence is None:
+        same = torch.tensor(config.prior_precision).to(like)
+        return GaussianPosterior(found.blocks, dict.fromkeys(names, same)), 0.0
+    every = prior_groups(stack, config.prior)
+    groups = {name: every[name] for name in names}
+    if config.evidence == "linear":
+        precisions, factor, report = choose_prior(config, problem, found, stack, k)
+        evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
+        if report["pruned"]:
+            warnings.warn(
+                f"the evidence switched {_some(report['pruned'])} off in mode {k}: the data say"  # type: ignore[arg-type]
+                " nothing of these weights, so that their prior precision has no bound",
+                stacklevel=5,
+            )
+    else:
+        params = {name: stack.params[name].detach()[k] for name in names}
+        learns = problem.likelihood.learns and found.num_values > 0
+        start = config.prior_precision or 1.0
+        precisions, factor, evidence, _ = choose(found, params, groups, start, learns)
+    precision = by_parameter(groups, precisions, like)
+    posterior = GaussianPosterior(found.blocks, precision).scaled(factor)
+    with torch.no_grad():
+        for tensor in stack.extra.values():
+            tensor[k] -= 0.5 * math.log(factor)
+    return posterior.with_precision(precision), evidence
+
+
+def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor | None:
+    """Return the numbers of a subnetwork of mode k in rising order, checked."""
+    if config.structure != "subnetwork":
+        return None
+    if isinstance(config.subnetwork, str):
+        size, seed = config.subnetwork_size or 1, fold(problem.seed, "subnetwork", k)
+        found = diagonals(problem, stack, k, config.batch_size)
+        return select(found, config.subnetwork, size, config.prior_precision or 1.0, seed)[0]
+    chosen = torch.as_tensor(config.subnetwork, dtype=torch.long).unique()
+    if int(chosen[-1]) >= stack.num_parameters:
+        raise ValueError(
+            f"`subnetwork` of Laplace has number {int(chosen[-1]):,}, but there are"
+            f" {stack.num_parameters:,} trainable weights, counted from 0"
+        )
+    return chosen
+
+
+def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
+    """Warn of parameters that the structure treats otherwise than its name says, and refuse a
+    network without the layer it is about."""
+    if config.structure == "kron":
+        diagonal = [n for n, kind in known.kinds.items() if kind == "single"]
+        if diagonal:
+            warnings.warn(
+                f"{_some(diagonal)}: not part of a known linear operation, so no Kronecker factors;"
+                " their blocks are diagonal",
+                stacklevel=5,
+            )
+        if config.sharing == "reduce" and not known.shared:
+            warnings.warn(
+                "sharing='reduce' changes nothing: no weight of this network is used at several"
+                " positions",
+                stacklevel=5,
+            )
+    if config.prior == "per_group" and len(set(prior_groups(stack, config.prior).values())) == 1:
+        warnings.warn(
+            "prior='per_group' is prior='single' here: normalisation makes no weights of this"
+            " network scale-free",
+            stacklevel=5,
+        )
+    if config.structure == "last_layer" and not known.last:
+        raise ValueError(
+            "structure='last_layer' needs a linear last layer, and none was found in"
+            f" {type(stack.template).__name__}; take structure='kron' or 'diag'"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def refuse_too_large(config: Laplace, stack: Stack) -> None:
+    """Refuse a matrix that does not fit, with the numbers and what would."""
+    if config.structure not in ("full", "subnetwork"):
+        return
+    size = stack.num_parameters
+    if config.structure == "subnetwork":
+        size = config.subnetwork_size or len(config.subnetwork or ())
+    need, free = 4 * 8 * size**2, free_bytes(stack.device)
+    if need > free:
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in stack.params.items()}
+        raise ValueError(
+            f"structure='{config.structure}' needs a {size:,} × {size:,} matrix:"
+            f" {human(8 * size**2)} in float64, {human(need)} with its eigenvectors;"
+            f" {human(free)} free. Try structure='kron' ({human(kron_bytes(shapes, stack.dtype))}),"
+            f" 'diag' ({human(size * stack.dtype.itemsize)}) or 'last_layer'"
+        )
+
+
+def kron_bytes(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> int:
+    """Return how much memory Kronecker factors of these parameters take."""
+    total = 0
+    for shape in shapes.values():
+        rows = shape[0] if shape else 1
+        columns = 1
+        for number in shape[1:]:
+            columns *= number
+        total += rows**2 + columns**2
+    return total * dtype.itemsize
+
+
+METHODS.register(
+    "laplace",
+    summary="a Gaussian around a trained network, linear in its weights",
+    kind="one mode",
+    equation="f(x) ~ N(f(x; θ̃), J H⁻¹ Jᵀ),  H = Σₙ Jₙᵀ Λₙ Jₙ + Λ",
+    cost="1 × training, about C × prediction",
+    limits="A Gaussian at one point of the weights; its structure leaves covariances out; the"
+    " predictive is that of a linear model.",
+    paper="Immer et al. 2021",
+    bibtex="""@inproceedings{immer2021improving,
+  title={Improving predictions of {Bayesian} neural nets via local linearization},
+  author={Immer, Alexander and Korzepa, Maciej and Bauer, Matthias},
+  booktitle={International Conference on Artificial Intelligence and Statistics}, year={2021}}""",
+)(Method(Laplace, init, step, finish, post_hoc=True))

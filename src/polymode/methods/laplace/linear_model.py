@@ -1,0 +1,254 @@
+"""The tangent of a network in its weights: a linear model with the network's Jacobian as features.
+
+    h(θ, x) = f(θ̃, x) + J(x) (θ − θ̃)    "offset"        J(x) = ∂f/∂θ at the trained weights θ̃
+    h(θ, x) = J(x) θ                     "jacobian"
+
+For networks that are normalised up to a linear last layer, J(x) θ̃ = f(θ̃, x) and the two are one
+model (Euler's theorem). In general they are not: `closeness` is ‖J θ̃ − f‖ / ‖f‖, which reports
+print. With the statistics of BatchNorm frozen, as in evaluation mode, J is not that of a normalised
+network, however it was trained: ‖J θ̃ − f‖ / ‖f‖ is about 11 on the toy of the reference. With
+`reference` inputs the statistics s are functions of the weights,
+
+    f(θ, x) = net(x; θ, s(θ)),   J = ∂f/∂θ + ∂f/∂s S,   S = ds/dθ on the reference inputs,
+
+and f is the network with these statistics. An example's output then depends on no other example
+but the reference inputs, so predictions do not depend on their batch. S (D, P), with D two numbers
+per normalised channel, is made once.
+
+Nothing here needs a matrix of B K P numbers but `jacobian`, which is for small problems.
+Reference: Antorán et al., ICML 2022; see `groups.py`.
+
+Shapes: `B` batch, `K` outputs, `P` weights, `D` statistics.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, jvp, vjp, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from polymode.core.modules import Tensors
+from polymode.core.stack import Stack
+
+FORMS = ("jacobian", "offset")
+
+
+class Tangent:
+    """The linear model of one member of a stack around its weights.
+
+    Args:
+        stack: its `mode`-th network is linearised, in evaluation mode.
+        names: parameters that are free; the others are known. By default all that train.
+        form: "jacobian" or "offset", see above.
+        reference: inputs (R, ...) whose statistics BatchNorm has, as functions of the weights; None
+            freezes the running ones.
+
+    Attributes:
+        point: θ̃ as one vector (P,).
+        slices: where each parameter lies in it.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        mode: int = 0,
+        *,
+        names: Sequence[str] | None = None,
+        form: str = "jacobian",
+        reference: Tensor | None = None,
+    ) -> None:
+        assert form in FORMS, form
+        self.form = form
+        self.names = list(stack.params) if names is None else list(names)
+        self._aliases = stack.network.aliases
+        self._module = stack.network.template_in("eval")
+        everything = {**stack.params, **stack.frozen, **stack.buffers}
+        values = {name: tensor[mode].detach() for name, tensor in everything.items()}
+        self._shapes = {name: values[name].shape for name in self.names}
+        self.point = torch.cat([values[name].reshape(-1) for name in self.names])
+        sizes = [self._shapes[name].numel() for name in self.names]
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        self.slices = {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.names, sizes, ends, strict=True)
+        }
+        self._known = {name: value for name, value in values.items() if name not in self.slices}
+        self.statistics: Tensors = {}
+        self._sensitivity: Tensor | None = None
+        if reference is not None and stack.has_statistics:
+            self._follow_statistics(reference)
+
+    # ---------------------------------------------------------------- statistics
+
+    def _follow_statistics(self, reference: Tensor) -> None:
+        """Make the statistics functions of the weights: their values, and S."""
+        self._module = copy.deepcopy(self._module)
+        layers = [name for name, m in self._module.named_modules() if isinstance(m, _BatchNorm)]
+        norms = [_OpenNorm(self._module.get_submodule(name)) for name in layers]
+        for name, norm in zip(layers, norms, strict=True):
+            owner, _, leaf = name.rpartition(".")
+            setattr(self._module.get_submodule(owner), leaf, norm)
+
+        def statistics(point: Tensor) -> Tensor:
+            for norm in norms:
+                norm.measures = True
+            try:
+                functional_call(self._module, self._named(point, {}), (reference,), strict=False)
+            finally:
+                for norm in norms:
+                    norm.measures = False
+            return torch.cat([norm.take() for norm in norms])
+
+        with torch.no_grad():
+            flat = statistics(self.point)
+        start = 0
+        for name in layers:
+            for leaf in ("running_mean", "running_var"):
+                full = f"{name}.{leaf}"
+                size = self._known[full].numel()
+                self.statistics[full] = flat[start : start + size]
+                start += size
+        self._sensitivity = jacrev(statistics, chunk_size=64)(self.point)
+
+    # ---------------------------------------------------------------- the network as a function
+
+    def _named(self, point: Tensor, statistics: Mapping[str, Tensor]) -> Tensors:
+        """Return all tensors of the network by all their names."""
+        free = {n: point[where].view(self._shapes[n]) for n, where in self.slices.items()}
+        tensors = {**self._known, **free, **statistics}
+        return {alias: tensor for name, tensor in tensors.items() for alias in self._aliases[name]}
+
+    def _call(self, point: Tensor, statistics: Tensor | None, x: Tensor) -> Tensor:
+        parts: Tensors = {}
+        if statistics is not None:
+            sizes = [each.numel() for each in self.statistics.values()]
+            parts = dict(zip(self.statistics, statistics.split(sizes), strict=True))
+        own = self._named(point, parts)
+        return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
+
+    @property
+    def _flat_statistics(self) -> Tensor | None:
+        return torch.cat(list(self.statistics.values())) if self.statistics else None
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return f(θ̃, x), (B, K), with the tangent's statistics."""
+        with torch.no_grad():
+            return self._call(self.point, self._flat_statistics, x)
+
+    # ---------------------------------------------------------------- products with J
+
+    def jvp(self, vector: Tensor, x: Tensor) -> Tensor:
+        """Return J v, (B, K)."""
+        flat = self._flat_statistics
+        if flat is None or self._sensitivity is None:
+            return _forward(lambda p: self._call(p, None, x), (self.point,), (vector,))
+        moved = self._sensitivity @ vector
+        return _forward(lambda p, s: self._call(p, s, x), (self.point, flat), (vector, moved))
+
+    def vjp(self, cotangent: Tensor, x: Tensor) -> Tensor:
+        """Return Jᵀ c of c (B, K), summed over examples, (P,)."""
+        flat = self._flat_statistics
+        if flat is None or self._sensitivity is None:
+            with torch.no_grad():
+                return vjp(lambda p: self._call(p, None, x), self.point)[1](cotangent)[0]
+        with torch.no_grad():
+            direct, through = vjp(lambda p, s: self._call(p, s, x), self.point, flat)[1](cotangent)
+        return direct + through @ self._sensitivity
+
+    def jacobian(self, x: Tensor, *, chunk: int = 32) -> Tensor:
+        """Return J(x), (B, K, P), example by example in chunks: B K P numbers."""
+        flat = self._flat_statistics
+        pieces = []
+        with torch.no_grad():
+            for part in x.split(chunk):
+                if flat is None or self._sensitivity is None:
+                    single = jacrev(lambda p, one: self._call(p, None, one[None])[0])
+                    pieces.append(vmap(single, (None, 0))(self.point, part))
+                    continue
+                both = jacrev(lambda p, s, one: self._call(p, s, one[None])[0], (0, 1))
+                direct, through = vmap(both, (None, None, 0))(self.point, flat, part)
+                pieces.append(direct + through @ self._sensitivity)
+        return torch.cat(pieces)
+
+    # ---------------------------------------------------------------- the linear model
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Return what h has beside J θ, (B, K): 0, or f − J θ̃."""
+        outputs = self.outputs(x)
+        return (
+            torch.zeros_like(outputs)
+            if self.form == "jacobian"
+            else outputs - self.jvp(self.point, x)
+        )
+
+    def closeness(self, batches: Iterable[Tensor]) -> float:
+        """Return ‖J θ̃ − f‖ / ‖f‖ over inputs: 0 where both forms are one model."""
+        apart, size = 0.0, 0.0
+        for x in batches:
+            outputs = self.outputs(x)
+            apart += (self.jvp(self.point, x) - outputs).double().square().sum().item()
+            size += outputs.double().square().sum().item()
+        return (apart / max(size, 1e-300)) ** 0.5
+
+    def index(self, groups: Mapping[str, str]) -> dict[str, Tensor]:
+        """Return the places of each group's weights in the vector of all, by group."""
+        places: dict[str, list[Tensor]] = {}
+        for name, where in self.slices.items():
+            own = torch.arange(where.start, where.stop, device=self.point.device)
+            places.setdefault(groups[name], []).append(own)
+        return {group: torch.cat(parts) for group, parts in places.items()}
+
+
+def _forward(
+    function: Callable[..., Tensor], point: tuple[Tensor, ...], vector: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the derivative of a function along a vector."""
+    with warnings.catch_warnings():  # torch's own, when it first differentiates forward
+        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
+        with torch.no_grad():
+            return jvp(function, point, vector)[1]
+
+
+class _OpenNorm(nn.Module):
+    """BatchNorm that torch can differentiate with respect to its statistics.
+
+    With `measures` on, it has those of its input, and hands them out.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(layer, _BatchNorm)
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+        self.measures = False
+        self._found: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        if self.measures:
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            mean, variance = x.mean(axes), x.var(axes, unbiased=False)
+            self._found = torch.cat([mean, variance])
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        normal = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is None:
+            return normal
+        return normal * self.weight.view(shape) + self.bias.view(shape)
+
+    def take(self) -> Tensor:
+        """Return mean and variance of the last measured pass, and forget them."""
+        found, self._found = self._found, None
+        assert found is not None
+        return found
+
+
+def batches_of(x: Tensor, size: int = 256) -> Iterator[Tensor]:
+    """Yield inputs in batches."""
+    yield from x.split(size)

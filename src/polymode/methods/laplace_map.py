@@ -1,0 +1,199 @@
+r"""Training with the evidence: MAP whose prior precisions are found on the way.
+
+    θ ← step on Σ_n log p(y_n | f_θ(x_n)) − ½ Σ_g λ_g ‖θ_g‖²
+    λ_g ← γ_g / ‖θ_g‖²,    γ_g = Σ_i l_i / (l_i + λ_g)       every `evidence_every` steps
+
+l are the eigenvalues of the curvature of group g at the present weights, in the structure that is
+asked for. The update is MacKay's, a step towards the maximum of the evidence in λ; there is no
+validation set, and no second training with the λ that was found. At the end the networks have a
+Gaussian with the last λ around them, as with `laplace`, so predictions are those of the linearised
+network, and `post.weights.log_evidence` compares architectures (Occam's razor).
+
+Steps before `burn_in` have the λ that is given: weights that have not learnt anything yet say
+nothing about their prior. λ stays within a factor of 10 of its last value and within 10^±6 of 1.
+
+The weights are close to a mode of the loss with these very λ, so the evidence is taken at them. For
+weights that normalisation makes scale-free (`prior="per_group"`, see `laplace/groups.py`) there is
+no mode: the prior shrinks them and λ grows with 1 / ‖θ_g‖², which leaves the function as it is and
+acts as a schedule of their learning rate.
+
+Learned noise of a regression is trained with the weights, by its likelihood.
+
+Limits: an update costs a pass over the data with C backward passes; the evidence is approximate,
+with a curvature of structure "kron" or "diag".
+References: D. MacKay, A practical Bayesian framework for backpropagation networks, Neural
+    Computation 4(3), 1992; A. Immer, M. Bauer, V. Fortuin, G. Rätsch, M. E. Khan, Scalable marginal
+    likelihood estimation for model selection in deep learning, ICML 2021, whose updates are
+    gradient steps.
+
+Shapes: `M` modes, `G` groups, `L` samples per mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.linalg.tangent import survey
+from polymode.core.loop import Batch
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization
+from polymode.methods import map as map_
+from polymode.methods.laplace.curvature import Curvature, Setting, curvature
+from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.groups import KINDS, prior_groups
+from polymode.methods.laplace.trained import log_evidence
+from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.map import MAP, Info
+from polymode.methods.method import METHODS, Method, Problem
+
+_LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceMAP(MAP):
+    """Options of `laplace_map`: those of `map`, where `prior_precision` is the λ to begin with, and
+
+    Args:
+        structure: of the curvature: "kron" or "diag".
+        prior: which parameters share a precision: "single", "per_layer" or "per_group".
+        burn_in: steps before the first update of λ, ≥ 0; None is a fifth of all.
+        evidence_every: steps from one update to the next, ≥ 1; None is five epochs.
+        samples_per_mode: L draws of the logits in a prediction, ≥ 1.
+    """
+
+    structure: str = "kron"
+    prior: str = "per_layer"
+    burn_in: int | None = None
+    evidence_every: int | None = None
+    samples_per_mode: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_name("structure", ("kron", "diag"))
+        self._require_name("prior", KINDS)
+        self._require(self.prior_precision > 0, "prior_precision", "> 0, the λ to begin with")
+        if self.burn_in is not None:
+            self._require_integer("burn_in", 0)
+        if self.evidence_every is not None:
+            self._require_integer("evidence_every", 1)
+        self._require_integer("samples_per_mode", 1)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(structure=self.structure, batch_size=self.batch_size)
+
+
+class State(NamedTuple):
+    """What the next step needs; `precision` is λ of each parameter tensor, (M,) by name."""
+
+    stack: Stack
+    optimization: Optimization
+    precision: dict[str, Tensor]
+    step: int
+
+
+def init(config: LaplaceMAP, problem: Problem, stack: Stack) -> State:
+    """Return the state before the first step."""
+    stack, optimization, first = map_.init(config, problem, stack)
+    prior_groups(stack, config.prior)  # refuses a network without a graph, before training
+    start = torch.full((stack.num_modes,), config.prior_precision, dtype=torch.float64)
+    return State(stack, optimization, {name: start.clone() for name in stack.params}, first)
+
+
+def step(config: LaplaceMAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step on the log-posterior of every member; update λ where it is due."""
+    stack, optimization, precision, number = state
+    loss = problem.likelihood.nll
+    losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
+    with torch.no_grad():
+        for name, parameter in stack.params.items():
+            if parameter.grad is not None:
+                strength = (precision[name] / problem.num_examples).to(parameter)
+                shape = (-1, *(1,) * (parameter.dim() - 1))
+                parameter.grad.addcmul_(strength.view(shape), parameter)
+    optimization.update(number)
+    if due(config, problem, number + 1):
+        precision = updated(config, problem, stack, precision)
+    return State(stack, optimization, precision, number + 1), Info(losses)
+
+
+def due(config: LaplaceMAP, problem: Problem, done: int) -> bool:
+    """Whether λ is updated after so many steps."""
+    per_epoch = problem.steps_per_epoch
+    first = config.total_steps(per_epoch) // 5 if config.burn_in is None else config.burn_in
+    every = 5 * per_epoch if config.evidence_every is None else config.evidence_every
+    return done >= first and (done - first) % every == 0
+
+
+def updated(
+    config: LaplaceMAP, problem: Problem, stack: Stack, precision: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return λ after one update of MacKay's at the present weights, (M,) by parameter."""
+    groups = prior_groups(stack, config.prior)
+    found = {name: tensor.clone() for name, tensor in precision.items()}
+    for k, posterior in enumerate(_posteriors(config, problem, stack, precision)[0]):
+        gamma: dict[str, float] = dict.fromkeys(groups.values(), 0.0)
+        squares = dict(gamma)
+        for name, number in posterior.effective().items():
+            gamma[groups[name]] += float(number)
+            squares[groups[name]] += float(stack.params[name].detach()[k].double().square().sum())
+        for name, group in groups.items():
+            before = float(precision[name][k])
+            new = gamma[group] / max(squares[group], 1e-300)
+            new = min(max(new, before / _STEP), before * _STEP)
+            found[name][k] = min(max(new, _LEAST), _MOST)
+    return found
+
+
+def _posteriors(
+    config: LaplaceMAP, problem: Problem, stack: Stack, precision: dict[str, Tensor]
+) -> tuple[list[GaussianPosterior], list[Curvature]]:
+    """Return the Gaussian around each network with these λ, and the curvatures."""
+    if problem.data is None:
+        raise ValueError("laplace_map needs the training data: give Problem(..., data=task.train)")
+    known = survey(stack, next(problem.inputs(config.batch_size)))
+    posteriors, curvatures = [], []
+    for k in range(stack.num_modes):
+        found = curvature(config.setting, problem, stack, k, known)
+        own = {name: precision[name][k].to(stack.dtype) for name in stack.params}
+        posteriors.append(GaussianPosterior(found.blocks, own).with_precision(own))
+        curvatures.append(found)
+    return posteriors, curvatures
+
+
+def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights:
+    """Return a Gaussian around each network, with the λ that training ended with."""
+    stack = state.stack.clone().eval()
+    posteriors, curvatures = _posteriors(config, problem, stack, state.precision)
+    evidences = [
+        float(log_evidence(found, {n: t.detach()[k] for n, t in stack.params.items()}, own))
+        for k, (found, own) in enumerate(
+            zip(curvatures, (p.precision for p in posteriors), strict=True)
+        )
+    ]
+    known = survey(stack, next(problem.inputs(config.batch_size)))
+    outputs = problem.likelihood.num_outputs(problem.target_size)
+    return LaplaceWeights(
+        stack, posteriors, known, outputs, config.samples_per_mode, log_evidence=evidences
+    )
+
+
+METHODS.register(
+    "laplace_map",
+    summary="a network trained with the prior that its evidence finds on the way",
+    kind="one mode",
+    equation="λ_g ← γ_g / ‖θ_g‖² every few epochs of training",
+    cost="about 1.5 × training, about C × prediction",
+    limits="The evidence is approximate, with a structured curvature at weights that are not quite"
+    " a mode.",
+    paper="Immer et al. 2021",
+    bibtex="""@inproceedings{immer2021scalable,
+  title={Scalable marginal likelihood estimation for model selection in deep learning},
+  author={Immer, Alexander and Bauer, Matthias and Fortuin, Vincent and R{\\"a}tsch, Gunnar and
+    Khan, Mohammad Emtiyaz},
+  booktitle={International Conference on Machine Learning}, year={2021}}""",
+)(Method(LaplaceMAP, init, step, finish))

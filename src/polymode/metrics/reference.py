@@ -1,0 +1,193 @@
+r"""How far a prediction is from that of a reference posterior, input by input; no targets.
+
+Classes: with the mixtures :math:`\bar p_n` and :math:`\bar p^*_n` of the prediction and of the
+reference, `agreement` and `total_variation`. Densities: with the quantile functions :math:`Q_n` and
+:math:`Q^*_n` of the two mixtures,
+
+.. math:: W_1 = \int_0^1 |Q - Q^*| \, du = \int |F - F^*| \, dy, \qquad
+          W_2 = \Big(\int_0^1 (Q - Q^*)^2 \, du\Big)^{1/2},
+
+of each output by itself. The mixtures' distribution functions are computed on nodes that lie where
+their components lie, so nothing is sampled; the error is below 1 % of the smaller scale.
+
+What others call W2: the NeurIPS 2021 competition on approximate inference reports `scipy`'s
+`wasserstein_distance`, which is W1, of 1,000 samples per input, and calls it W2. Samples of two
+equal distributions are then apart by about :math:`\sigma / \sqrt{1000}`; here they are not.
+
+`S` samples, `B` batch, `C` classes, `D` outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymode.core import densities
+from polymode.metrics.score import (
+    REFERENCE_CLASSIFICATION,
+    REFERENCE_REGRESSION,
+    Score,
+    mean_score,
+    register,
+)
+from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+
+NODES = 400  # at which distribution functions are computed
+LEVELS = 1000  # at which quantile functions are compared
+REACH, FEWEST = 6.0, 13  # scales on either side of a component, and nodes of it, if they are many
+HELD = 2**23  # densities in memory at a time, 64 MB
+
+
+@register(
+    REFERENCE_CLASSIFICATION,
+    "agreement",
+    title="agreement",
+    unit="fraction",
+    direction="up",
+    family="reference",
+    summary="share of inputs for which the reference names the same most probable class",
+)
+def agreement(prediction: Prediction, reference: Prediction) -> Score:
+    r"""Return :math:`\frac1B\sum_n 1[\arg\max \bar p_n = \arg\max \bar p^*_n]`.
+
+    Traps: where the reference itself is nearly undecided, small errors change the class; two
+    predictions may agree everywhere and be far apart in confidence, see `total_variation`.
+    Reference: P. Izmailov et al., What are Bayesian neural network posteriors really like?, 2021.
+    """
+    mine, theirs = _probs(prediction, reference, "agreement")
+    return mean_score((mine.argmax(1) == theirs.argmax(1)).double())
+
+
+@register(
+    REFERENCE_CLASSIFICATION,
+    "total_variation",
+    title="total variation",
+    unit="probability",
+    direction="down",
+    family="reference",
+    summary="half the sum over classes of the distance to the reference's probabilities",
+)
+def total_variation(prediction: Prediction, reference: Prediction) -> Score:
+    r"""Return :math:`\frac1B\sum_n \frac12\sum_c |\bar p_{nc} - \bar p^*_{nc}|`, in [0, 1].
+
+    Reference: P. Izmailov et al., 2021.
+    """
+    mine, theirs = _probs(prediction, reference, "total_variation")
+    return mean_score(0.5 * (mine - theirs).abs().sum(1))
+
+
+@register(
+    REFERENCE_REGRESSION,
+    "w1",
+    title="W1",
+    unit="units of y",
+    direction="down",
+    family="reference",
+    summary="Wasserstein-1 distance of the predictive density to the reference's, mean over inputs",
+)
+def w1(prediction: Prediction, reference: Prediction) -> Score:
+    """Return the mean over inputs of W1, itself the mean over outputs, in units of y."""
+    return mean_score(_distances(prediction, reference, "w1")[0])
+
+
+@register(
+    REFERENCE_REGRESSION,
+    "w2",
+    title="W2",
+    unit="units of y",
+    direction="down",
+    family="reference",
+    summary="Wasserstein-2 distance of the predictive density to the reference's, mean over inputs",
+)
+def w2(prediction: Prediction, reference: Prediction) -> Score:
+    """Return the mean over inputs of W2, itself the mean over outputs, in units of y; ≥ `w1`.
+
+    Traps: tails weigh with their square; a prediction without moments (Student-t with df <= 2) has
+    no finite W2, and what is returned is that of the part within six scales.
+    """
+    return mean_score(_distances(prediction, reference, "w2")[1])
+
+
+def _probs(prediction: Prediction, reference: Prediction, name: str) -> tuple[Tensor, Tensor]:
+    for each in (prediction, reference):
+        if not isinstance(each, CategoricalPrediction):
+            raise ValueError(f"`{name}` takes predictions of classes; of densities use `w1`, `w2`")
+    mine, theirs = prediction.mean.detach().double(), reference.mean.detach().double()
+    _same_shape(mine, theirs, name)
+    return mine, theirs
+
+
+def _same_shape(mine: Tensor, theirs: Tensor, name: str) -> None:
+    if mine.shape != theirs.shape:
+        raise ValueError(
+            f"`{name}` compares two predictions of the same inputs, got {tuple(mine.shape)} and"
+            f" {tuple(theirs.shape)}: predict the same inputs with both"
+        )
+
+
+@torch.no_grad()
+def _distances(prediction: Prediction, reference: Prediction, name: str) -> tuple[Tensor, Tensor]:
+    """Return W1 and W2 of each input, (B,), means over outputs."""
+    if not isinstance(prediction, MixturePrediction) or not isinstance(
+        reference, MixturePrediction
+    ):
+        raise ValueError(
+            f"`{name}` takes predictions of densities; of classes use `agreement`,"
+            " `total_variation`"
+        )
+    _same_shape(prediction.mean, reference.mean, name)
+    shape = prediction.loc.shape[1:]
+    samples = max(prediction.num_samples, reference.num_samples)
+    rows = max(1, HELD // (samples * NODES))
+    parts = [
+        [t.double().flatten(1).split(rows, 1) for t in (each.loc, each.scale)]
+        for each in (prediction, reference)
+    ]
+    found = []
+    for own_loc, own_scale, loc, scale in zip(*parts[0], *parts[1], strict=True):
+        mixtures = (own_loc, own_scale, prediction.df), (loc, scale, reference.df)
+        nodes = _nodes(mixtures)  # (NODES, R)
+        own, other = (
+            densities.standard_cdf((nodes - m[:, None]) / s[:, None], df).mean(0)
+            for m, s, df in mixtures
+        )
+        found.append(torch.stack([_w1(nodes, own, other), _w2(nodes, own, other)]))
+    distances = torch.cat(found, 1).unflatten(1, shape).mean(-1)
+    return distances[0], distances[1]
+
+
+def _nodes(mixtures: tuple[tuple[Tensor, Tensor, float | None], ...]) -> Tensor:
+    """Return places where both mixtures have their mass, (NODES, R), in order."""
+    places = []
+    for loc, scale, _ in mixtures:
+        number = max(FEWEST, 2 * NODES // len(loc))
+        even = torch.linspace(-1, 1, number, dtype=loc.dtype, device=loc.device)[:, None, None]
+        own = (loc + REACH * even * even.abs().sqrt() * scale).flatten(0, 1).sort(0).values
+        chosen = (
+            torch.linspace(0, len(own) - 1, NODES // 2, dtype=loc.dtype, device=loc.device)
+            .round()
+            .long()
+        )
+        places.append(own[chosen])
+    return torch.cat(places).sort(0).values
+
+
+def _w1(nodes: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """Return ∫ |F − F*| dy by the trapezoidal rule, (R,)."""
+    return torch.trapezoid((own - other).abs(), nodes, dim=0)
+
+
+def _w2(nodes: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """Return the root of ∫ (Q − Q*)² du at midpoints of equal levels, (R,)."""
+    levels = (torch.arange(LEVELS, dtype=nodes.dtype, device=nodes.device) + 0.5) / LEVELS
+    inner = levels.expand(nodes.shape[1], -1).contiguous()
+    quantiles = [_inverse(nodes.T.contiguous(), f.T.contiguous(), inner) for f in (own, other)]
+    return (quantiles[0] - quantiles[1]).square().mean(1).sqrt()
+
+
+def _inverse(nodes: Tensor, values: Tensor, levels: Tensor) -> Tensor:
+    """Return where rows of a growing function, linear between nodes, have these levels."""
+    right = torch.searchsorted(values, levels).clamp(1, values.shape[1] - 1)
+    low, high = values.gather(1, right - 1), values.gather(1, right)
+    share = ((levels - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
+    return torch.lerp(nodes.gather(1, right - 1), nodes.gather(1, right), share)

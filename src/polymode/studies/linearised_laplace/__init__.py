@@ -1,0 +1,39 @@
+"""Linearised Laplace with the evidence at its own optimum, and a prior per normalised group.
+
+J. Antorán, Bayesian deep learning with linearised neural networks (talk at Aalto University, March
+2022), its first two parts; J. Antorán et al., Adapting the linearised Laplace model evidence for
+modern deep learning, ICML 2022. Parts: `training` and `scale` are the 1-D toy, `networks` is Table
+1, `shifts` rotated and corrupted digits.
+"""
+
+from __future__ import annotations
+
+from polymode.plots import Comparison
+from polymode.studies.linearised_laplace import setup, shown
+from polymode.studies.linearised_laplace.claims import claims
+from polymode.studies.study import STUDIES, Runs, Study
+
+
+def comparisons(preset: str, runs: Runs) -> list[Comparison]:
+    """Return nothing: too little of the talk's set-up is known to hold numbers against it."""
+    return []
+
+
+STUDIES.register("linearised_laplace")(
+    Study(
+        title="Adapting the linearised Laplace model evidence for modern deep learning",
+        paper="Antorán et al. 2022",
+        summary="the evidence at θ̃ and θ*, one prior and one per normalised group: error bars of a"
+        " toy, six networks, rotated digits",
+        bibtex="""@inproceedings{antoran2022adapting,
+  title={Adapting the linearised {Laplace} model evidence for modern deep learning},
+  author={Antor{\\'a}n, Javier and Janz, David and Allingham, James Urquhart and Daxberger, Erik and
+    Barbano, Riccardo and Nalisnick, Eric and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
+  booktitle={International Conference on Machine Learning}, year={2022}}""",
+        parts=setup.parts,
+        tables=shown.tables,
+        figures=shown.figures,
+        claims=claims,
+        comparisons=comparisons,
+    )
+)

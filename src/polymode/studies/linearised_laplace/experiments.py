@@ -1,0 +1,335 @@
+"""The experiments: a curve along training, the scale of normalised weights, and six networks.
+
+Each is a function of a seed and options that trains what it needs and gives back its numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymode import nets
+from polymode.core.likelihoods import Categorical, Gaussian
+from polymode.core.rng import generator
+from polymode.core.stack import Stack
+from polymode.examinations import Findings, measure
+from polymode.methods import fit
+from polymode.methods.laplace.evidence_search import Search
+from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.linear_model import Tangent
+from polymode.methods.laplace.linear_model_observed import observed
+from polymode.studies.linearised_laplace.networks import IMAGE_NETS, as_image_net
+from polymode.studies.linearised_laplace.variants import (
+    VARIANTS,
+    class_nll,
+    covariance_at,
+    evidence_of,
+    set_up,
+    value_nll,
+    variant,
+    with_one_group,
+)
+from polymode.tasks import Task
+from polymode.tasks.files import DATASETS
+from polymode.tasks.registry import task as make_task
+
+PRECISIONS = (100.0, 10.0, 5.0, 1.0, 0.1)  # those of the talk's illustration
+GRID = np.linspace(-2.5, 2.5, 121)
+FREE = ("0.weight", "3.weight", "6.weight")  # 2,600 weights, as in the talk
+NORMALISED = FREE[:2]
+MACKAY = Search(learn_noise=True, steps=300, tolerance=1e-4)
+
+
+class _Curve:
+    """The toy of the talk: a rough curve on two stretches, and an MLP with BatchNorm on it."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.task: Task = make_task("matern", seed=seed, noise="learned")
+        post = fit(
+            "map",
+            net=lambda: nets.mlp((1,), 1, hidden=(50, 50), norm="batch", bias=False),
+            task=self.task, seed=seed, epochs=steps, batch_size=400, lr=1e-2,
+            prior_precision=0.0, progress="silent",
+        )  # fmt: skip
+        assert post.target_scaling is not None
+        self.scaling = post.target_scaling
+        self.module = post.members[0].double()
+        self.x, self.y = self.pair(self.task.train)
+        self.stack = self.with_statistics(self.module)
+
+    def pair(self, data: Any) -> tuple[Tensor, Tensor]:
+        """Return inputs and scaled targets in float64."""
+        return data.x.double(), self.scaling(data.y).double()
+
+    def with_statistics(self, module: nn.Module) -> Stack:
+        stack = Stack(module, dtype=torch.float64)
+        stack.recompute_statistics([self.x])
+        return stack
+
+    def scaled(self, k: float) -> Stack:
+        """Return the same function with its normalised weights times k: eps of the norms, in which
+        the scale would show, times k², and statistics of its own."""
+        module = self.stack.members()[0]
+        with torch.no_grad():
+            for name in NORMALISED:
+                module.get_parameter(name).mul_(k)
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm1d):
+                layer.eps *= k**2
+        return self.with_statistics(module)
+
+    def tangent(self, stack: Stack, form: str, inside: bool) -> Tangent:
+        reference = self.x if inside else None
+        return Tangent(stack, names=FREE, form=form, reference=reference)
+
+    def data(self) -> Any:
+        return observed(Gaussian(noise=1.0), self.y, 1.0)
+
+
+def training(seed: int, *, steps: int = 1000) -> Findings:
+    """Error bars along training: the four variants after so many full-batch steps of Adam.
+
+    Statistics of the training inputs are inside the tangent, h = J θ. NLL in units of standardised
+    targets, per value, with learned noise: on the test set and in the gap between the stretches.
+    """
+    curve = _Curve(seed, steps)
+    test, gap = curve.pair(curve.task.test), curve.pair(curve.task.ood["gap"])
+    grid = torch.tensor(GRID)[:, None]
+    new = torch.cat([grid, test[0], gap[0]])
+    tangent = curve.tangent(curve.stack, "jacobian", inside=True)
+    groups = prior_groups(curve.stack, "per_group")
+    setup = set_up(tangent, groups, curve.x, curve.data(), new, chunk=400)
+    beta = torch.ones(1, dtype=torch.float64)
+    rows = [measure("closeness", tangent.closeness([curve.x]), n=len(curve.x))]
+    arrays: dict[str, np.ndarray] = {
+        "grid": GRID,
+        "mean": setup.new_outputs[: len(GRID), 0].numpy(),
+    }
+    spreads = {}
+    for mean, kind in VARIANTS:
+        found = variant(setup, mean, kind, beta, MACKAY)
+        name, noise = f"{mean}_{kind}", float(found.choice.beta[0]) ** -1
+        spread = found.covariance.flatten().clamp_min(0)
+        spreads[name] = spread
+        on_grid = spread[: len(GRID)].sqrt()
+        arrays[f"sd_{name}"] = on_grid.numpy()
+        ends = len(GRID), len(GRID) + len(test[0])
+        for where, part, targets in (
+            ("test", slice(*ends), test[1]),
+            ("gap", slice(ends[1], None), gap[1]),
+        ):
+            nll = value_nll(setup.new_outputs[part, 0], spread[part] + noise, targets[:, 0])
+            own = value_nll(found.mean[part, 0], spread[part] + noise, targets[:, 0])
+            rows += [
+                _nll(f"{where}_nll_{name}", nll, targets),
+                _nll(f"{where}_own_nll_{name}", own, targets),
+            ]
+        gap_sd = spread[ends[1] :].sqrt().max().item()
+        rows += [
+            measure(f"gap_sd_{name}", gap_sd, n=len(gap[0])),
+            measure(f"log_evidence_{name}", found.choice.terms.value, n=len(curve.x), unit="nats"),
+            measure(f"noise_{name}", noise**0.5, n=len(curve.x)),
+            measure(f"pruned_{name}", float(found.choice.pruned.sum()), n=len(found.choice.pruned)),
+        ]
+        if kind == "single":
+            rows.append(measure(f"precision_{mean}", float(found.choice.precision[0]), n=1))
+    rows.append(_wasserstein(spreads, len(GRID)))
+    rows += _illustration(setup, len(GRID), test, gap)
+    return Findings(tuple(rows), arrays)
+
+
+def _wasserstein(spreads: dict[str, Tensor], end: int) -> Any:
+    """Return the mean over the grid of the 2-Wasserstein distance between the marginals of the two
+    single-λ variants: their means are the same, so it is the difference of their deviations."""
+    first, second = (spreads[f"{mean}_single"][:end].sqrt() for mean in ("trained", "linear"))
+    return measure("wasserstein_single", (first - second).abs().mean().item(), n=end)
+
+
+def _illustration(setup: Any, end: int, test: Any, gap: Any) -> list[Any]:
+    """Return evidences and held-out NLL at the talk's precisions, noise that of M at θ*."""
+    one = with_one_group(setup)
+    beta = variant(
+        setup, "linear", "single", torch.ones(1, dtype=torch.float64), MACKAY
+    ).choice.beta
+    evidences = {mean: evidence_of(one, mean) for mean in ("trained", "linear")}
+    rows = []
+    for value in PRECISIONS:
+        precision = torch.tensor([value], dtype=torch.float64)
+        spread = covariance_at(one, evidences["linear"], precision, beta).flatten().clamp_min(0)
+        for mean, evidence in evidences.items():
+            at = evidence(precision, beta).value
+            rows.append(
+                measure(f"illustration_{mean}_{value:g}", at, n=len(one.outputs), unit="nats")
+            )
+        ends = end, end + len(test[0])
+        for where, part, pair in (("test", slice(*ends), test), ("gap", slice(ends[1], None), gap)):
+            nll = value_nll(one.new_outputs[part, 0], spread[part] + 1 / beta, pair[1][:, 0])
+            rows.append(
+                measure(f"illustration_{where}_nll_{value:g}", nll, n=len(pair[1]), unit="nats")
+            )
+    return rows
+
+
+def scale(seed: int, *, k: float = 1.0, steps: int = 1000) -> Findings:
+    """Normalised weights times k, the function unchanged: how far do error bars move?
+
+    For both forms of the linear model, with statistics frozen and inside the tangent, for one λ and
+    one per group, all at θ*: the largest change of a standard deviation on a grid, and that in per
+    cent of the deviation at k = 1.
+    """
+    curve = _Curve(seed, steps)
+    grid = torch.tensor(GRID)[:, None]
+    beta = torch.ones(1, dtype=torch.float64)
+    other = curve.scaled(k)
+    with torch.no_grad():
+        moved = (other(grid) - curve.stack(grid)).abs().max().item()
+    rows = [measure("outputs_moved", moved, n=len(grid))]
+    for form in ("jacobian", "offset"):
+        for inside in (False, True):
+            spreads: dict[str, list[Tensor]] = {}
+            for stack in (curve.stack, other):
+                tangent = curve.tangent(stack, form, inside)
+                groups = prior_groups(stack, "per_group")
+                setup = set_up(tangent, groups, curve.x, curve.data(), grid, chunk=400)
+                for kind in ("single", "multiple"):
+                    found = variant(setup, "linear", kind, beta, MACKAY)
+                    spreads.setdefault(kind, []).append(found.covariance.flatten().sqrt())
+            for kind, (before, after) in spreads.items():
+                change = 100 * (after / before - 1).abs().max().item()
+                where = "inside" if inside else "frozen"
+                rows.append(measure(f"change_{form}_{where}_{kind}", change, n=len(grid), unit="%"))
+    return Findings(tuple(rows))
+
+
+def networks(
+    seed: int,
+    *,
+    net: str = "cnn",
+    task: str = "mnist",
+    num_train: int = 150,
+    num_test: int = 250,
+    epochs: int = 60,
+    width: float = 1.0,
+) -> Findings:
+    """Table 1: test NLL of the four variants on one network, trained on `num_train` images.
+
+    Statistics of BatchNorm are frozen, h = J θ, the curvature is whole. Images are at half
+    their resolution. The U-Net is given noisy ones and learns the clean ones; its NLL is per pixel.
+    """
+    images = _images(task, num_train, num_test)
+    if net == "unet":
+        return _image_to_image(seed, images, epochs, width)
+    build, options = IMAGE_NETS[net]
+    made = as_image_net(build, options, width)
+    post = fit(
+        "map", net=made, task=images, seed=seed, epochs=epochs, batch_size=50, lr=2e-3,
+        prior_precision=1e-4 * num_train, schedule="cosine", augment=None, progress="silent",
+    )  # fmt: skip
+    stack = Stack(post.members, dtype=torch.float32)
+    (x, labels), (new, targets) = (_all(each) for each in (images.train, images.test))
+    tangent = Tangent(stack)
+    data = observed(Categorical(), labels)
+    setup = set_up(tangent, prior_groups(stack, "per_group"), x, data, new)
+    how = Search(steps=30, tolerance=2e-2)
+    rows = _about(tangent, setup, x)
+    accuracy = (setup.new_outputs.argmax(-1) == targets).double().mean().item()
+    rows.append(measure("accuracy", accuracy, n=len(new), direction="up"))
+    rows.append(_nll("nll_map", class_nll(setup.new_outputs, None, targets), new))
+    for mean, kind in VARIANTS:
+        found = variant(setup, mean, kind, torch.zeros(0, dtype=torch.float64), how)
+        nll = class_nll(setup.new_outputs, found.covariance, targets)
+        own = class_nll(found.mean, found.covariance, targets)
+        rows += [_nll(f"nll_{mean}_{kind}", nll, new), _nll(f"own_nll_{mean}_{kind}", own, new)]
+        rows += _of_choice(found.choice, mean, kind)
+    return Findings(tuple(rows))
+
+
+def _images(name: str, num_train: int, num_test: int) -> Task:
+    """Return a task with so many images, MNIST's at half their resolution."""
+    sizes: dict[str, Any] = {"num_train": num_train, "num_test": num_test, "ood": [], "shifts": []}
+    whole = make_task(name, **(sizes if name in DATASETS else {}))
+    (x, labels), (new, targets) = (_all(each) for each in (whole.train, whole.test))
+    if x.shape[-1] >= 28:
+        x, new = F.avg_pool2d(x, 2), F.avg_pool2d(new, 2)
+    return Task(
+        train=(x[:num_train], labels[:num_train]),
+        test=(new[:num_test], targets[:num_test]),
+        likelihood="categorical",
+        target_size=whole.target_size,
+    )
+
+
+def _about(tangent: Tangent, setup: Any, x: Tensor) -> list[Any]:
+    return [
+        measure("weights", float(len(tangent.point)), n=1),
+        measure("groups", float(len(setup.places)), n=1),
+        measure("closeness", tangent.closeness(x.split(256)), n=len(x)),
+    ]
+
+
+def _nll(name: str, value: float, new: Tensor) -> Any:
+    return measure(name, value, n=len(new), unit="nats", direction="down")
+
+
+def _of_choice(choice: Any, mean: str, kind: str) -> list[Any]:
+    name = f"{mean}_{kind}"
+    pruned = float(choice.pruned.sum())
+    middle = float(choice.precision.log().mean().exp())
+    return [
+        measure(f"log_evidence_{name}", choice.terms.value, n=1, unit="nats"),
+        measure(f"precision_{name}", middle, n=len(choice.precision)),
+        measure(f"pruned_{name}", pruned, n=len(choice.pruned)),
+        measure(f"steps_{name}", float(choice.steps), n=1),
+    ]
+
+
+def _all(data: Any) -> tuple[Tensor, Tensor]:
+    """Return all inputs and targets."""
+    pairs = list(data.batches(512))
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findings:
+    """The U-Net: a twentieth of the images, clean from noisy ones."""
+    build, options = IMAGE_NETS["unet"]
+    stream = generator(seed, "linearised_laplace", "noise")
+    pairs = []
+    for part in (images.train, images.test):
+        clean = _all(part)[0]
+        clean = clean[: max(4, len(clean) // 20)]
+        noisy = clean + 0.5 * clean.std() * torch.randn(clean.shape, generator=stream)
+        pairs.append((noisy, clean.flatten(1)))
+    (x, y), (new, targets) = pairs
+    centre, size = y.mean(), y.std()
+    task = Task(
+        train=(x, (y - centre) / size), likelihood=Gaussian(noise="learned"), target_scaling=None
+    )
+    made = as_image_net(build, options, width)
+    post = fit(
+        "map", net=made, task=task, seed=seed, epochs=12 * epochs, batch_size=len(x), lr=5e-3,
+        prior_precision=1e-4 * len(x), schedule="cosine", progress="silent",
+    )  # fmt: skip
+    stack = Stack(post.members, dtype=torch.float32)
+    tangent = Tangent(stack)
+    data = observed(Gaussian(noise=1.0), (y - centre) / size, 1.0)
+    setup = set_up(tangent, prior_groups(stack, "per_group"), x, data, new, chunk=2)
+    targets = (targets - centre) / size
+    noise = (setup.outputs - data.targets).square().mean().double()
+    rows = _about(tangent, setup, x)
+    rows.append(
+        _nll("nll_map", value_nll(setup.new_outputs, noise.expand_as(targets), targets), new)
+    )
+    how = Search(steps=30, tolerance=2e-2, learn_noise=True)
+    for mean, kind in VARIANTS:
+        found = variant(setup, mean, kind, 1 / noise.reshape(1), how)
+        spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0) + 1 / found.choice.beta
+        nll = value_nll(setup.new_outputs, spread, targets)
+        own = value_nll(found.mean, spread, targets)
+        rows += [_nll(f"nll_{mean}_{kind}", nll, new), _nll(f"own_nll_{mean}_{kind}", own, new)]
+        rows += _of_choice(found.choice, mean, kind)
+        rows.append(measure(f"noise_{mean}_{kind}", float(found.choice.beta[0]) ** -0.5, n=1))
+    return Findings(tuple(rows))

@@ -1,0 +1,135 @@
+"""`pm.reference`: kept by what it depends on; and the distances of posteriors to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymode as pm
+from polymode.core.likelihoods import Gaussian
+from polymode.core.store import cache_folder
+from polymode.examinations import reference as module
+from polymode.examinations.reference import fresh
+
+X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+SHORT = {"num_modes": 2, "epochs": 12, "leapfrog_steps": 2, "samples_per_mode": 4}
+QUIET = {"progress": "silent", "training_steps": 4} | SHORT
+
+
+def net() -> nn.Module:
+    return nn.Linear(2, 1)
+
+
+def task(shift: float = 0.0, noise: float = 0.5) -> pm.Task:
+    data = (X, X[:, :1] + shift)
+    return pm.Task(train=data, test=data, likelihood=Gaussian(noise=noise), target_scaling=None)
+
+
+@pytest.fixture
+def fits(monkeypatch) -> list[int]:
+    """Counts the fits that are made."""
+    made: list[int] = []
+    real = module.fit
+    monkeypatch.setattr(module, "fit", lambda *a, **k: made.append(1) or real(*a, **k))
+    return made
+
+
+def test_a_reference_is_fitted_once(fits) -> None:
+    """The second call reads it; other data, noise, network, option or seed are another one."""
+    first = pm.reference(task(), net=net, **QUIET)
+    again = pm.reference(task(), net=net, **QUIET)
+    assert len(fits) == 2 and first.folder == again.folder
+    assert first.folder.parent == cache_folder() / "references"
+    assert torch.equal(first.predict(X).mean, again.predict(X).mean)
+    assert "R-hat" in repr(again) and "2 chains × 4 draws" in repr(again)
+    others = [
+        pm.reference(task(shift=0.1), net=net, **QUIET),
+        pm.reference(task(noise=0.6), net=net, **QUIET),
+        pm.reference(task(), net=lambda: nn.Linear(2, 1, bias=False), **QUIET),
+        pm.reference(task(), net=net, **QUIET | {"epochs": 13}),
+        pm.reference(task(), net=net, seed=1, **QUIET),
+        pm.reference(task(), net=net, **QUIET | {"training_steps": 0}),
+    ]
+    assert len({each.folder for each in [first, *others]}) == 7
+    assert len(fits) == 13  # six of them after a deep ensemble
+
+
+def test_loaders_are_told_apart_by_their_values() -> None:
+    folders = {
+        pm.reference(
+            pm.Task(
+                train=DataLoader(TensorDataset(X, X[:, :1] + shift), batch_size=7, shuffle=True),
+                test=(X, X[:, :1]),
+                likelihood=Gaussian(noise=0.5),
+                target_scaling=None,
+            ),
+            net=net,
+            **QUIET,
+        ).folder
+        for shift in (0.0, 0.0, 0.1)
+    }
+    assert len(folders) == 2
+
+
+def test_the_users_cache_is_where_xdg_says(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("POLYMODE_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "polymode"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    assert cache_folder().parts[-2:] == (".cache", "polymode")
+
+
+def test_chains_that_have_not_mixed_are_told() -> None:
+    """Chains that hardly move from where they begin: R-hat with its value, and what to do."""
+    with pytest.warns(UserWarning, match=r"have not mixed: R-hat .* more epochs \(now 100"):
+        pm.reference(
+            task(), net=net, progress="silent", num_modes=4, epochs=100, leapfrog_steps=1,
+            samples_per_mode=20, lr=1e-5, target_acceptance=None, training_steps=0,
+        )  # fmt: skip
+
+
+def test_networks_that_are_given_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be a builder from pm.nets or a function"):
+        pm.reference(task(), net=nn.Linear(2, 1))
+
+
+@pytest.mark.cpu_seconds(6)
+def test_hmc_is_close_to_its_reference_and_a_point_is_not() -> None:
+    """On linear regression with few data: another run of `hmc` has a distance of its Monte-Carlo
+    error, below a tenth of the predictive spread; a prior three times as wide is farther away, and
+    its spread larger."""
+    few = pm.Task(
+        train=(X[:4], X[:4, :1]), test=(X, X[:, :1]), ood={"far": 4 * X},
+        likelihood=Gaussian(noise=0.5), target_scaling=None,
+    )  # fmt: skip
+    sizes = {"epochs": 240, "leapfrog_steps": 5, "num_modes": 4, "samples_per_mode": 100}
+    asked = {"chains": 4, "trajectories": 240, "leapfrog_steps": 5, "draws": 100}
+    post = pm.fit("hmc", net=net, task=few, seed=3, progress="silent", **sizes)
+    found = pm.examine(post, few, "reference", **asked)
+    assert found["w1"].value < 0.06 and found["w1"].value <= found["w2"].value
+    assert abs(found["std_ratio"].value - 1) < 0.05
+    point = pm.fit("map", net=net, task=few, epochs=200, lr=0.02, progress="silent")
+    other = pm.examine(point, few, "reference", **asked)
+    assert other["w1"].value > 2 * found["w1"].value
+    assert other["std_ratio"].value < 0.9 and other["std_ratio_ood"].value < 0.6
+    assert other["reference_r_hat"].value == found["reference_r_hat"].value < 1.1
+
+
+def test_a_fresh_network_has_the_architecture_and_values_of_its_own() -> None:
+    stack = pm.fit("map", net=pm.nets.mlp, task="two_moons", epochs=0, progress="silent").stack
+    torch.manual_seed(0)
+    made = [fresh(stack.template) for _ in range(2)]
+    assert [tuple(p.shape) for p in made[0].parameters()] == [
+        tuple(p.shape[1:]) for p in stack.params.values()
+    ]
+    assert not torch.equal(next(made[0].parameters()), next(made[1].parameters()))
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+    with pytest.raises(ValueError, match="type Own have no `reset_parameters`"):
+        fresh(Own().to("meta"))
