@@ -11,8 +11,9 @@ paper: ResNet-18 on CIFAR-100 and Tiny-ImageNet, with the published networks as 
 by `polymode.zoo.import_published` into folders `checkpoints/<data>-resnet18`. The paper's
 hyperparameters are not published; these are the usual ones of the same group (SGD with Nesterov
 momentum 0.9, rate 0.1, weight decay 5e-4, 75 epochs; SWAG with rank 20; VI with prior deviation
-0.1; Laplace of the last layer; SGHMC after a fifth of the run). The rate is divided by 10 twice there and follows a cosine
-here. Weight decay w compared with the mean loss is the prior precision w N.
+0.1; Laplace of the last layer; SGHMC with samples from epoch 15 on). The rate is divided by 10
+twice there and follows a cosine here. Weight decay w compared with the mean loss is the prior
+precision w N.
 """
 
 from __future__ import annotations
@@ -159,7 +160,13 @@ def _paper() -> dict[str, Part | Experiment]:
         own: dict[str, dict[str, Any]] = {
             "laplace": LAPLACE,
             "swag": {"optimizer": "sgd", "lr": 0.05, "schedule": "constant", "rank": 20},
-            "sghmc": {"lr": 1e-3, "epochs": 75, "batch_size": 256, "augment": "crop+flip"},
+            "sghmc": {
+                "lr": 1e-3,
+                "epochs": 75,
+                "batch_size": 256,
+                "augment": "crop+flip",
+                "burn_in": 15 * -(-examples // 256),
+            },
             "vi": {"prior_precision": 100.0, "temperature": 2e-5 * examples},
         }
         arms = _arms(sgd, own, modes=MODES, samples=160, dropout={"dropout": 0.1})
