@@ -103,7 +103,7 @@ def _zoo(runs: Runs) -> list[Claim]:
             found.append(
                 Claim(
                     f"{arm}: ID and OOD diversity of pairs are only weakly correlated"
-                    f" (|r| < {WEAK:g})",
+                    f" (r within ±{WEAK:g})",
                     "a round joint density, no number",
                     f"r = {r.value:.2f} {interval}, jackknife over {r.n:,} networks",
                     "holds" if inside else "does not hold" if outside else "undecided",
