@@ -192,3 +192,20 @@ def test_symmetries_of_another_network_are_refused() -> None:
     with pytest.raises(ValueError, match="another group"):
         element = sym.random_element(sym.find(residual(), (3,)))
         sym.apply(grouped(), element, sym.find(grouped(), (2, 4, 4)))
+
+
+def test_groups_that_fail_are_dropped_and_the_rest_is_kept(monkeypatch) -> None:
+    """If a cumulative sum over units were taken for a function of each of them."""
+    from polymode.symmetry import operations
+
+    monkeypatch.setattr(operations, "KEEPING", operations.KEEPING | {"cumsum"})
+    net = Net(
+        lambda net, x: net.c(F.relu(net.b(net.a(x).cumsum(1)))),
+        a=nn.Linear(3, 5), b=nn.Linear(5, 4), c=nn.Linear(4, 2),
+    )  # fmt: skip
+    assert [group.name for group in sym.find(net, (3,), check=False).groups] == ["a", "b"]
+    found = sym.find(net, (3,))
+    assert [group.name for group in found.groups] == ["b"]
+    assert found.unseen == ("a (fails when tried)", "all scalings (fails when tried)")
+    monkeypatch.undo()
+    assert sym.find(net, (3,)).unseen == ("cumsum",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -32,23 +33,27 @@ def verified(
         before = _outputs(module, tensors, x)
         if _same(found, module, tensors, x, before):
             return found
-        kept = []
-        for group in found.groups:
-            alone = dataclasses.replace(found, groups=(group,), blocks={}, rescalings=())
-            alone = dataclasses.replace(alone, groups=(dataclasses.replace(group, blocks=None),))
-            kept += [group] * _same(alone, module, tensors, x, before)
-        lost = [group.name for group in found.groups if group not in kept]
-        blocks = {name: size for name, size in found.blocks.items()}
-        result = dataclasses.replace(found, groups=tuple(kept), blocks=blocks)
-        if lost or not _same(dataclasses.replace(found, rescalings=()), module, tensors, x, before):
-            kept = [dataclasses.replace(group, blocks=None) for group in kept]
-            result = dataclasses.replace(found, groups=tuple(kept), blocks={})
-        if not _same(result, module, tensors, x, before):
-            result = dataclasses.replace(result, rescalings=(), scale_groups=(), num_scales=1)
-            lost.append("all scalings")
-        assert _same(result, module, tensors, x, before)
-        unseen = (*found.unseen, *(f"{name} (fails when tried)" for name in lost))
-        return dataclasses.replace(result, unseen=unseen)
+        return _without_failures(found, lambda part: _same(part, module, tensors, x, before))
+
+
+def _without_failures(found: Symmetries, holds: Callable[[Symmetries], bool]) -> Symmetries:
+    """Return what holds of the symmetries: groups one by one, then blocks, then scalings."""
+    still = replace(found, groups=(), blocks={}, rescalings=())
+    alone = [replace(group, blocks=None) for group in found.groups]
+    good = [holds(replace(still, groups=(group,))) for group in alone]
+    lost = [group.name for group, fine in zip(alone, good, strict=True) if not fine]
+    result = replace(found, rescalings=())
+    if lost or not holds(result):
+        kept = tuple(group for group, fine in zip(alone, good, strict=True) if fine)
+        lost += [name for name in found.blocks]
+        result = replace(result, groups=kept, blocks={})
+    if holds(replace(still, rescalings=found.rescalings)):
+        result = replace(result, rescalings=found.rescalings)
+    else:
+        result = replace(result, scale_groups=(), num_scales=1)
+        lost.append("all scalings")
+    assert holds(result)
+    return replace(result, unseen=(*found.unseen, *(f"{n} (fails when tried)" for n in lost)))
 
 
 def _same(

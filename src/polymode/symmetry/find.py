@@ -60,7 +60,7 @@ def find(
             the values of the data.
 
     >>> print(find(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))))
-    Symmetries of Sequential: 1 groups of units, e^1.8 = 10^0.8 permutations; 3 scalings
+    Symmetries of Sequential: 1 group of units, e^1.8 = 10^0.8 permutations; 3 scalings
       permute  units  blocks
       0        3
       scale  number

@@ -126,9 +126,9 @@ class Symmetries:
     def __str__(self) -> str:
         power = self.log_permutations / math.log(10)
         lines = [
-            f"Symmetries of {self.network}: {len(self.groups)} groups of units, e^"
-            f"{self.log_permutations:.1f} = 10^{power:.1f} permutations; {self.num_scalings:,}"
-            " scalings"
+            f"Symmetries of {self.network}: {_count(len(self.groups), 'group')} of units, e^"
+            f"{self.log_permutations:.1f} = 10^{power:.1f} permutations;"
+            f" {_count(self.num_scalings, 'scaling')}"
         ]
         rows = [("permute", "units", "blocks")]
         for group in self.groups:
@@ -150,6 +150,10 @@ class Symmetries:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

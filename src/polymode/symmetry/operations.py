@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.symmetry.layers import contract
-from polymode.symmetry.units import PINNED, ZERO, Label, Value, aligned, move, varied, varies
+from polymode.symmetry.units import PINNED, ZERO, Label, Value, move, varied, varies
 from polymode.symmetry.walk import Walk, each_in
 
 MOVING = set(
@@ -196,7 +196,7 @@ def _cat(walk: Walk, values: list[Any], dim: int, data: Tensor) -> Value:
             for other in partners:
                 walk.moves.tie(label, other)
             if not partners:
-                walk._pin_against(label, value, data.dim())
+                walk.pin_against(label, value, data.dim())
     if any(
         varies(label, dim) or value.data.shape[dim] == 1
         for value in values
@@ -363,9 +363,7 @@ def product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) -> Value:
                 continue
             partner = [k for k, each in enumerate(moves) if set(varied(each)) & set(varied(label))]
             for k in partner:
-                moves[k] = walk._join(
-                    token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim
-                )
+                moves[k] = walk.join(token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim)
             if not partner:
                 moves.append(label)
             batch = [axis for axis in varied(label) if axis < dim - 2]
@@ -415,6 +413,3 @@ def _functional_linear(walk: Walk, call: Call) -> Any:
         walk, call.token, x, call.data, axis=-1, weight=raw[0], bias=raw[1],
         shape=tuple(weight.data.shape),
     )  # fmt: skip
-
-
-__all__ = ["Call", "aligned", "follow", "name_of"]

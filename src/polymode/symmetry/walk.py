@@ -71,7 +71,6 @@ class Walk:
         self.marks: list[tuple[str, Label]] = []
         self.unseen: list[str] = []
         self.nearly: list[str] = []
-        self.used: dict[str, list[str]] = {}
 
     # ---------------------------------------------------------------- tensors of the network
 
@@ -210,23 +209,23 @@ class Walk:
             for number, other in enumerate(theirs):
                 if set(varied(label)) & set(varied(other)):
                     partners.add(number)
-                    result = self._join(token, (result, x), (other, y), ndim)
+                    result = self.join(token, (result, x), (other, y), ndim)
             if result is label:
-                self._pin_against(label, y, ndim)
+                self.pin_against(label, y, ndim)
             results.append(result)
         for number, other in enumerate(theirs):
             if number not in partners:
-                self._pin_against(other, x, ndim)
+                self.pin_against(other, x, ndim)
                 results.append(other)
         return results
 
-    def _pin_against(self, label: Label, other: Value, ndim: int) -> None:
+    def pin_against(self, label: Label, other: Value, ndim: int) -> None:
         """Pin units that meet pinned entries."""
         sizes = (1,) * (ndim - other.data.dim()) + tuple(other.data.shape)
         if not other.zero and any(sizes[axis] > 1 for axis in varied(label)):
             self.moves.pin(label)
 
-    def _join(self, token: str, a: tuple[Label, Value], b: tuple[Label, Value], ndim: int) -> Label:
+    def join(self, token: str, a: tuple[Label, Value], b: tuple[Label, Value], ndim: int) -> Label:
         """Tie labels that vary along a common axis, or keep the one in blocks of the other."""
         for (big, _), (small, value) in ((a, b), (b, a)):
             extra = set(varied(big)) - set(varied(small))
