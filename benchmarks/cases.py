@@ -364,6 +364,12 @@ CASES = {
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)
           for number in (250, 500, 1000)),
+        Case("mmd_1000", "mmd", "MMD of 1,000 and 1,000 networks of 355 weights, 20 kernels",
+             input_shape=(355,), num_modes=1000),
+        Case("zoo_lenet", "zoo", "train and store 50 LeNets on 1,197 digits 1x8x8, 3 epochs",
+             num_modes=50, num_examples=1197, epochs=3, batch_size=64, option="digits-lenet"),
+        Case("zoo_mlp", "zoo", "train and store 500 MLPs 2-8-2 on two moons, 10 epochs",
+             num_modes=500, num_examples=200, epochs=10, batch_size=64, option="two_moons-mlp"),
         Case("canonical_lenet", "canonical", "canonical form of 1,000 LeNets, scaled and sorted",
              lenet, _GREY, num_modes=1000),
         Case("representation_cost_optunet", "cost", "representation cost of 8,192 OptuNets",

@@ -108,7 +108,7 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    plain = ("scores", "all_scores", "report", "pgd", "cost")
+    plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost")
     if case.kind in plain or case.kind.startswith("laplace"):
         return float(result)
     if case.kind == "predict":
@@ -141,7 +141,7 @@ def play_round(case: Case, job: Job) -> tuple[dict[str, Any], Any]:
 def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
-    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "laplace", "cvxpy")
+    peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy", "laplace")
     for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))

@@ -26,6 +26,7 @@ BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
+ZOO = ROOT / "docs" / "zoo.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
@@ -160,6 +161,24 @@ def laplace_table(report: dict[str, Any]) -> str:
 
 def _machines(cases: Iterable[dict[str, Any]]) -> str:
     return " and ".join(sorted({f"{case['cpu']} ({case['cores']} cores)" for case in cases}))
+
+
+def zoo_table(report: dict[str, Any]) -> str:
+    """Return networks per hour of CPU time, and the speed of MMD, each against the plain way."""
+    cases = [case for case in report["cases"] if case["kind"] in ("zoo", "mmd")]
+    rows = [["", "CPU time", "networks per hour and core", "against"]]
+    for case in cases:
+        plain = next(iter(case["contenders"]))
+        own, other = (case["contenders"][name]["rounds"] for name in ("polymode", plain))
+        seconds = median(each["cpu"] for each in own)
+        ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, other, strict=True)]
+        hourly = f"{3600 * case['sizes']['num_modes'] / seconds:,.0f}"
+        spread = f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f}) the speed of {plain}"
+        rows.append(
+            [case["title"], f"{seconds:.2g} s", hourly if case["kind"] == "zoo" else "", spread]
+        )
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    return f"{markdown(rows)}\n\n{_machines(cases)}, one thread, {dates}."
 
 
 def _forde_title(case: dict[str, Any]) -> str:
@@ -330,8 +349,9 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "moving", moving_table(bias))
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
+    zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
     methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, **methods, **studies}
+    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
 
 
 def main() -> None:

@@ -57,6 +57,15 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
+def test_the_code_of_the_page_of_zoos_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/zoo.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec("".join(blocks), names)
+    assert names["post"].num_modes == 20 and names["stack"].num_modes == 10
+    assert names["zoo"].verify() == []
+
+
 @pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_symmetry_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/symmetry.md").read_text(), re.S)

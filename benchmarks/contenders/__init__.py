@@ -290,6 +290,19 @@ KINDS = {
             "polymode": "pairs.polymode",
         },
     ),
+    "mmd": Kind(
+        {
+            "the paper's code's way (2 of 20 kernels, scaled)": "mmd.published",
+            "polymode": "mmd.polymode",
+            "polymode, no null": "mmd.polymode_alone",
+        },
+        figure="cpu",
+        check="MMD²",
+    ),
+    "zoo": Kind(
+        {"one after another (5, scaled)": "zoo.plain_loop", "polymode": "zoo.polymode"},
+        figure="cpu",
+    ),
     "canonical": Kind(
         {
             "network by network (20, scaled)": "symmetry.canonical_loop",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         recalibration,
         symmetry,
         tasks,
+        zoo,
     )
     from polymode.examinations import examine
     from polymode.examinations.reference import reference
@@ -51,7 +52,7 @@ __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
     "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
-    "report", "symmetry", "task", "tasks",
+    "report", "symmetry", "task", "tasks", "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -77,7 +78,7 @@ _HOMES = {
 
 _ROOMS = (
     "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
-    "recalibration", "symmetry", "tasks",
+    "recalibration", "symmetry", "tasks", "zoo",
 )  # fmt: skip
 
 

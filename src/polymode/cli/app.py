@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polymode.cli import data, show
+from polymode.cli import data, show, zoo
 from polymode.cli.run import run
 from polymode.cli.talk import put, say
 from polymode.runs.settings import UsageProblem
@@ -46,6 +46,7 @@ app.command()(show.table)
 app.command()(show.check)
 app.command()(show.cite)
 app.add_typer(data.app, name="data")
+app.add_typer(zoo.app, name="zoo")
 
 
 def _version(asked: bool) -> None:

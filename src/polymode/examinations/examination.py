@@ -34,6 +34,8 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.chains",
         "polymode.examinations.reference",
         "polymode.examinations.evidence",
+        "polymode.examinations.pairs",
+        "polymode.examinations.symmetry",
         "polymode.adversary.examination",
     ],
 )

@@ -18,7 +18,12 @@ from polymode.metrics.table import align, decimals_for, number
 
 DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
     "figure of an examination",
-    modules=["polymode.plots.convergence", "polymode.plots.chains", "polymode.plots.attack"],
+    modules=[
+        "polymode.plots.convergence",
+        "polymode.plots.chains",
+        "polymode.plots.attack",
+        "polymode.plots.pairs",
+    ],
 )
 """By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are
 imported when somebody asks for one."""

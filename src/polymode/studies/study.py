@@ -142,6 +142,7 @@ STUDIES: Registry[Study] = Registry(
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",
         "polymode.studies.reference",
+        "polymode.studies.symmetry",
     ],
 )
 

@@ -1,0 +1,138 @@
+"""`polymode zoo`: train, look at and check zoos of independent networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polymode.cli.arguments import parse_settings
+from polymode.cli.talk import Json, put, say, write
+from polymode.core.columns import left_table, terminal_width
+from polymode.runs.settings import UsageProblem
+
+if TYPE_CHECKING:
+    from polymode.zoo import Shard
+
+HELP = """Train, look at and check zoos: thousands of independent networks in files.
+
+\b
+Examples:
+  polymode zoo train digits-lenet --networks 1000
+  polymode zoo train mnist-optunet --networks 8192 --set task.num_train=10000 --out my-zoo
+  polymode zoo info my-zoo
+  polymode zoo verify my-zoo
+  polymode run --task digits --method swag --examine symmetry:zoo=my-zoo
+
+Without --out, a zoo lies in polymode/zoo in the cache folder.
+"""
+
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+
+Where = Annotated[str, typer.Argument(metavar="ZOO", help="a folder, or the name of a recipe")]
+
+
+@app.command("train")
+def train_(
+    recipe: Annotated[str, typer.Argument(help="see `polymode zoo info`")],
+    networks: Annotated[int, typer.Option("--networks", help="how many there shall be")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="of all networks")] = 0,
+    per_shard: Annotated[int, typer.Option("--per-shard", help="networks of one file")] = 100,
+    dtype: Annotated[str, typer.Option("--dtype", help="float16, float32 or float64")] = "float16",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of the training, task.key=value, net.key=value"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the zoo")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Train networks until the zoo has as many as are asked for; resumes what is there."""
+    from polymode.core.store import cache_folder
+    from polymode.zoo import RECIPES, Zoo, train
+
+    with _as_usage():
+        chosen = RECIPES.get(recipe).value
+        changed = {
+            f"{each.owner}.{each.key}" if each.owner else each.key: each.value
+            for each in parse_settings(settings or [])
+        }
+        chosen = chosen.with_settings(changed)
+        if changed and out is None:
+            raise UsageProblem("--set makes another zoo than the recipe's: give it a folder, --out")
+        folder = out or cache_folder() / "zoo" / recipe
+        try:
+            train(
+                folder, chosen, networks, seed=seed, networks_per_shard=per_shard, dtype=dtype,
+                device=device, watch=_told,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            say(f"Interrupted; complete shards are in {folder}. Run the same command to resume.")
+            raise typer.Exit(130) from None
+        write(f"{folder}\n{Zoo(folder).describe()}")
+
+
+@app.command("info")
+def info(
+    where: Annotated[str, typer.Argument(metavar="ZOO", help="a folder, or a recipe")] = "",
+    json_: Json = False,
+) -> None:
+    """Show what a zoo holds; without a name, which recipes there are."""
+    from polymode.zoo import RECIPES, find_zoo
+
+    if not where:
+        entries = [RECIPES.get(name) for name in RECIPES.names()]
+        rows = [[entry.name, entry.metadata["summary"]] for entry in entries]
+        if json_:
+            put([{"name": entry.name, **entry.value.to_dict()} for entry in entries])
+        else:
+            write(left_table(["recipe", "what it is"], rows, terminal_width()))
+        return
+    with _as_usage():
+        zoo = find_zoo(where)
+        for problem in zoo.problems:
+            say(f"polymode: {problem}")
+        if json_:
+            put({"folder": str(zoo.folder), **zoo.facts()._asdict(), "about": zoo.about})
+        else:
+            write(f"{zoo.folder}\n{zoo.describe()}")
+
+
+@app.command("verify")
+def verify(where: Where, json_: Json = False) -> None:
+    """Read every byte of a zoo and name what is wrong; exit code 1 if anything is."""
+    from polymode.zoo import find_zoo
+
+    with _as_usage():
+        zoo = find_zoo(where)
+        problems = zoo.verify()
+        if json_:
+            put({"folder": str(zoo.folder), "networks": len(zoo), "problems": problems})
+        for problem in problems:
+            say(f"polymode: {problem}")
+        if problems:
+            say("The other shards are as they were. Remove a damaged file, and `zoo train` with the"
+                " zoo's own options makes it again.")  # fmt: skip
+            raise typer.Exit(1)
+        if not json_:
+            write(
+                f"{zoo.folder}: {len(zoo):,} networks in {len(zoo.shards):,} shards, all as written"
+            )
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    """Say what is wrong with names, options and files in one line."""
+    try:
+        yield
+    except ValueError as error:  # FileProblem is one
+        raise UsageProblem(" ".join(str(error).split())) from error
+
+
+def _told(shard: Shard, done: int, wanted: int) -> None:
+    accuracy = ""
+    if shard.accuracy is not None:
+        accuracy = f", accuracy {sum(shard.accuracy) / shard.size:.3f}"
+    say(f"shard {shard.number}: {done:,} of {wanted:,} networks, {shard.seconds:.0f} s{accuracy}")

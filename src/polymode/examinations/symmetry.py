@@ -1,0 +1,196 @@
+"""The examination `symmetry`: a posterior's networks against a reference, symmetries in or out.
+
+The reference is a zoo of independent networks (`zoo=`, a folder or a recipe's name) or another
+posterior that was saved (`against=`). MMD² compares weights as they are; NS is the same after
+removal of the symmetries from both sides, in two canonical forms: *sorted* (units scaled to norm 1
+and put in order) and *aligned* (scaled, then matched to the first network of the reference). The
+number of each is the unbiased MMD² of all weights, mean over twenty kernels
+(`symmetry/discrepancy.py`); the arrays hold every layer and kernel. The corollary's test
+(`symmetry/corollary.py`) says whether units are exchangeable among the posterior's samples.
+
+Lengthscales are those of the paper's code, found for each comparison from the distances between the
+two sides. With `lengthscales="reference"` they are found once from the reference, so that numbers
+of different posteriors are distances in one and the same space.
+
+The canonical forms of a reference and the distances within it are kept for the next posterior.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polymode.core.modules import Tensors
+from polymode.core.stack import Stack
+from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.findings import Findings, measure
+from polymode.metrics.results import Row
+from polymode.posterior import Posterior
+from polymode.posterior.files import load
+from polymode.symmetry.corollary import largest_units, uniformity
+from polymode.symmetry.forms import FORMS, hidden_layers, in_form
+from polymode.symmetry.quality import Quality, Reference
+from polymode.symmetry.samples import networks_of
+from polymode.tasks import Task
+from polymode.zoo import find_zoo
+
+_MOST_KEPT = 2  # references held at a time
+
+
+class _Held(NamedTuple):
+    """A reference in all forms, and the network that others are aligned with."""
+
+    forms: dict[str, Reference]
+    first: Stack
+
+
+_held: dict[tuple[Any, ...], _Held] = {}
+
+
+def check(
+    *,
+    zoo: str = "",
+    against: str = "",
+    num_reference: int = 1000,
+    num_permutations: int = 100,
+    lengthscales: str = "cross",
+    samples_per_mode: int | None = None,
+) -> None:
+    """Refuse options that cannot be."""
+    if bool(zoo) == bool(against):
+        raise ValueError("symmetry needs one reference: zoo=FOLDER or RECIPE, or against=FOLDER")
+    for name, value, least in (
+        ("num_reference", num_reference, 2),
+        ("num_permutations", num_permutations, 2),
+        ("samples_per_mode", samples_per_mode or 1, 1),
+    ):
+        if type(value) is not int or value < least:
+            raise ValueError(f"`{name}` of symmetry must be an integer ≥ {least}, got {value!r}")
+    if lengthscales not in ("cross", "reference"):
+        raise ValueError(
+            f'`lengthscales` of symmetry must be "cross" or "reference", got {lengthscales!r}'
+        )
+
+
+MEASURES = {
+    "mmd": "unbiased MMD² of all weights against the reference, mean over 20 kernels",
+    "mmd_null_std": "its standard deviation when networks are divided at random",
+    "mmd_p": "share of such divisions with a value at least as large",
+    "mmd_layers": "the same MMD² of each layer, mean over layers",
+    "mmd_between": "the same from pairs of different modes alone: 0 if modes are draws from where"
+    " the reference is from",
+    "corollary_p": "p that the unit of the largest weight is uniform; smallest of the layers'"
+    " times their number",
+}
+for _form, _words in FORMS.items():
+    MEASURES |= {
+        f"ns_{_form}": f"MMD² after removal of symmetries, {_words}",
+        f"ns_{_form}_null_std": "its standard deviation when networks are divided at random",
+        f"ns_{_form}_p": "share of such divisions with a value at least as large",
+        f"ns_{_form}_layers": "the same of each layer, mean over layers",
+        f"ns_{_form}_between": "the same from pairs of different modes alone",
+    }
+
+
+@EXAMINATIONS.register(
+    "symmetry",
+    summary="MMD of the weights to a zoo of independent networks, with symmetries and without",
+    measures=MEASURES,
+    check=check,
+)
+def symmetry(
+    post: Posterior,
+    task: Task,
+    *,
+    zoo: str = "",
+    against: str = "",
+    num_reference: int = 1000,
+    num_permutations: int = 100,
+    lengthscales: str = "cross",
+    samples_per_mode: int | None = None,
+) -> Findings:
+    """Return how far the posterior's networks are from a reference; see the module.
+
+    Args:
+        zoo: folder of a zoo, or a recipe, which is trained if it is not there yet.
+        against: folder of a posterior that `save` wrote, of the same network.
+        num_reference: how many networks of the zoo, ≥ 2.
+        num_permutations: divisions at random for the null, ≥ 2.
+        lengthscales: "cross", found for each comparison, or "reference", the same for all.
+        samples_per_mode: L; by default that of the posterior's predictions.
+    """
+    stack = networks_of(post, samples_per_mode)
+    if stack.num_modes < 2:
+        raise ValueError("symmetry needs at least 2 samples; this posterior has 1")
+    modes = torch.arange(post.num_modes).repeat(stack.num_modes // post.num_modes)
+    held = _reference(post, zoo, against, num_reference, lengthscales == "reference")
+    rows: list[Row] = []
+    arrays: dict[str, np.ndarray] = {}
+    for form, reference in held.forms.items():
+        params = in_form(form, stack, held.first, post.input_shape)
+        found = reference.compare(params, modes=modes, num_permutations=num_permutations)
+        rows += _rows(form, found, stack.num_modes, post.num_modes)
+        arrays |= _arrays(form, found)
+    smallest, layers = 1.0, hidden_layers(stack, post.input_shape)
+    for layer in layers:
+        weights = stack.params[layer]
+        tested = uniformity(largest_units(weights), weights.shape[1])
+        smallest = min(smallest, tested.p_value * len(layers))
+    rows.append(measure("corollary_p", smallest, n=stack.num_modes))
+    return Findings(tuple(rows), arrays)
+
+
+def _rows(form: str, found: Quality, count: int, modes: int) -> list[Row]:
+    name, between = f"ns_{form}" if form else "mmd", found.whole.between
+    note = "n/a (one mode)" if between is None else ""
+    value = None if between is None else float(between.mean())
+    return [
+        measure(f"{name}_between", value, direction="down", n=modes, note=note),
+        measure(name, found.whole.aggregate, direction="down", n=count),
+        measure(f"{name}_null_std", found.whole.null_std, n=len(found.whole.null)),
+        measure(f"{name}_p", found.whole.p_value, n=len(found.whole.null)),
+        measure(f"{name}_layers", found.layer_mean, direction="down", n=len(found.layers)),
+    ]
+
+
+def _arrays(form: str, found: Quality) -> dict[str, np.ndarray]:
+    """Return unbiased and biased MMD² of all weights and of each layer, (1 + layers, 2, 10)."""
+    name, every = form or "as they are", [found.whole, *found.layers.values()]
+    kernels = found.whole.each_null
+    assert kernels is not None
+    return {
+        f"{name}: unbiased": np.stack([each.unbiased.numpy() for each in every]),
+        f"{name}: biased": np.stack([each.biased.numpy() for each in every]),
+        f"{name}: null s.d.": np.array([each.null_std for each in every]),
+        f"{name}: lengthscales": np.stack([each.lengthscales.numpy() for each in every]),
+        f"{name}: null s.d. of each kernel": kernels.std(0).numpy(),
+    }
+
+
+def _reference(post: Posterior, zoo: str, against: str, number: int, fixed: bool) -> _Held:
+    """Return the reference, made once."""
+    if zoo:
+        found = find_zoo(zoo, number)
+        key: tuple[Any, ...] = (str(found.folder), found.digest, number, fixed)
+        stack = None if key in _held else found.stack(0, number)
+    else:
+        path = Path(against) / "posterior.json"
+        key = (str(path), path.stat().st_mtime_ns if path.exists() else 0, number, fixed)
+        if key not in _held:
+            other = load(against, net=post[:1].members[0])
+            stack = networks_of(other)
+            stack = stack[: min(number, stack.num_modes)]
+    if key not in _held:
+        assert stack is not None
+        first = stack[[0]]
+        forms: dict[str, Tensors] = {
+            form: in_form(form, stack, first, post.input_shape) for form in ("", *FORMS)
+        }
+        while len(_held) >= _MOST_KEPT:
+            _held.pop(next(iter(_held)))
+        made = {form: Reference(params, fixed=fixed) for form, params in forms.items()}
+        _held[key] = _Held(made, first)
+    return _held[key]

@@ -1,0 +1,154 @@
+"""What the paper says, and whether it holds in our runs: paired over seeds, 95 % intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polymode.metrics.paired import Difference, paired
+from polymode.studies.study import Claim, Runs, judged
+from polymode.studies.symmetry.setup import NAMES, OOD
+from polymode.studies.symmetry.shown import label_of, tables_of
+
+WEAK = 0.5  # correlations below are called weak
+REACHED = 0.005  # excess over m*, relative, that counts as reached
+LEVEL = 0.05  # of the corollary's test, all layers together
+
+
+def claims(runs: Runs) -> list[Claim]:
+    """Return the claims of the paper with their verdicts, those whose parts were run."""
+    found: list[Claim] = []
+    for part in tables_of(runs):
+        found += [
+            _several(runs, part, "accuracy is higher", "test", "accuracy", 1, 100, "points"),
+            _several(runs, part, "ECE is lower", "test", "ece", -1, 100, "points"),
+            _several(runs, part, "the Brier score is lower", "test", "brier", -1, 100, "points"),
+            _several(runs, part, "diversity on the test set is higher", "test",
+                     "mutual_information", 1, 1, "nats"),
+            _several(runs, part, "diversity on the OOD set is higher", f"ood:{OOD[part]}",
+                     "mutual_information", 1, 1, "nats"),
+            _several(runs, part, "MMD to independent networks is lower",
+                     f"examined:{label_of(runs, part)}", "mmd", -1, 1, ""),
+        ]  # fmt: skip
+        found += _chain(runs, part)
+    found += _zoo(runs)
+    found += _mass(runs)
+    return found
+
+
+def _several(
+    runs: Runs, part: str, text: str, dataset: str, metric: str, sign: int, factor: int, unit: str
+) -> Claim:
+    """Several modes against one: the mean over methods, by seed."""
+    gaps: dict[str, dict[int, float]] = {}
+    for name in NAMES:
+        many = runs.values(part, f"{name}, multi", dataset, metric)
+        one = runs.values(part, f"{name}, one", dataset, metric)
+        found = {seed: many[seed] - one[seed] for seed in many if seed in one}
+        if found:
+            gaps[name] = found
+    seeds = sorted(set.intersection(*(set(g) for g in gaps.values()))) if gaps else []
+    mean = paired([float(np.mean([g[seed] for g in gaps.values()])) for seed in seeds])
+    each = ", ".join(
+        f"{name} {factor * float(np.mean(list(g.values()))):+.3g}" for name, g in gaps.items()
+    ).replace("-", "−")
+    return Claim(
+        f"{part}: with several modes instead of one, {text} (mean over methods)",
+        "all methods of the table but ECE of Laplace" if metric == "ece" else "all of the table",
+        f"{said(mean, f'multi − one, {unit}'.rstrip(', '), factor)}; {each}",
+        judged(mean, sign=sign),
+    )
+
+
+def _chain(runs: Runs, part: str) -> list[Claim]:
+    """The corollary fails for one chain."""
+    label = f"examined:{label_of(runs, part)}"
+    p = runs.values(part, "SGHMC, one", label, "corollary_p")
+    if not p:
+        return []
+    worst = max(p.values())
+    verdict = (
+        "holds" if worst < LEVEL else "does not hold" if min(p.values()) > LEVEL else "undecided"
+    )
+    return [
+        Claim(
+            f"{part}: the largest weight's index is not uniform for a single chain",
+            "figure, 3 chains of HMC",
+            f"p at most {worst:.2g}, {len(p)} seeds, SGHMC with one mode",
+            verdict,
+        )
+    ]
+
+
+def _zoo(runs: Runs) -> list[Claim]:
+    found = []
+    for arm in runs.arms("zoo"):
+        for findings in runs.findings("zoo", arm).values():
+            p, r = findings["corollary_p"], findings["correlation"]
+            least = findings["least_id_pair_mi"]
+            assert p.value is not None
+            found.append(
+                Claim(
+                    f"{arm}: the largest weight's index is uniform for independent networks",
+                    "figure, deep ensemble",
+                    f"p = {p.value:.2g}, the smallest of its layers times their number,"
+                    f" {p.n:,} networks",
+                    "holds" if p.value > LEVEL else "does not hold",
+                )
+            )
+            if r.value is None or r.standard_error is None or least.value is None:
+                continue
+            low, high = (r.value + side * 1.96 * r.standard_error for side in (-1, 1))
+            inside, outside = max(-low, high) < WEAK, low > WEAK or high < -WEAK
+            interval = f"[{low:.2f}, {high:.2f}]"
+            found.append(
+                Claim(
+                    f"{arm}: ID and OOD diversity of pairs are only weakly correlated"
+                    f" (r within ±{WEAK:g})",
+                    "a round joint density, no number",
+                    f"r = {r.value:.2f} {interval}, jackknife over {r.n:,} networks",
+                    "holds" if inside else "does not hold" if outside else "undecided",
+                )
+            )
+            mean = findings["id_pair_mi"].value or 0.0
+            found.append(
+                Claim(
+                    f"{arm}: no functional collapse: no pair has a mutual information near 0",
+                    "nearly all in 0.104 to 0.112 nats",
+                    f"smallest {least.value:.4f} nats, mean {mean:.4f}, {least.n:,} pairs",
+                    "holds" if least.value > 0.1 * mean else "does not hold",
+                )
+            )
+    return found
+
+
+def _mass(runs: Runs) -> list[Claim]:
+    found = []
+    for arm in runs.arms("mass"):
+        for findings in runs.findings("mass", arm).values():
+            excess, least = findings["excess"], findings["least_excess"]
+            if excess.value is None or least.value is None:
+                continue
+            spread = 1.96 * (excess.standard_error or 0.0)
+            holds = excess.value - spread > 0 and least.value > REACHED
+            low, high = (100 * (excess.value + side * spread) for side in (-1, 1))
+            found.append(
+                Claim(
+                    f"{arm}: weight decay does not reach the minimum mass m*",
+                    "almost all networks 2 to 55 % above",
+                    f"{100 * excess.value:.1f} % above at the end [{low:.1f}, {high:.1f}], the"
+                    f" nearest {100 * least.value:.1f} %, {excess.n:,} networks",
+                    "holds" if holds else "does not hold",
+                )
+            )
+    return found
+
+
+def said(gap: Difference | None, what: str, factor: int = 1) -> str:
+    """Return a difference with its interval, for people."""
+    if gap is None:
+        return f"{what}: not run"
+    digits = 2 if factor == 100 else 4
+    text = f"{what}: {factor * gap.mean:+.{digits}f}"
+    if gap.low is not None and gap.high is not None:
+        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
+    return f"{text}, {gap.n} seed{'s' if gap.n > 1 else ''}".replace("-", "−")

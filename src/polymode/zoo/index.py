@@ -1,0 +1,142 @@
+"""The files of a zoo: what it is, an index that only grows, and shards of networks.
+
+zoo.json             recipe, seed, type of numbers, shapes; written once
+index.jsonl          a line per shard: file, digest, and seed, accuracy and NLL of each network
+shard-K.safetensors  tensors (N, ...) of the networks of shard K
+
+A line is added when its shard is complete on disk; nothing is ever changed. A later line for the
+same shard takes the place of an earlier one. Every line holds a digest of itself. What a killed
+process left of the last line is passed over: its shard is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polymode.core.store import (
+    FileProblem,
+    is_plain_name,
+    json_digest,
+    open_plain,
+    read_json,
+    write_json,
+)
+from polymode.core.values import parse_json
+
+SCHEMA = 1
+ABOUT, INDEX = "zoo.json", "index.jsonl"
+DTYPES = ("float16", "float32", "float64")
+
+
+class Shard(NamedTuple):
+    """One line of the index.
+
+    Attributes:
+        number: place among the shards. file, digest: of its tensors.
+        seeds: stream of each network.
+        accuracy, nll: of each network on the test set, as stored; None where they are not known,
+            and None for a single NLL that is not finite.
+        seconds: wall time that its training took.
+    """
+
+    number: int
+    file: str
+    digest: str
+    seeds: tuple[int, ...]
+    accuracy: tuple[float, ...] | None
+    nll: tuple[float | None, ...] | None
+    seconds: float
+
+    @property
+    def size(self) -> int:
+        """How many networks it holds."""
+        return len(self.seeds)
+
+
+def write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Write what the zoo is; refuse a folder that is another one."""
+    path = folder / ABOUT
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_json(path, {"schema": SCHEMA, **about})
+        return
+    found = read_about(folder)
+    for key, value in about.items():
+        if found.get(key) != json.loads(json.dumps(value)):
+            raise FileProblem(
+                f"{folder} is a zoo of another kind: its {key} is {_short(found.get(key))}, asked"
+                f" for was {_short(value)}; choose another folder"
+            )
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Return what the zoo is."""
+    path = folder / ABOUT
+    if folder.is_dir() and not path.exists():
+        raise FileProblem(f"{folder} is not a zoo: it has no {ABOUT}")
+    about = read_json(path, SCHEMA)
+    missing = [key for key in ("recipe", "seed", "dtype", "input_shape") if key not in about]
+    if missing or about["dtype"] not in DTYPES:
+        raise FileProblem(f"{path} does not describe a zoo: {', '.join(missing) or 'its dtype'}")
+    return about
+
+
+def add_shard(folder: Path, shard: Shard) -> None:
+    """Add a line to the index, in one write."""
+    content = shard._asdict()
+    line = json.dumps({**content, "check": json_digest(content)}) + "\n"
+    path = folder / INDEX
+    torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, (b"\n" if torn else b"") + line.encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
+    """Return the shards in order, and what is wrong with lines of the index."""
+    path, problems = folder / INDEX, []
+    found: dict[int, Shard] = {}
+    if not path.exists():
+        return [], []
+    with open_plain(path) as file:
+        lines = file.read().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            shard = _read_line(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            torn = " (cut off by a killed process)" if number == len(lines) else ""
+            problems.append(f"{path}: line {number} cannot be read{torn}: {error!s:.120}")
+            continue
+        found[shard.number] = shard
+    return [found[number] for number in sorted(found)], problems
+
+
+def _read_line(line: bytes) -> Shard:
+    content = parse_json(line)
+    check = content.pop("check")
+    if check != json_digest(content):
+        raise ValueError("it was changed after it was written: its digest does not match")
+    for key in ("seeds", "accuracy", "nll"):
+        content[key] = None if content[key] is None else tuple(content[key])
+    shard = Shard(**content)
+    if not is_plain_name(shard.file):
+        raise ValueError(f"it names a file outside its folder, {shard.file!r:.60}")
+    if type(shard.number) is not int or not shard.seeds:
+        raise ValueError("it has no networks")
+    for values in (shard.accuracy, shard.nll):
+        if values is not None and len(values) != len(shard.seeds):
+            raise ValueError(f"it has {len(values)} scores for {len(shard.seeds)} networks")
+    return shard
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 200 else text[:200] + "…"

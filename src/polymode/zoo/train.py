@@ -1,0 +1,201 @@
+"""Training a zoo: shard by shard, each a stack of networks that are trained together.
+
+Shard k of a zoo is a function of (recipe, seed, k): it can be made again, by another process, or
+later. Several processes may work on one folder; each takes the next shard that nobody has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.core.rng import fold
+from polymode.core.store import FileProblem, write_tensors
+from polymode.methods.fit import fit
+from polymode.posterior import Posterior
+from polymode.prediction import CategoricalPrediction
+from polymode.tasks.task import Task
+from polymode.zoo.index import DTYPES, SCHEMA, Shard, add_shard, read_index, write_about
+from polymode.zoo.recipe import RECIPES, Recipe
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+Watch = Callable[[Shard, int, int], None]
+EVALUATED = 256  # rows at a time
+
+
+def train(
+    folder: str | Path,
+    recipe: Recipe | str,
+    num_networks: int,
+    *,
+    seed: int = 0,
+    networks_per_shard: int = 100,
+    dtype: str = "float16",
+    execution: str = "auto",
+    device: str | torch.device = "cpu",
+    watch: Watch | None = None,
+) -> None:
+    """Train networks until the zoo in `folder` has at least `num_networks`; resumes what is there.
+
+    Args:
+        folder: of the zoo; made if it is not there.
+        recipe: what to train, or the name of one in `RECIPES`.
+        num_networks: ≥ 1, rounded up to whole shards. A larger number later adds to the zoo.
+        seed: of all networks.
+        networks_per_shard: networks of one file, trained as one stack, ≥ 1.
+        dtype: "float16", "float32" or "float64": how weights are stored. Scores in the index are
+            those of the stored weights.
+        execution, device: see `pm.fit`.
+        watch: called with each shard that was made, how many networks are there, and how many are
+            wanted.
+    """
+    folder = Path(folder)
+    if isinstance(recipe, str):
+        recipe = RECIPES.get(recipe).value
+    _check(num_networks, networks_per_shard, dtype)
+    task = recipe.make_task()
+    about = {
+        "recipe": recipe.to_dict(),
+        "seed": seed,
+        "networks_per_shard": networks_per_shard,
+        "dtype": dtype,
+        "input_shape": list(task.input_shape),
+        "target_size": task.target_size,
+        "likelihood": task.likelihood.to_config(),
+        "data": task.train.fingerprint() if task.train is not None else None,
+    }
+    write_about(folder, about)
+    wanted = math.ceil(num_networks / networks_per_shard)
+    for wait in (False, True):  # first what nobody works on, then what others did not finish
+        for number in range(wanted):
+            if number in _complete(folder):
+                continue
+            with _claimed(folder / f".shard-{number}.lock", wait) as mine:
+                if not mine or number in _complete(folder):
+                    continue
+                shard = _train_shard(
+                    folder, recipe, task, number, seed, networks_per_shard, dtype,
+                    execution=execution, device=device,
+                )  # fmt: skip
+                add_shard(folder, shard)
+                if watch is not None:
+                    done = len(_complete(folder)) * networks_per_shard
+                    watch(shard, done, wanted * networks_per_shard)
+
+
+def _check(num_networks: int, networks_per_shard: int, dtype: str) -> None:
+    counts = {"num_networks": num_networks, "networks_per_shard": networks_per_shard}
+    for name, value in counts.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"`{name}` of a zoo must be an integer of at least 1, got {value!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"`dtype` of a zoo must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def _complete(folder: Path) -> set[int]:
+    """Return the numbers of shards that the index has and whose file is there."""
+    shards, _ = read_index(folder)
+    return {shard.number for shard in shards if (folder / shard.file).is_file()}
+
+
+@contextmanager
+def _claimed(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold a shard while it is trained; yields False if another process holds it."""
+    with open(path, "w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError:
+                yield False
+                return
+        yield True
+        path.unlink(missing_ok=True)
+
+
+def _train_shard(
+    folder: Path,
+    recipe: Recipe,
+    task: Task,
+    number: int,
+    seed: int,
+    count: int,
+    dtype: str,
+    **how: Any,
+) -> Shard:
+    """Train the networks of one shard, write them, and return their line of the index."""
+    start = time.monotonic()
+    post = fit(
+        recipe.method,
+        net=recipe.make_net(task.input_shape, task.num_outputs),
+        task=task,
+        num_modes=count,
+        seed=fold(seed, "shard", number),
+        progress="silent",
+        **recipe.options,
+        **how,
+    )
+    return store_shard(folder, number, post, task, dtype, time.monotonic() - start)
+
+
+def store_shard(
+    folder: Path, number: int, post: Posterior, task: Task | None, dtype: str, seconds: float
+) -> Shard:
+    """Write the networks of a posterior as shard `number`; return its line of the index."""
+    stack = post.stack
+    stored = {name: stored_as(name, tensor, dtype) for name, tensor in stack.tensors().items()}
+    with torch.no_grad():
+        for name, tensor in stack.tensors().items():
+            tensor.copy_(stored[name])  # scores are of what is stored
+    accuracy, nll = scores(post, task) if task is not None else (None, None)
+    file = f"shard-{number:05d}.safetensors"
+    digest = write_tensors(folder / file, stored, {"schema": SCHEMA, "shard": number})
+    return Shard(number, file, digest, tuple(stack.seeds), accuracy, nll, round(seconds, 3))
+
+
+def stored_as(name: str, tensor: Tensor, dtype: str) -> Tensor:
+    """Return a tensor as it is stored; refuse one whose numbers this type does not hold."""
+    if not tensor.is_floating_point():
+        return tensor.detach()
+    stored = tensor.detach().to(getattr(torch, dtype))
+    if not torch.isfinite(stored).all():
+        value = float(tensor.detach().abs().max())
+        remedy = 'take dtype="float32"' if math.isfinite(value) else "take a lower `lr`"
+        raise FileProblem(
+            f"'{name}' has values up to {value:g}, which {dtype} does not hold; {remedy}"
+        )
+    return stored
+
+
+@torch.no_grad()
+def scores(
+    post: Posterior, task: Task
+) -> tuple[tuple[float, ...] | None, tuple[float | None, ...] | None]:
+    """Return accuracy and NLL of every network on the test set; None where there is none."""
+    if task.test is None or not post.likelihood.classification:
+        return None, None
+    right, nll, seen = torch.zeros(()), torch.zeros(()), 0
+    for x, y in task.test.batches(EVALUATED):
+        made = post.predict_batch(x.to(post.stack.dtype))
+        assert isinstance(made, CategoricalPrediction)
+        log_probs: Tensor = made.log_probs.double()  # (S, B, C)
+        right = right + (log_probs.argmax(-1) == y).sum(1)
+        nll = nll - log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).sum((1, 2))
+        seen += len(y)
+    finite = [value if math.isfinite(value) else None for value in (nll / seen).tolist()]
+    return (
+        tuple(round(v, 6) for v in (right / seen).tolist()),
+        tuple(None if v is None else round(v, 6) for v in finite),
+    )

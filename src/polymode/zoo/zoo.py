@@ -1,0 +1,226 @@
+"""A zoo on disk, opened: its networks as a posterior or a stack, its scores, and its damage.
+
+zoo = Zoo("zoo/digits-lenet")
+zoo.accuracy                     # (N,) of every network on the test set
+post = zoo.posterior()           # shards are read when their turn comes
+stack = zoo.stack(0, 100)        # the first hundred, in memory
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polymode.core.likelihoods import Likelihood, likelihood_from_config
+from polymode.core.memory import human
+from polymode.core.stack import Stack
+from polymode.core.store import FileProblem, cache_folder, read_tensors
+from polymode.posterior import Posterior
+from polymode.posterior.files import Shards
+from polymode.zoo.index import read_about, read_index
+from polymode.zoo.recipe import RECIPES, Recipe
+from polymode.zoo.train import Watch, train
+
+CHANCE = (
+    1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
+)
+
+
+class Facts(NamedTuple):
+    """What there is to say of a zoo."""
+
+    networks: int
+    shards: int
+    parameters: int
+    size: int
+    dtype: str
+    seconds: float
+    accuracy: tuple[float, float, float] | None
+    idle: int
+
+
+class Zoo:
+    """The networks in a folder of `train` or `import_published`.
+
+    Attributes:
+        folder, about: what the files say. shards: lines of the index, in order.
+        problems: what is wrong with lines of the index; `verify` looks at the shards, too.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.about = read_about(self.folder)
+        self.shards, self.problems = read_index(self.folder)
+        try:
+            self.recipe = Recipe(**self.about["recipe"])
+        except (TypeError, ValueError) as error:
+            raise FileProblem(f"{self.folder}: its recipe cannot be read: {error}") from None
+
+    def __len__(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
+    def __repr__(self) -> str:
+        return f"Zoo({self.folder}: {len(self):,} × {self.recipe.net} on {self.recipe.task})"
+
+    @property
+    def digest(self) -> str:
+        """What the networks are, in one word: it changes with any of them."""
+        return "+".join(shard.digest[:8] for shard in self.shards)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Accuracy of each network on the test set, (N,); NaN where it is not known."""
+        return _column([(shard.accuracy, shard.size) for shard in self.shards])
+
+    @property
+    def nll(self) -> np.ndarray:
+        """NLL of each network on the test set, (N,) nats; NaN where it is not known."""
+        return _column([(shard.nll, shard.size) for shard in self.shards])
+
+    @property
+    def seeds(self) -> list[int]:
+        """The stream of each network."""
+        return [seed for shard in self.shards for seed in shard.seeds]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return likelihood_from_config(self.about["likelihood"])
+
+    def posterior(self, *, device: str | torch.device = "cpu") -> Posterior:
+        """Return the networks as a posterior, one mode each; shards are opened in their turn."""
+        if not self.shards:
+            raise FileProblem(f"{self.folder} has no networks yet: polymode zoo train fills it")
+        entries, position = [], 0
+        for shard in self.shards:
+            entry: dict[str, Any] = {"file": shard.file, "digest": shard.digest}
+            entry |= {"modes": [position, position + shard.size], "seeds": list(shard.seeds)}
+            entries.append(entry)
+            position += shard.size
+        likelihood, shape = self.likelihood, tuple(self.about["input_shape"])
+        size = self.about["target_size"]
+        manifest = {
+            "tensors": entries,
+            "weights": {"kind": "samples", "numbers": {"samples_per_mode": 1}},
+            "dtype": "float64" if self.about["dtype"] == "float64" else "float32",
+            "target_size": size,
+            "channels_last": None,
+            "seed": self.about["seed"],
+            "network": self.recipe.net,
+        }
+        network = self.recipe.make_net(shape, likelihood.num_outputs(size))
+        shards = Shards(self.folder, manifest, network, likelihood, torch.device(device))
+        return Posterior(
+            shards,
+            likelihood,
+            method=self.recipe.method,
+            config={**self.recipe.options, "num_modes": position},
+            seed=self.about["seed"],
+            input_shape=shape,
+            target_size=size,
+        )
+
+    def stack(self, first: int = 0, last: int | None = None) -> Stack:
+        """Return networks number `first` to `last` − 1 in memory; by default all."""
+        return self.posterior().weights[first : len(self) if last is None else last].stack
+
+    def verify(self) -> list[str]:
+        """Read every byte; return what is wrong, one sentence each."""
+        problems = list(self.problems)
+        for shard in self.shards:
+            try:
+                tensors, _ = read_tensors(self.folder / shard.file, digest=shard.digest)
+            except FileProblem as problem:
+                problems.append(str(problem))
+                continue
+            wrong = [n for n, t in tensors.items() if t.shape[:1] != (shard.size,)]
+            if wrong:
+                problems.append(
+                    f"{self.folder / shard.file} holds {len(tensors[wrong[0]])} networks in"
+                    f" '{wrong[0]}', the index {shard.size}"
+                )
+        known = {shard.file for shard in self.shards}
+        for path in sorted(self.folder.glob("shard-*.safetensors")):
+            if path.name not in known:
+                problems.append(f"{path} is not in the index: it is made again or left aside")
+        return problems
+
+    def facts(self) -> Facts:
+        """Return what `polymode zoo info` shows."""
+        accuracy = self.accuracy
+        known = accuracy[np.isfinite(accuracy)]
+        quantiles = None
+        if len(known):
+            low, middle, high = np.quantile(known, (0.05, 0.5, 0.95)).tolist()
+            quantiles = low, middle, high
+        files = [self.folder / shard.file for shard in self.shards]
+        shape, size = tuple(self.about["input_shape"]), self.about["target_size"]
+        net = self.recipe.make_net(shape, self.likelihood.num_outputs(size))()
+        return Facts(
+            networks=len(self),
+            shards=len(self.shards),
+            parameters=sum(p.numel() for p in net.parameters()),
+            size=sum(path.stat().st_size for path in files if path.is_file()),
+            dtype=self.about["dtype"],
+            seconds=sum(shard.seconds for shard in self.shards),
+            accuracy=quantiles,
+            idle=int((known < CHANCE / size).sum()) if self.likelihood.classification else 0,
+        )
+
+    def describe(self) -> str:
+        """Return the facts as text."""
+        facts = self.facts()
+        lines = [
+            f"{facts.networks:,} × {self.recipe.net} on {self.recipe.task},"
+            f" {facts.parameters:,} parameters each, {facts.dtype}",
+            f"{facts.shards:,} shards, {human(facts.size)}; trained in {facts.seconds:,.0f} s",
+        ]
+        if facts.seconds > 0:
+            lines[-1] += f", {3600 * facts.networks / facts.seconds:,.0f} networks per hour"
+        if facts.accuracy is not None:
+            low, middle, high = facts.accuracy
+            lines.append(f"accuracy: median {middle:.3f}, 90 % from {low:.3f} to {high:.3f}")
+        if facts.idle:
+            lines.append(f"{facts.idle:,} learnt nothing (accuracy below {CHANCE:g} × chance)")
+        return "\n".join(lines)
+
+
+def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None = None) -> Zoo:
+    """Return the zoo in a folder, or the one of a recipe in the cache folder.
+
+    A name from `RECIPES` is trained there, up to `num_networks`, unless it has been.
+
+    Args:
+        where: a folder, or the name of a recipe.
+        num_networks: how many there must be at least; None takes what is there.
+        watch: see `train`.
+    """
+    folder = Path(where).expanduser()
+    if not folder.is_dir() and where in RECIPES:
+        folder = cache_folder() / "zoo" / where
+        if num_networks is not None:
+            train(folder, where, num_networks, watch=watch)
+    if not folder.is_dir():
+        known = ", ".join(RECIPES.names())
+        raise FileProblem(
+            f"'{where}' is neither the folder of a zoo nor one that `polymode zoo train` has made;"
+            f" recipes: {known}"
+        )
+    zoo = Zoo(folder)
+    if num_networks is not None and len(zoo) < num_networks:
+        raise FileProblem(
+            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; polymode zoo"
+            " train adds to it"
+        )
+    return zoo
+
+
+def _column(parts: list[tuple[tuple[float | None, ...] | None, int]]) -> np.ndarray:
+    columns = [
+        [math.nan] * count if values is None else [math.nan if v is None else v for v in values]
+        for values, count in parts
+    ]
+    return np.array([value for column in columns for value in column], float)
