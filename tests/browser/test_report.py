@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 
 import pytest
 
@@ -232,7 +233,11 @@ def test_a_browser_leaves_no_process(browser, tmp_path) -> None:
     made.open().close()
     made.close()
     assert made.process.poll() is not None
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    for _ in range(50):  # its children end a moment later
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        if str(tmp_path) not in listed:
+            break
+        time.sleep(0.1)
     assert str(tmp_path) not in listed
 
 
