@@ -81,7 +81,7 @@ def test_a_terminal_gets_bars_for_all_cells_and_for_the_one_that_runs(
     monkeypatch.setenv("NO_COLOR", "")  # the value before, also of what --no-color sets
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    words = "run --task two_moons --method map --seeds 0,1 --set epochs=400 --set net.hidden=[8]"
+    words = "run --task two_moons --method map --seeds 0,1 --set epochs=2000 --set net.hidden=[8]"
     words += f" --set task.num_test=50 --out {tmp_path}"
     assert command(*([] if coloured else ["--no-color"]), *words.split()) == 0
     seen = terminal.getvalue()
