@@ -31,6 +31,8 @@ LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
+SYMMETRY = STUDIES / "symmetry.md"
+TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -309,6 +311,24 @@ def study_text(name: str) -> str:
     return "\n\n".join(["", *parts, "### Runs", markdown(rows), ""])
 
 
+def tuning_table(found: dict[str, Any]) -> str:
+    """Return what was tried on the validation part for the study of symmetries, and what taken."""
+    rows = [["arm", "candidate", "NLL on the validation part, nats", ""]]
+    for arm, held in found["arms"].items():
+        for number, row in enumerate(held["candidates"]):
+            candidate = row["candidate"]
+            said = ", ".join(f"{key} {value}" for key, value in candidate.items())
+            nll = "diverged" if row["nll"] is None else f"{row['nll']:.3f} ± {row['error']:.3f}"
+            taken = "taken" if candidate == held["chosen"] else ""
+            rows.append([arm if number == 0 else "", said, nll, taken])
+    about = found["about"]
+    note = (
+        f"Mean ± s.e. over {about['posteriors']} posteriors with one mode, {about['examples']}"
+        " images; `python -m docs.symmetry_tuning`."
+    )
+    return f"\n{markdown(rows)}\n\n{note}\n"
+
+
 def take(folder: Path) -> None:
     """Copy what a study shows to `results/`, without what belongs to the folder. Where only some
     parts were run, what is there of the others stays."""
@@ -342,6 +362,9 @@ def pages() -> dict[Path, str]:
         page: between(page.read_text(), page.stem, study_text(page.stem))
         for page in sorted(STUDIES.glob("*.md"))
     }
+    studies[SYMMETRY] = between(
+        studies[SYMMETRY], "tuning", tuning_table(json.loads(TUNING.read_text()))
+    )
     forde = between(FORDE.read_text(), "cost", forde_tables(report))
     laplace = between(LAPLACE.read_text(), "speed", laplace_table(report))
     bias = json.loads(BIAS.read_text())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from polymode import nets
@@ -11,6 +14,7 @@ from polymode.studies import STUDIES, Runs
 from polymode.studies.symmetry import comparisons, published, setup, shown
 from polymode.studies.symmetry.claims import claims
 
+ROOT = Path(__file__).parents[2]
 STUDY = STUDIES.get("symmetry").value
 LABEL = setup.examined("digits-lenet", 1000)
 
@@ -51,8 +55,9 @@ def test_the_preset_cpu():
     assert part.seeds == (0, 1, 2, 3, 4) and part.examine == (LABEL,)
     assert parts["zoo"].arms["digits-lenet"]["number"] == 1000
     assert parts["toy"].arms["2-2-1"]["number"] == 10_000
-    names = {"Dropout", "viBNN", "SWAG", "SGHMC"}
-    assert {f"{name}, {kind}" for name in names for kind in ("one", "multi")} < set(part.arms)
+    names = {"Dropout", "viBNN", "SWAG", "Laplace", "SGHMC"}
+    both = {f"{name}, {kind}" for name in names for kind in ("one", "multi")}
+    assert set(part.arms) == {*both, "DE"}
     for name, arm in part.arms.items():
         modes = 1 if name.endswith("one") else 5
         assert arm.options["num_modes"] == modes
@@ -63,6 +68,20 @@ def test_the_preset_cpu():
     assert RECIPES.get(zoo).value.options == {
         key: value for key, value in part.arms["DE"].options.items() if key != "num_modes"
     }  # the reference is trained as the ensemble is
+
+
+def test_rates_and_lengths_are_those_chosen_on_validation():
+    """What `docs/symmetry_tuning.py` has found is what the preset runs, one mode and several."""
+    arms = STUDY.parts("cpu")["digits"].arms
+    found = json.loads((ROOT / "results" / "symmetry" / "tuning.json").read_text())["arms"]
+    assert set(found) == {"DE", *setup.NAMES}
+    for name, held in found.items():
+        for arm in ["DE"] if name == "DE" else [f"{name}, one", f"{name}, multi"]:
+            have = {**arms[arm].options, **arms[arm].net_options}
+            assert {key: have[key] for key in held["chosen"]} == held["chosen"], arm
+    trained = found["DE"]["chosen"]  # dropout and Laplace are trained as the zoo is
+    for name in ("Dropout", "Laplace"):
+        assert {key: arms[f"{name}, one"].options[key] for key in trained} == trained
 
 
 @pytest.fixture
