@@ -71,7 +71,8 @@ def find(
         net = net.weights.like
     module = net.template if isinstance(net, Stack) else net
     _require_module(module)
-    template = tie_again(copy.deepcopy(module).to("meta"), aliases_of(module)).eval()
+    aliases = net.network.aliases if isinstance(net, Stack) else aliases_of(module)
+    template = tie_again(copy.deepcopy(module).to("meta"), aliases).eval()
     graph = _graph(template)
     example = _example(template, graph, input_shape)
     walk, shared = _walk(template, graph, example, ignore_eps)
