@@ -15,6 +15,7 @@ and its figures, if any, by `DISPLAYS.register` in a module of `plots/` of the s
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -86,8 +87,9 @@ def examine(post: Posterior, task: Task, name: str, /, **options: Any) -> Findin
         post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind.
         name: see `polymode list examinations`. options: of this examination.
     """
-    asked = ask(name, options)
-    return EXAMINATIONS.get(name).value(post, task, **options).signed(str(asked))
+    plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
+    asked = ask(name, plain)
+    return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
 
 
 def check_options(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:

@@ -217,8 +217,8 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
     zoo = Zoo(folder)
     if num_networks is not None and len(zoo) < num_networks:
         raise FileProblem(
-            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; polymode zoo"
-            " train adds to it"
+            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; ask for fewer, or"
+            f" add some: polymode zoo train {folder} --networks {num_networks}"
         )
     return zoo
 
