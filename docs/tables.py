@@ -27,6 +27,7 @@ DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
+SYMMETRIES = ROOT / "docs" / "symmetry.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
@@ -45,8 +46,6 @@ OTHER_CASES = {
     "scores_shared": "torchmetrics",
     "scores_all": "torchmetrics with TorchUncertainty's metrics",
     "pairs_1000": "the formula pair by pair",
-    "canonical_lenet": "a plain loop over networks",
-    "representation_cost_optunet": "CVXPY, network by network",
 }
 COLUMNS = {
     "accuracy ↑": ("test", "accuracy"),
@@ -166,21 +165,70 @@ def _machines(cases: Iterable[dict[str, Any]]) -> str:
 
 
 def zoo_table(report: dict[str, Any]) -> str:
-    """Return networks per hour of CPU time, and the speed of MMD, each against the plain way."""
-    cases = [case for case in report["cases"] if case["kind"] in ("zoo", "mmd")]
-    rows = [["", "CPU time", "networks per hour and core", "against"]]
+    """Return networks per hour of CPU time, trained as a stack and one after another."""
+    cases = [case for case in report["cases"] if case["kind"] == "zoo"]
+    rows = [["", "CPU time", "networks per hour and core", "speed"]]
     for case in cases:
-        plain = next(iter(case["contenders"]))
-        own, other = (case["contenders"][name]["rounds"] for name in ("polymode", plain))
-        seconds = median(each["cpu"] for each in own)
-        ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, other, strict=True)]
+        seconds, spread = _cpu_ratio(case)
         hourly = f"{3600 * case['sizes']['num_modes'] / seconds:,.0f}"
-        spread = f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f}) the speed of {plain}"
-        rows.append(
-            [case["title"], f"{seconds:.2g} s", hourly if case["kind"] == "zoo" else "", spread]
-        )
+        rows.append([case["title"], f"{seconds:.2g} s", hourly, spread])
+    return f"{markdown(rows)}\n\n{_how(cases)}"
+
+
+def symmetry_table(report: dict[str, Any]) -> str:
+    """Return the CPU time of work on many networks, compared with the plain way."""
+    cases = [case for case in report["cases"] if case["kind"] in ("canonical", "cost", "mmd")]
+    rows = [["", "CPU time", "speed"]]
+    for case in cases:
+        seconds, spread = _cpu_ratio(case)
+        rows.append([case["title"], f"{seconds:.2g} s", spread])
+    return f"{markdown(rows)}\n\n{_how(cases)}"
+
+
+def _cpu_ratio(case: dict[str, Any]) -> tuple[float, str]:
+    """Return the CPU seconds of polymode, and its speed relative to the first contender."""
+    plain = next(iter(case["contenders"]))
+    own, other = (case["contenders"][name]["rounds"] for name in ("polymode", plain))
+    ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, other, strict=True)]
+    digits = 0 if median(ratios) > 100 else 1
+    low, middle, high = (f"{f(ratios):.{digits}f}" for f in (min, median, max))
+    return median(each["cpu"] for each in own), f"{middle}× ({low}–{high}) that of {plain}"
+
+
+def _how(cases: list[dict[str, Any]]) -> str:
     dates = " and ".join(sorted({case["date"][:10] for case in cases}))
-    return f"{markdown(rows)}\n\n{_machines(cases)}, one thread, {dates}."
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    return (
+        f"{_machines(cases)}, one thread, {rounds} alternating rounds, ratios of CPU time within a"
+        f" round, {dates}."
+    )
+
+
+def arithmetic() -> str:
+    """Return what the largest part of the published set costs; operations are counted."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from polymode.nets import lenet, resnet18
+
+    number, epochs, images, slow, fast = 9216, 75, 50_000, 50e9, 50e12
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        net, small = resnet18((3, 32, 32), 100), lenet((1, 8, 8), 10)
+        net(torch.empty(1, 3, 32, 32)).sum().backward()
+    one = counter.get_total_flops()
+    every = one * epochs * images * number
+    weights, few = (sum(p.numel() for p in each.parameters()) for each in (net, small))
+    return (
+        f"The largest part of the published set is {number:,} ResNet-18 on CIFAR-100. A forward and"
+        f" backward pass of one image takes {one / 1e9:.1f} · 10⁹ floating-point operations, so"
+        f" {epochs} epochs of {images:,} images take {every / number / 1e16:.1f} · 10¹⁶ per network"
+        f" and {every / 1e20:.1f} · 10²⁰ in all. A core at {slow / 1e9:g} Gflop/s would be busy for"
+        f" {every / slow / 86400 / 365:.0f} years; a GPU at a sustained {fast / 1e12:g} Tflop/s for"
+        f" {every / fast / 86400:.0f} days. The weights alone are {number:,} × {weights / 1e6:.1f}"
+        f" million × 2 bytes = {2 * number * weights / 1e9:.0f} GB. That is why the study at preset"
+        f" `cpu` has networks of {few:,} parameters, and why the preset `paper` reads the published"
+        " set."
+    )
 
 
 def _forde_title(case: dict[str, Any]) -> str:
@@ -373,8 +421,17 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
+    zoo = between(zoo, "arithmetic", arithmetic())
+    symmetries = between(SYMMETRIES.read_text(), "speed", symmetry_table(report))
     methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
+    return {
+        README: readme,
+        METRICS: metrics,
+        ZOO: zoo,
+        SYMMETRIES: symmetries,
+        **methods,
+        **studies,
+    }
 
 
 def main() -> None:

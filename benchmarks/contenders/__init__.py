@@ -305,7 +305,7 @@ KINDS = {
     ),
     "canonical": Kind(
         {
-            "network by network (20, scaled)": "symmetry.canonical_loop",
+            "network by network (200, scaled)": "symmetry.canonical_loop",
             "polymode": "symmetry.canonical",
         },
     ),

@@ -104,6 +104,9 @@ def runs(make):
                 found.append(make(f"{name}, {kind}", seed, numbers))
     zoo = make("digits-lenet", 0, {})
     rows = (
+        measure("networks", 1000, n=1000),
+        measure("accuracy", 0.975, n=1000, standard_error=0.001),
+        measure("ood_pair_mi", 0.3, n=499_500, standard_error=0.01),
         measure("corollary_p", 0.4, n=1000),
         measure("correlation", 0.3, n=1000, standard_error=0.05),
         measure("least_id_pair_mi", 0.02, n=499_500),
@@ -145,6 +148,9 @@ def test_the_table(runs):
     assert lines["SGHMC, multi"]["accuracy % ↑"].startswith("92.15 ±")
     assert lines["SGHMC, multi"]["MMD ↓"].startswith("0.2015 ±")
     assert lines["SGHMC, multi"]["NS, sorted ↓"] == "n/a"
+    (zoo,) = STUDY.tables(runs)["zoo"].lines
+    assert zoo[:3] == ("digits-lenet", "1,000", "97.50 ± 0.10")
+    assert zoo[4:6] == ("30.00 ± 1.00", "0.30 ± 0.05")
     paper = STUDY.tables(runs)["paper_cifar100"]
     assert ("DE", "0", "0", "79.5") == paper.lines[-1][:4]
     assert shown.label_of(runs, "digits") == LABEL
