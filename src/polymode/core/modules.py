@@ -133,7 +133,7 @@ def aliases_of(module: nn.Module) -> dict[str, list[str]]:
 
 def tie_again(module: nn.Module, aliases: Mapping[str, list[str]]) -> nn.Module:
     """Make tensors of one group one tensor again: `to("meta")` and `to_empty` part them."""
-    held = dict(module.named_parameters(remove_duplicate=False))
+    held: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     held |= dict(module.named_buffers(remove_duplicate=False))
     for first, group in aliases.items():
         for name in group[1:]:
