@@ -70,7 +70,8 @@ class Terms(NamedTuple):
 
 
 Evaluate = Callable[[Tensor, Tensor], Terms]
-"""(λ (G,), β (D,)) -> Terms. It may begin at the optimum of the call before."""
+"""(λ (G,), β (D,)) -> Terms. It may begin at the optimum of the call before, and may have a cheap
+`bound`, (λ, β) -> a number that log E cannot exceed there."""
 
 
 class Choice(NamedTuple):
@@ -151,7 +152,10 @@ def _best_start(evaluate: Evaluate, start: Tensor, beta: Tensor) -> tuple[Tensor
     Where a tight prior leaves nothing to learn, the evidence is flat and updates do not move.
     """
     precision, terms = start, evaluate(start, beta)
+    bound = getattr(evaluate, "bound", None)
     for factor in STARTS:
+        if bound is not None and bound(factor * start, beta) <= terms.value:
+            continue
         other = evaluate(factor * start, beta)
         if other.value > terms.value:  # never where values are not known
             precision, terms = factor * start, other
