@@ -81,15 +81,17 @@ def _smoke() -> dict[str, Part | Experiment]:
 
 def _cpu() -> dict[str, Part | Experiment]:
     sizes = {"task": "mnist", "num_train": 100, "num_test": 200, "epochs": 80}
-    images = {"num_train": 500, "num_test": 200, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
-    colour = {"num_train": 2000, "num_test": 500, "num_val": 100, "ood": [], "shifts": []}
+    images = {"num_train": 500, "num_test": 400, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
+    colour = {"num_train": 300, "num_test": 200, "num_val": 100, "ood": [], "shifts": []}
     return {
         **_toy(STEPS, SCALES, 3, 1000),
         "networks": _networks(3, **sizes),
         "shifts": _shifts(
-            images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=3
+            images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=5
         ),
-        "large": _large("cifar10_subset", colour, "resnet20", {"epochs": 15}, 2000, seeds=3),
+        "large": _large(
+            "cifar10_subset", colour, "resnet20", {"epochs": 40, "batch_size": 50}, 300, seeds=3
+        ),
     }
 
 
@@ -124,6 +126,9 @@ def _shifts(
         "Laplace, diagonal": Arm("laplace", {**linear, "structure": "diag"}),
         "Laplace, last layer": Arm("laplace", {**linear, "structure": "last_layer"}),
         "subnetwork, energy": Arm("laplace", {**linear, **some, "subnetwork": "jacobian_energy"}),
+        "subnetwork, variance": Arm(
+            "laplace", {**linear, **some, "subnetwork": "largest_variance"}
+        ),
         "dropout": Arm("dropout", shared, {"dropout": 0.2}),
         "deep ensemble": Arm("deep_ensemble", {**shared, "num_modes": members}),
         "SWAG": Arm("swag", {**shared, "lr": 0.02}),
