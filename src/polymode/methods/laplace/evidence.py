@@ -32,7 +32,6 @@ from polymode.methods.laplace.linear_model_observed import observed
 from polymode.methods.laplace.linear_model_solve import Products, solve_iterative
 from polymode.methods.method import Problem
 
-
 _DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
 # for to one per cent, for which these change ‖θ*‖² by less than a thousandth
 
