@@ -82,15 +82,15 @@ def _smoke() -> dict[str, Part | Experiment]:
 def _cpu() -> dict[str, Part | Experiment]:
     sizes = {"task": "mnist", "num_train": 100, "num_test": 200, "epochs": 80}
     images = {"num_train": 500, "num_test": 400, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
-    colour = {"num_train": 300, "num_test": 200, "num_val": 100, "ood": [], "shifts": []}
+    colour = {"num_train": 100, "num_test": 100, "num_val": 100, "ood": [], "shifts": []}
     return {
         **_toy(STEPS, SCALES, 3, 1000),
         "networks": _networks(3, **sizes),
         "shifts": _shifts(
-            images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=5
+            images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=3
         ),
         "large": _large(
-            "cifar10_subset", colour, "resnet20", {"epochs": 40, "batch_size": 50}, 300, seeds=3
+            "cifar10_subset", colour, "resnet20", {"epochs": 40, "batch_size": 50}, 100, seeds=3
         ),
     }
 
