@@ -91,7 +91,7 @@ class Laplace(MAP):
         samples_per_mode: L draws, ≥ 1, of logits or of networks; the closed links have one.
     """
 
-    prior_precision: float | None = None  # type: ignore[assignment]  # a number once it is made
+    prior_precision: float = None  # type: ignore[assignment]  # a number once it is made
     structure: str = "kron"
     prior: str = "single"
     evidence: str | None = None
