@@ -34,6 +34,7 @@ SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
+PRIORS = ROOT / "results" / "laplace_prior.json"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -377,6 +378,22 @@ def tuning_table(found: dict[str, Any]) -> str:
     return f"\n{markdown(rows)}\n\n{note}\n"
 
 
+def priors_table(rows: list[dict[str, Any]]) -> str:
+    """Return the validation NLL of priors, mean over seeds, and what the default costs."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    names = list(dict.fromkeys(row["prior"] for row in rows))
+    lines = ["| " + " | ".join(["", *names, "CPU s, θ*"]) + " |", "|---" * (len(names) + 2) + "|"]
+    for case in cases:
+        own = [row for row in rows if row["case"] == case]
+        cells = [[row["nll"] for row in own if row["prior"] == name] for name in names]
+        seconds = mean(row["seconds"] for row in own if row["prior"] == "θ*")
+        shown = [f"{mean(each):.3f}".replace("-", "−") for each in cells]
+        lines.append("| " + " | ".join([case, *shown, f"{seconds:.2g}"]) + " |")
+    seeds = len({row["seed"] for row in rows})
+    note = f"NLL of the validation part, nats per example, mean over {seeds} seeds; Kronecker"
+    return "\n".join([*lines, "", note + " factors but for the last layer; lower is better."])
+
+
 def take(folder: Path) -> None:
     """Copy what a study shows to `results/`, without what belongs to the folder. Where only some
     parts were run, what is there of the others stays."""
@@ -415,6 +432,7 @@ def pages() -> dict[Path, str]:
     )
     forde = between(FORDE.read_text(), "cost", forde_tables(report))
     laplace = between(LAPLACE.read_text(), "speed", laplace_table(report))
+    laplace = between(laplace, "priors", priors_table(json.loads(PRIORS.read_text())))
     bias = json.loads(BIAS.read_text())
     sgld = between(SGLD.read_text(), "bias", bias_table(bias))
     sgld = between(sgld, "moving", moving_table(bias))

@@ -44,6 +44,7 @@ ELSEWHERE = {
     **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
     **dict.fromkeys(("n_estimators", "num_estimators", "num_models"), "num_modes"),
     **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
+    **dict.fromkeys(("hessian_structure", "subset_of_weights"), "structure"),
 }
 """Names that other libraries have for options, and ours."""
 
