@@ -11,12 +11,13 @@ made with; one factor for all outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.events import work_on
 from polymode.core.stack import Stack
 from polymode.methods.laplace.evidence_search import (
     Choice,
@@ -34,6 +35,7 @@ from polymode.methods.method import Problem
 
 _DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
 # for to one per cent, for which these change ‖θ*‖² by less than a thousandth
+_PASSES = 100  # products with the Jacobian that a search usually takes; for its progress
 
 
 class Prior(NamedTuple):
@@ -159,13 +161,15 @@ def choose_prior(
     names = [name for name in stack.params if name in names]
     tangent = Tangent(stack, mode, names=names)
     mask = _mask(curvature.blocks, tangent)
-    evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask)
+    work = work_on(problem.data, f"evidence of mode {mode}, products with the Jacobian", _PASSES)
+    evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask, work.step)
     learns = problem.likelihood.learns
     start = starting_precision(evidence.sizes, evidence.point_squares)
     beta = torch.ones(int(learns), dtype=torch.float64)
     steps, tolerance = (200, 1e-5) if config.evidence == "trained" else (30, 1e-2)
     how = Search(steps=steps, tolerance=tolerance, learn_noise=learns)
     choice = maximise(evidence, start, beta, how)
+    work.end()
     return _prior(choice, evidence, config.evidence)
 
 
@@ -187,6 +191,7 @@ def _evidence(
     tangent: Tangent,
     groups: dict[str, str],
     mask: Tensor | None,
+    told: Callable[[], None] = lambda: None,
 ) -> StructuredEvidence:
     if problem.data is None:
         raise ValueError("the evidence needs the training data: give Problem(..., data=...)")
@@ -194,7 +199,7 @@ def _evidence(
     targets = torch.cat([y for _, y in pairs])
     batches = [(x, tangent.shift(x)) for x, _ in pairs]
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
-    products = Products(*_masked(tangent, mask), batches, data)
+    products = Products(*_masked(tangent, mask), batches, data, told)
     outputs = [tangent.outputs(x) for x, _ in pairs]
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence
