@@ -119,6 +119,36 @@ def test_gradients_with_a_structure(kind, structure, monkeypatch) -> None:
         assert slope == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_last_layer_needs_one_pass_of_the_network(bias, monkeypatch) -> None:
+    """Its inputs are kept: the same θ* and evidence as with products through the network."""
+    task, stack = problem("classes")
+    if not bias:
+        stack = Stack(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)),
+                      dtype=torch.float64)  # fmt: skip
+    setting = Setting(structure="last_layer")
+    found = curvature(setting, task, stack, 0, survey(stack, X))
+    tangent = Tangent(stack, names=[n for n in stack.params if n in found.blocks[0].names])
+    groups = prior_groups(stack, "single")
+    point = torch.ones(1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    quick = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(tangent, "jvp", None)
+        ours = quick(*point)
+    with monkeypatch.context() as patch:
+        patch.setattr(tangent, "last_inputs", lambda x: None)
+        slow = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, None)
+    theirs = slow(*point)
+    assert ours.value == pytest.approx(theirs.value, rel=1e-9)
+    torch.testing.assert_close(quick.theta, slow.theta, rtol=1e-6, atol=1e-9)
+
+
+def test_a_layer_that_others_follow_is_passed_through() -> None:
+    stack = Stack(nn.Sequential(nn.Linear(2, 3), nn.Tanh()), dtype=torch.float64)
+    assert Tangent(stack).last_inputs(X) is None
+    assert not stack.network.template_in("eval")[0]._forward_hooks
+
+
 def test_the_search_tells_of_its_passes(monkeypatch) -> None:
     """One step per product with the Jacobian, the last of them the end; one search per mode."""
     monkeypatch.setattr(Reporter, "due", lambda self: True)

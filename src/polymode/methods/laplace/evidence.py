@@ -177,9 +177,7 @@ def _prior(choice: Choice, evidence: StructuredEvidence, kind: str) -> Prior:
     sizes = dict(zip(evidence.names, (int(n) for n in evidence.sizes), strict=True))
     precision = dict(zip(evidence.names, choice.precision.tolist(), strict=True))
     factor = float(choice.beta[0]) if len(choice.beta) else 1.0
-    report = describe(choice, sizes, kind)
-    report["closeness"] = evidence.tangent.closeness(x for x, _ in evidence.products.batches)
-    return Prior(precision, factor, report)
+    return Prior(precision, factor, describe(choice, sizes, kind))
 
 
 def _evidence(
@@ -197,9 +195,12 @@ def _evidence(
         raise ValueError("the evidence needs the training data: give Problem(..., data=...)")
     pairs = list(problem.data.batches(config.batch_size))
     targets = torch.cat([y for _, y in pairs])
-    batches = [(x, tangent.shift(x)) for x, _ in pairs]
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
-    products = Products(*_masked(tangent, mask), batches, data, told)
+    shifts = [tangent.shift(x) for x, _ in pairs]
+    inputs, functions = _last_layer(curvature.blocks, tangent, [x for x, _ in pairs])
+    if functions is None:
+        functions = _masked(tangent, mask)
+    products = Products(*functions, list(zip(inputs, shifts, strict=True)), data, told)
     outputs = [tangent.outputs(x) for x, _ in pairs]
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence
@@ -225,6 +226,31 @@ def _mask(blocks: tuple[Any, ...], tangent: Tangent) -> Tensor | None:
         for name, places in zip(block.names, block.index, strict=True):
             mask[tangent.slices[name].start + places] = True
     return mask
+
+
+def _last_layer(
+    blocks: tuple[Any, ...], tangent: Tangent, inputs: list[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Return what the last layer multiplies and products with its J = (a, 1) ⊗ I, so that the
+    network is passed once; or the inputs and None where there is no such layer."""
+    if not getattr(blocks[0], "one_layer", False):
+        return inputs, None
+    found = [tangent.last_inputs(x) for x in inputs]
+    known = [a for a in found if a is not None]
+    if len(known) < len(found):
+        return inputs, None
+    width = known[0].shape[-1]
+    weights = tangent.slices[tangent.names[0]].stop
+
+    def multiply(vector: Tensor, a: Tensor) -> Tensor:
+        image = a @ vector[:weights].view(-1, width).mT
+        return image + vector[weights:] if len(vector) > weights else image
+
+    def transpose(cotangent: Tensor, a: Tensor) -> Tensor:
+        parts = [(cotangent.mT @ a).flatten(), cotangent.sum(0)]
+        return torch.cat(parts)[: len(tangent.point)]
+
+    return known, (multiply, transpose)
 
 
 def _masked(tangent: Tangent, mask: Tensor | None) -> tuple[Any, Any]:

@@ -204,7 +204,8 @@ class Products:
 
     Args:
         multiply, transpose: (vector (P,), x) -> A v (B, K); (c (B, K), x) -> Aᵀ c (P,).
-        batches: pairs (x, c (B, K)) of inputs and shifts, in the order of the data.
+        batches: pairs (x, c (B, K)) of inputs, or what `multiply` takes in their place, and shifts,
+            in the order of the data.
         data: the targets of all of them.
         told: called after each product with Aᵀ, of which there is one per pass over the data.
     """
