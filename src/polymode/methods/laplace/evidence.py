@@ -198,9 +198,9 @@ def _evidence(
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
     shifts = [tangent.shift(x) for x, _ in pairs]
     inputs, functions = _last_layer(curvature.blocks, tangent, [x for x, _ in pairs])
-    if functions is None:
-        functions = _masked(tangent, mask)
-    products = Products(*functions, list(zip(inputs, shifts, strict=True)), data, told)
+    multiply, transpose = functions or _masked(tangent, mask)
+    batches = list(zip(inputs, shifts, strict=True))
+    products = Products(multiply, transpose, batches, data, told)
     outputs = [tangent.outputs(x) for x, _ in pairs]
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence
