@@ -30,6 +30,8 @@ ZOO = ROOT / "docs" / "zoo.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
+HMC = ROOT / "docs" / "methods" / "hmc.md"
+VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 
 PEERS = {
@@ -245,6 +247,8 @@ def bias_table(found: dict[str, Any]) -> str:
 def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
     """Return ratios to the first contender of each case of these kinds, median with range."""
     cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "\nNot measured yet.\n"
     rows = [["case", "contender", "ratio of CPU time or allocated memory"]]
     for case in cases:
         first, *others = case["contenders"]
@@ -349,8 +353,10 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "moving", moving_table(bias))
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
+    hmc = between(HMC.read_text(), "cost", ratios_table(report, ("whole",)))
+    vi = between(VI.read_text(), "cost", ratios_table(report, ("variational",)))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
-    methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
+    methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag, HMC: hmc, VI: vi}
     return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
 
 
