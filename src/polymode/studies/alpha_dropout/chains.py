@@ -65,10 +65,10 @@ def split(
     shared: dict[str, Any] = {
         "seed": seed, "progress": "silent", "num_modes": num_chains, "batch_size": 8192,
     }  # fmt: skip
-    kept = {"samples_per_mode": samples}
+    kept: dict[str, Any] = {"samples_per_mode": samples}
 
     def sampled(task: Task, precision: float, length: int) -> Posterior:
-        prior = {"prior_precision": precision}
+        prior: dict[str, Any] = {"prior_precision": precision}
         if method == "hmc":
             return fit(
                 "hmc", net=net, task=task, epochs=length, leapfrog_steps=leapfrog_steps,

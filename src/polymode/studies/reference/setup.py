@@ -114,7 +114,7 @@ def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[s
                 }  # fmt: skip
                 found[label] = Arm(family.method, options, family.net_options)
     trajectories, steps = sizes.hmc
-    chains = {
+    chains: dict[str, Any] = {
         "num_modes": 4, "epochs": trajectories, "leapfrog_steps": steps, "lr": 1e-3,
         "samples_per_mode": min(50, trajectories // 2), "prior_precision": precision,
     }  # fmt: skip
