@@ -6,8 +6,8 @@ and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
-study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part. Parts that
-were run in another folder can be copied into it, `cp -r other/PART runs/STUDY/`; then
+study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part. Parts
+that were run in another folder can be copied into it, `cp -r other/PART runs/STUDY/`; then
 `polymode run STUDY --part PART --out runs/STUDY` finds them done and makes tables of all parts.
 """
 
