@@ -6,7 +6,9 @@ and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
-study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part.
+study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part. Parts
+that were run in another folder can be copied into it, `cp -r other/PART runs/STUDY/`; then
+`polymode run STUDY --part PART --out runs/STUDY` finds them done and makes tables of all parts.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ SYMMETRIES = ROOT / "docs" / "symmetry.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
+HMC = ROOT / "docs" / "methods" / "hmc.md"
+VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
@@ -296,6 +300,8 @@ def bias_table(found: dict[str, Any]) -> str:
 def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
     """Return ratios to the first contender of each case of these kinds, median with range."""
     cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "\nNot measured yet.\n"
     rows = [["case", "contender", "ratio of CPU time or allocated memory"]]
     for case in cases:
         first, *others = case["contenders"]
@@ -417,39 +423,37 @@ def with_parts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {**new, **mixed, "claims": list(claims.values())}
 
 
+def sections() -> list[tuple[Path, str, str]]:
+    """Return all that is generated: the page, the name of the place in it, and the text."""
+    report, bias = json.loads(BENCHMARKS.read_text()), json.loads(BIAS.read_text())
+    studies = [(page, page.stem, study_text(page.stem)) for page in sorted(STUDIES.glob("*.md"))]
+    return [
+        (README, "speed", speed_table(report)),
+        (README, "demo", demo_table(json.loads(DEMO.read_text()))),
+        (METRICS, "metrics", metrics_table()),
+        *studies,
+        (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),
+        (FORDE, "cost", forde_tables(report)),
+        (LAPLACE, "speed", laplace_table(report)),
+        (LAPLACE, "priors", priors_table(json.loads(PRIORS.read_text()))),
+        (SGLD, "bias", bias_table(bias)),
+        (SGLD, "moving", moving_table(bias)),
+        (SGLD, "cost", ratios_table(report, ("sampling",))),
+        (SWAG, "cost", ratios_table(report, ("swag", "swag_memory"))),
+        (HMC, "cost", ratios_table(report, ("whole",))),
+        (VI, "cost", ratios_table(report, ("variational",))),
+        (ZOO, "zoo", zoo_table(report)),
+        (ZOO, "arithmetic", arithmetic()),
+        (SYMMETRIES, "speed", symmetry_table(report)),
+    ]
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with tables, as they should be."""
-    report = json.loads(BENCHMARKS.read_text())
-    readme = between(README.read_text(), "speed", speed_table(report))
-    readme = between(readme, "demo", demo_table(json.loads(DEMO.read_text())))
-    metrics = between(METRICS.read_text(), "metrics", metrics_table())
-    studies = {
-        page: between(page.read_text(), page.stem, study_text(page.stem))
-        for page in sorted(STUDIES.glob("*.md"))
-    }
-    studies[SYMMETRY] = between(
-        studies[SYMMETRY], "tuning", tuning_table(json.loads(TUNING.read_text()))
-    )
-    forde = between(FORDE.read_text(), "cost", forde_tables(report))
-    laplace = between(LAPLACE.read_text(), "speed", laplace_table(report))
-    laplace = between(laplace, "priors", priors_table(json.loads(PRIORS.read_text())))
-    bias = json.loads(BIAS.read_text())
-    sgld = between(SGLD.read_text(), "bias", bias_table(bias))
-    sgld = between(sgld, "moving", moving_table(bias))
-    sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
-    swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
-    zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
-    zoo = between(zoo, "arithmetic", arithmetic())
-    symmetries = between(SYMMETRIES.read_text(), "speed", symmetry_table(report))
-    methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {
-        README: readme,
-        METRICS: metrics,
-        ZOO: zoo,
-        SYMMETRIES: symmetries,
-        **methods,
-        **studies,
-    }
+    found: dict[Path, str] = {}
+    for page, name, text in sections():
+        found[page] = between(found.get(page) or page.read_text(), name, text)
+    return found
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from polymode.core.values import read_value, value_text
 from polymode.examinations.findings import Findings
 from polymode.posterior import Posterior
 from polymode.tasks import Task
+from polymode.tasks.registry import as_task
 
 Examination = Callable[..., Findings]
 
@@ -80,15 +81,17 @@ def read_asked(text: str) -> Asked:
     return ask(name.strip(), options)
 
 
-def examine(post: Posterior, task: Task, name: str, /, **options: Any) -> Findings:
+def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> Findings:
     """Return what an examination finds about a posterior.
 
     Args:
-        post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind.
+        post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind; a
+            name stands for `pm.task(name)`.
         name: see `polymode list examinations`. options: of this examination.
     """
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
+    task = as_task(task, "examine")
     return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
 
 
