@@ -77,8 +77,8 @@ _HOMES = {
 }
 
 _ROOMS = (
-    "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
-    "recalibration", "symmetry", "tasks", "zoo",
+    "adversary", "conformal", "equivariance", "examinations", "likelihoods", "methods", "metrics",
+    "nets", "plots", "recalibration", "symmetry", "tasks", "zoo",
 )  # fmt: skip
 
 
