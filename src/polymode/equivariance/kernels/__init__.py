@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from polymode.equivariance.kernels.activations import ABReLU, Activation, Erf, LeakyReLU, ReLU
 from polymode.equivariance.kernels.blocks import Kernels
+from polymode.equivariance.kernels.broken import broken_by, warn_if_broken
+from polymode.equivariance.kernels.empirical import empirical_ntk
 from polymode.equivariance.kernels.layers import (
     AvgPool,
     Conv,
@@ -29,4 +31,7 @@ __all__ = [
     "ReLU",
     "Residual",
     "Serial",
+    "broken_by",
+    "empirical_ntk",
+    "warn_if_broken",
 ]

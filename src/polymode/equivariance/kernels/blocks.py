@@ -21,7 +21,6 @@ from polymode.equivariance.kernels.covariance import (
     Covariance,
     Recorded,
     Replayed,
-    Variances,
     all_pairs,
     input_covariance,
     paired_covariance,
@@ -42,9 +41,7 @@ class Kernels(NamedTuple):
     ntk: Tensor
 
 
-def evaluate(
-    kernel: Serial, x: Tensor, y: Tensor | None, ntk: bool, dtype: torch.dtype
-) -> Kernels:
+def evaluate(kernel: Serial, x: Tensor, y: Tensor | None, ntk: bool, dtype: torch.dtype) -> Kernels:
     """Return the kernels of all pairs, see `Serial.__call__`."""
     x, form = _checked(kernel, x, "x", dtype)
     symmetric = y is None
@@ -76,9 +73,7 @@ def evaluate(
     return Kernels(nngp, tangent)
 
 
-def evaluate_pairs(
-    kernel: Serial, x: Tensor, y: Tensor, ntk: bool, dtype: torch.dtype
-) -> Kernels:
+def evaluate_pairs(kernel: Serial, x: Tensor, y: Tensor, ntk: bool, dtype: torch.dtype) -> Kernels:
     """Return the kernels of the pairs (x[n], y[n]), see `Serial.pairs`."""
     x, form = _checked(kernel, x, "x", dtype)
     y, _ = _checked(kernel, y, "y", dtype)
@@ -136,9 +131,7 @@ def _form(kernel: Serial, number: int) -> str:
     return form
 
 
-def _checked(
-    kernel: Serial, x: Tensor, name: str, dtype: torch.dtype
-) -> tuple[Tensor, str]:
+def _checked(kernel: Serial, x: Tensor, name: str, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return finite inputs with their form."""
     if x.ndim not in (2, 4) or len(x) == 0:
         raise ValueError(

@@ -146,11 +146,8 @@ def window_sum(
     """
     side = values.shape[axes[0]]
     if periodic:
-        total = values.clone()
-        for shift in range(-padding, size - padding):
-            if shift:
-                total += values.roll([-shift] * len(axes), list(axes))
-        return total
+        rolls = (shift for shift in range(-padding, size - padding) if shift)
+        return sum((values.roll([-shift] * len(axes), list(axes)) for shift in rolls), values)
     length = (side + 2 * padding - size) // stride + 1
     shape = list(values.shape)
     for axis in axes:

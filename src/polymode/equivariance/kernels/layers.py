@@ -1,8 +1,8 @@
 r"""Layers of weights and of pixels: what they do to kernels, and the layer of a finite network.
 
-In NTK parametrisation a layer computes f = σ_w / √fan_in W h + σ_b b with W, b ~ N(0, 1). With K the
-NNGP and Θ the tangent kernel, at infinite width (Jacot et al. 2018, Lee et al. 2019, Arora et al.
-2019, Novak et al. 2019):
+In NTK parametrisation a layer computes f = σ_w / √fan_in W h + σ_b b with W, b ~ N(0, 1). With K
+the NNGP and Θ the tangent kernel, at infinite width (Jacot et al. 2018, Lee et al. 2019, Arora et
+al. 2019, Novak et al. 2019):
 
     Dense            K ← σ_w² K + σ_b²,  Θ ← K + σ_w² Θ
     Conv, k×k        K(i, i') ← σ_w²/k² Σ_d K(i+d, i'+d) + σ_b²,  Θ likewise, plus the new K

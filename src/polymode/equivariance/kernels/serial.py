@@ -1,8 +1,8 @@
 """Layers one after another, and sums of branches: a network's description, wide or infinite.
 
-    kernel = Serial(Dense(1.5, 0.1), ReLU(), Dense(1.5, 0.1))
-    nngp, ntk = kernel(x, y)                         # infinite width, closed form
-    net = kernel.network((784,), width=512)          # the same network, finite
+kernel = Serial(Dense(1.5, 0.1), ReLU(), Dense(1.5, 0.1))
+nngp, ntk = kernel(x, y)                         # infinite width, closed form
+net = kernel.network((784,), width=512)          # the same network, finite
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ class Serial(Layer):
     Args:
         layers: from input to output.
 
+    >>> from polymode.equivariance.kernels import ReLU
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> nngp, ntk = Serial(Dense(2**0.5), ReLU(), Dense())(x)
-    >>> ntk[0].tolist()
-    [1.0, 0.159...]
+    >>> [round(value, 6) for value in ntk[0].tolist()]
+    [1.0, 0.159155]
     """
 
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:
             if not isinstance(layer, Layer):
                 raise ValueError(
-                    f"Serial takes layers such as Dense() or ReLU(), got {layer!r}; an activation of"
-                    " torch goes into Activation(function)"
+                    f"Serial takes layers such as Dense() or ReLU(), got {layer!r}; an activation"
+                    " of torch goes into Activation(function)"
                 )
         self.parts = layers
 
