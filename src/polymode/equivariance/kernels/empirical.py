@@ -37,7 +37,8 @@ def empirical_ntk(
     def outputs(values: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return functional_call(module, {**values, **rest}, (inputs,)).flatten(1)
 
-    at_other, pull = vjp(lambda values: outputs(values, other), params)
+    linear = vjp(lambda values: outputs(values, other), params)
+    at_other, pull = linear[0], linear[1]
     rows, columns, size = len(x), len(other), at_other.shape[1]
     numbers = sum(p.numel() for p in params.values())
     element = at_other.element_size()
