@@ -44,7 +44,7 @@ STUDIES.register("equivariance")(
     Study(
         title="Emergent equivariance in deep ensembles",
         paper="Gerken and Kessel 2024",
-        summary="ensembles with augmentation become equivariant at all times: theory, Ising, images",
+        summary="ensembles with augmentation become equivariant: theory, Ising model, images",
         bibtex="""@inproceedings{gerken2024emergent,
   title={Emergent equivariance in deep ensembles},
   author={Gerken, Jan E. and Kessel, Pan},
