@@ -276,6 +276,7 @@ KINDS = {
     "kernel": Kind(
         {
             "neural-tangents": f"{TANGENTS}.warm",
+            "neural-tangents, float64": f"{TANGENTS}.warm_double",
             "polymode, float32": "kernels.single",
             "polymode": "kernels.double",
         },
@@ -283,7 +284,11 @@ KINDS = {
         check="mean NTK",
     ),
     "kernel_cold": Kind(
-        {"neural-tangents": f"{TANGENTS}.cold", "polymode": "kernels.double"},
+        {
+            "neural-tangents": f"{TANGENTS}.cold",
+            "polymode, float32": "kernels.single",
+            "polymode": "kernels.double",
+        },
         figure="cpu",
         check="mean NTK",
     ),

@@ -60,6 +60,14 @@ def warm(case: Case) -> Job:
     return Job(run, 1, scale=1 / 5)
 
 
+def warm_double(case: Case) -> Job:
+    """The same in float64."""
+    jax.config.update("jax_enable_x64", True)
+    kernel, (x, y) = _kernel(case), [each.astype("float64") for each in _inputs(case)]
+    _value(kernel(x, y, ("nngp", "ntk")))
+    return Job(lambda: _value(kernel(x, y, ("nngp", "ntk"))), 1)
+
+
 def cold(case: Case) -> Job:
     """The first call of a process, compilation included; imports are not."""
     x, y = _inputs(case)

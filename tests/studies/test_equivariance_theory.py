@@ -105,8 +105,9 @@ def runs(make):
         for arm, ratio in (("width 512", 1.0), ("width 1024", 1.5)):
             add("ising", arm, seed, {
                 f"{place}_{key}": value for place in theory.PLACES for key, value in {
-                    "member": 1.0, "member_predicted": 1.0, "ensemble": ratio + noise,
-                    "ensemble_predicted": 1.0, "left_over": 0.5 * (ratio - 1) + noise,
+                    "member": 1.0, "deviation_1": 1.0, "predicted_1": 1.0,
+                    "deviation_10": ratio + noise, "predicted_10": 1.0,
+                    "left_over": 0.5 * (ratio - 1) + noise,
                     "relative_1": 1.0, "relative_4": 0.5 + noise,
                 }.items()
             })  # fmt: skip

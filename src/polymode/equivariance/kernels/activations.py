@@ -29,7 +29,7 @@ from polymode.equivariance.kernels import finite
 from polymode.equivariance.kernels.covariance import Covariance
 from polymode.equivariance.kernels.layers import Layer
 
-PIECE = 2**15  # numbers of a kernel that are worked on at a time: all that is needed stays in cache
+PIECE = 2**16  # numbers of a kernel that are worked on at a time: all that is needed stays in cache
 
 
 class Elementwise(Layer):

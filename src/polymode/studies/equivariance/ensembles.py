@@ -86,11 +86,21 @@ def over_orbits(values: Tensor, group: Group) -> Tensor:
     return values.view(len(values), len(group), -1, values.shape[-1])
 
 
-def asymmetry(values: Tensor, group: Group) -> Asymmetry:
-    """Return how far outputs (M, G N, K) at the orbits of N inputs are from equivariant."""
+def _apart(values: Tensor, group: Group) -> Tensor:
+    """Return f(g x) − ρ(g) f(x) of each member for g ≠ e, (M, G − 1, N, K)."""
     outputs = over_orbits(values, group)
     moved = group.orbit_of_outputs(outputs[:, 0]).transpose(0, 1)
-    apart = (outputs - moved)[:, 1:]  # (M, G − 1, N, K)
+    return (outputs - moved)[:, 1:]
+
+
+def mean_deviation(values: Tensor, group: Group) -> float:
+    """Return the mean square of f(g x) − ρ(g) f(x) for the mean of outputs (M, G N, K)."""
+    return float(_apart(values, group).mean(0).square().sum(-1).mean())
+
+
+def asymmetry(values: Tensor, group: Group) -> Asymmetry:
+    """Return how far outputs (M, G N, K) at the orbits of N inputs are from equivariant."""
+    apart = _apart(values, group)
     mean = apart.mean(0)
     ensemble = float(mean.square().sum(-1).mean())
     spread = float((apart - mean).square().sum(0).sum(-1).mean()) / (len(values) - 1)

@@ -99,9 +99,9 @@ def _smoke() -> dict[str, Part | Experiment]:
 
 def _cpu() -> dict[str, Part | Experiment]:
     return _made(
-        {"num_modes": 32, "steps": list(experiments.STEPS)},
-        {512: 400, 1024: 100, 2048: 40},
-        {"sizes": [1, 2, 5, 10, 20, 40, 100, 400]},
+        {"num_modes": 100, "steps": list(experiments.STEPS)},
+        {512: 200, 1024: 60, 2048: 30},
+        {"sizes": [1, 2, 5, 10, 20, 50, 100, 200]},
         {},
         {},
         ("tetrahedral", "octahedral", "icosahedral"),

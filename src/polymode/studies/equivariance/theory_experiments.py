@@ -4,7 +4,8 @@ Finite ensembles beside the infinite one in closed form. The talk shows figures 
 in it is our choice here: networks have two hidden layers of ReLUs with σ_w² = 2 (a last layer of
 σ_w = 1) in NTK parametrisation, trained by full-batch gradient descent on squared errors.
 
-- toy: an even function on [−2, 2], ten points and their mirror images, biases of σ_b = 1;
+- toy: an even function on [−2, 2], ten points and their mirror images, one hidden layer, biases of
+  σ_b = 1;
 - Ising: periodic 5×5 lattices of uniform spins, energy per bond direction, standardised; out of
   distribution: sites from N(0, 1);
 - partial augmentation: other sets of rotations of the same lattices, at infinite width;
@@ -28,6 +29,7 @@ from polymode.equivariance.kernels import Dense, ReLU, Serial
 from polymode.examinations import Findings, measure
 from polymode.studies.equivariance.ensembles import (
     asymmetry,
+    mean_deviation,
     orbit_spread,
     predicted_spread,
     trained,
@@ -45,10 +47,10 @@ SETS = {
 }
 
 
-def network(bias_std: float) -> Serial:
-    """Return two hidden layers of ReLUs."""
-    hidden = (Dense(math.sqrt(2), bias_std), ReLU())
-    return Serial(*hidden, *hidden, Dense(1.0, bias_std))
+def network(bias_std: float, hidden: int = 2) -> Serial:
+    """Return so many hidden layers of ReLUs, and a last layer."""
+    layers = [each for _ in range(hidden) for each in (Dense(math.sqrt(2), bias_std), ReLU())]
+    return Serial(*layers, Dense(1.0, bias_std))
 
 
 def rows_of(
@@ -69,7 +71,7 @@ def rows_of(
 
 
 def toy(
-    seed: int, *, width: int = 512, num_modes: int = 50, steps: tuple[int, ...] = STEPS
+    seed: int, *, width: int = 512, num_modes: int = 100, steps: tuple[int, ...] = STEPS
 ) -> Findings:
     """Curves of a member, the ensemble's mean and the closed form, of x and −x.
 
@@ -77,7 +79,7 @@ def toy(
     """
     acting, stream = group("sign"), generator(seed, "equivariance", "toy")
     x = 2 * torch.rand(10, 1, generator=stream, dtype=torch.float64)
-    kernel = network(1.0)
+    kernel = network(1.0, hidden=1)
     about = InfiniteEnsemble(kernel, x, truth(x), lr=1.0, group=acting)
     lr = 0.5 * about.max_lr
     whole = InfiniteEnsemble(kernel, x, truth(x), lr=lr, group=acting, dynamics="steps")
@@ -133,12 +135,12 @@ def ising(
     seed: int,
     *,
     width: int = 512,
-    num_modes: int = 400,
+    num_modes: int = 200,
     num_train: int = 32,
     num_test: int = 50,
     steps: int = 50,
     lr: float = 1.0,
-    sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 40, 100, 400),
+    sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200),
 ) -> Findings:
     """Energies of lattices on orbits of C4: spread over the orbit by the number of members.
 
@@ -166,10 +168,13 @@ def ising(
     parts = values[steps].split([len(each) for each in orbits.values()], 1)
     for (name, new), outputs in zip(sets.items(), parts, strict=True):
         rows += rows_of(whole, outputs, new, acting, steps, name)
-        for size in sizes:
+        predicted = whole.non_invariance(new, acting, steps)
+        for size in (each for each in sizes if each <= num_modes):
             subsets = outputs[: num_modes - num_modes % size].split(size)
-            if size > num_modes:
-                continue
+            apart = np.sqrt(np.mean([mean_deviation(each, acting) for each in subsets]))
+            rows.append(measure(f"{name}_deviation_{size}", apart, n=len(subsets)))
+            expected = predicted.deviation(size)
+            rows.append(measure(f"{name}_predicted_{size}", expected, n=num_test))
             found = np.array([orbit_spread(each, acting) for each in subsets])
             relative = found[:, 0] / found[:, 1]
             for metric, each in (("orbit_std", found[:, 0]), ("relative", relative)):
