@@ -106,7 +106,7 @@ def runs(make):
             add("ising", arm, seed, {
                 f"{place}_{key}": value for place in theory.PLACES for key, value in {
                     "member": 1.0, "deviation_1": 1.0, "predicted_1": 1.0,
-                    "deviation_10": ratio + noise, "predicted_10": 1.0,
+                    "deviation_5": ratio + noise, "predicted_5": 1.0,
                     "left_over": 0.5 * (ratio - 1) + noise,
                     "relative_1": 1.0, "relative_4": 0.5 + noise,
                 }.items()

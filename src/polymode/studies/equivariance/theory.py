@@ -100,8 +100,8 @@ def _smoke() -> dict[str, Part | Experiment]:
 def _cpu() -> dict[str, Part | Experiment]:
     return _made(
         {"num_modes": 100, "steps": list(experiments.STEPS)},
-        {512: 200, 1024: 60, 2048: 30},
-        {"sizes": [1, 2, 5, 10, 20, 50, 100, 200]},
+        {512: 120, 1024: 40, 2048: 20},
+        {"steps": 25, "sizes": [1, 2, 5, 10, 20, 40, 120]},
         {},
         {},
         ("tetrahedral", "octahedral", "icosahedral"),

@@ -20,7 +20,7 @@ from polymode.studies.equivariance.theory_numbers import (
 from polymode.studies.study import Claim, Runs
 
 EQUIVARIANT = 0.1  # largest part of a member's squared deviation that its limit may have left
-GROUPED = (2, 5, 10)  # sizes of sub-ensembles of which there are several
+GROUPED = (2, 5)  # sizes of sub-ensembles of which there are several
 NEAR = 0.15  # half-width of the logarithm's interval, so that "as predicted" says something
 
 

@@ -135,12 +135,12 @@ def ising(
     seed: int,
     *,
     width: int = 512,
-    num_modes: int = 200,
+    num_modes: int = 120,
     num_train: int = 32,
     num_test: int = 50,
     steps: int = 50,
     lr: float = 1.0,
-    sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200),
+    sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 40, 120),
 ) -> Findings:
     """Energies of lattices on orbits of C4: spread over the orbit by the number of members.
 
