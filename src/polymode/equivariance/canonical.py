@@ -75,21 +75,18 @@ class Canonical(nn.Module):
         return torch.einsum("gb,gb...->b...", chosen, back)
 
 
-def small_score(input_shape: Sequence[int], *, channels: int = 8) -> nn.Sequential:
-    """Return a score network for images (C, H, W) of 8 pixels or more: two convolutions on the
-    image, from 16 pixels on at half its resolution, then one number."""
+def small_score(input_shape: Sequence[int], *, channels: int = 16) -> nn.Sequential:
+    """Return a score network for images (C, H, W) of 8 pixels or more: one convolution on the image
+    reduced to 7 to 13 pixels, which are enough to tell how it is turned, then one number."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         raise ValueError(
             f"small_score is for images (C, H, W) with sides of at least 8, got {input_shape}"
         )
-    halve = min(input_shape[1:]) >= 16
-    height, width = (((side // (1 + halve) - 2) // 2 - 2) for side in input_shape[1:])
+    pool = max(1, min(input_shape[1:]) // 7)
+    height, width = (side // pool - 2 for side in input_shape[1:])
     return nn.Sequential(
-        *[nn.AvgPool2d(2)] * halve,
+        *[nn.AvgPool2d(pool)] * (pool > 1),
         nn.Conv2d(input_shape[0], channels, 3),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-        nn.Conv2d(channels, channels, 3),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(channels * height * width, 1),

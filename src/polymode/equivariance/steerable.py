@@ -34,7 +34,7 @@ def escnn_is_installed() -> bool:
 
 
 class Steerable(nn.Module):
-    """Two or more steerable convolutions, invariant pooling, and dense layers.
+    """Steerable convolutions with batch normalisation of fields, invariant pooling, dense layers.
 
     Args:
         input_shape: (C, H, W), square. num_outputs: K.
@@ -48,7 +48,7 @@ class Steerable(nn.Module):
         num_outputs: int,
         *,
         order: int = 4,
-        fields: Sequence[int] = (8, 8),
+        fields: Sequence[int] = (4, 8, 16),
         hidden: int = 64,
     ) -> None:
         super().__init__()
@@ -69,6 +69,7 @@ class Steerable(nn.Module):
             convolutions.append(steer.R2Conv(before, after, kernel_size=5, padding=2))
             before = after
         self.convolutions, self.order = nn.ModuleList(convolutions), order
+        self.norms = nn.ModuleList(nn.BatchNorm3d(number) for number in fields)
         self.wrap = steer.GeometricTensor
         self.head = nn.Sequential(
             nn.Linear(fields[-1], hidden), nn.ReLU(), nn.Linear(hidden, num_outputs)
@@ -78,37 +79,40 @@ class Steerable(nn.Module):
         def apply(convolution: Any, maps: Tensor) -> Tensor:
             return convolution(self.wrap(maps, convolution.in_type)).tensor
 
-        return _forward(x, self.convolutions, self.order, self.head, apply)
+        return _forward(x, self, apply)
 
     def exported(self) -> nn.Module:
         """Return the same function as an ordinary module, its filters expanded."""
         self.eval()
         plain = [convolution.export() for convolution in self.convolutions]  # type: ignore[operator]
-        return Expanded(plain, self.order, self.head).eval()
+        return Expanded(plain, self.norms, self.order, self.head).eval()
 
 
 class Expanded(nn.Module):
     """A steerable network with ordinary convolutions."""
 
-    def __init__(self, convolutions: Sequence[nn.Module], order: int, head: nn.Module) -> None:
+    def __init__(
+        self, convolutions: Sequence[nn.Module], norms: nn.Module, order: int, head: nn.Module
+    ) -> None:
         super().__init__()
-        self.convolutions, self.order, self.head = nn.ModuleList(convolutions), order, head
+        self.convolutions, self.norms = nn.ModuleList(convolutions), norms
+        self.order, self.head = order, head
 
     def forward(self, x: Tensor) -> Tensor:
-        return _forward(x, self.convolutions, self.order, self.head, lambda layer, y: layer(y))
+        return _forward(x, self, lambda layer, maps: layer(maps))
 
 
-def _forward(
-    x: Tensor, convolutions: Any, order: int, head: nn.Module, apply: Callable[..., Tensor]
-) -> Tensor:
+def _forward(x: Tensor, net: Any, apply: Callable[..., Tensor]) -> Tensor:
     """Convolutions with ReLU, pooling by 2 between them, the largest of each field's k channels,
-    the mean over pixels, dense layers. Sides that are even keep their middle under this pooling."""
-    for place, convolution in enumerate(convolutions):
+    the mean over pixels, dense layers. The k channels of a field share their normalisation, which
+    so commutes with turns; and even sides keep their middle under this pooling."""
+    for place, (convolution, norm) in enumerate(zip(net.convolutions, net.norms, strict=True)):
         if place:
             x = F.avg_pool2d(x, 2)
-        x = F.relu(apply(convolution, x))
-    pooled = x.unflatten(1, (-1, order)).amax(2)
-    return head(pooled.mean((2, 3)))
+        fields = apply(convolution, x).unflatten(1, (-1, net.order))  # (B, fields, k, H, W)
+        x = F.relu(norm(fields)).flatten(1, 2)
+    pooled = x.unflatten(1, (-1, net.order)).amax(2)
+    return net.head(pooled.mean((2, 3)))
 
 
 def steerable(name: str, **options: Any) -> Callable[..., nn.Module]:

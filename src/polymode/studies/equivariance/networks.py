@@ -81,7 +81,7 @@ def trained(
     training = {"num_modes": num_modes, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     hook = None if augment == "none" else f"orbit:{group}:{augment}"
     if method == "steerable":
-        post = _steered(seed, given, group, hook, training, fields or [4, 8])
+        post = _steered(seed, given, group, hook, training, fields or [4, 8, 16])
     else:
         plain = getattr(nets, net)
         post = fit(
