@@ -53,7 +53,9 @@ class GroupAverage(nn.Module):
             return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
         if self.group.invariant:
             return outputs.mean(0)
-        back = [self.group.act_on_outputs(y, i) for y, i in zip(outputs, self.inverses, strict=True)]
+        back = [
+            self.group.act_on_outputs(y, i) for y, i in zip(outputs, self.inverses, strict=True)
+        ]
         return torch.stack(back).mean(0)
 
 

@@ -11,8 +11,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from polymode.plots import Comparison, Display
+from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import networks
+from polymode.studies.equivariance.shown import (
+    cell,
+    claim,
+    curves,
+    gap,
+    near_one,
+    scaled_ratio,
+    sets_of,
+    values,
+)
+from polymode.studies.study import Claim, Runs, Table, judged
 from polymode.tasks.files import data_folder
 
 PART, ARM = "histology", "C4, full orbit"
@@ -42,17 +55,68 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
     }
 
 
-def tables(runs):
-    return {}
+WHO = {"one member": "member", "all members": "ensemble"}
 
 
-def figures(runs):
-    return {}
+def tables(runs: Runs) -> dict[str, Table]:
+    """Return the orbit metrics of members and of the whole, set by set."""
+    if PART not in runs.parts:
+        return {}
+    lines = []
+    for name in sets_of(runs, PART):
+        for title, who in WHO.items():
+            cells = [
+                cell(values(runs, PART, ARM, f"{name}_{who}_{metric}"), digits)
+                for metric, digits in (
+                    ("same_predictions", 3), ("kl", 4), ("deviation", 4), ("accuracy", 3)
+                )
+            ]  # fmt: skip
+            lines.append((f"{name}, {title}", *cells))
+    head = ("", "OSP (most 4) ↑", "symmetrised KL, nats ↓", "orbit s.d. ↓", "accuracy ↑")
+    note = f"{over_seeds(len(runs.of(PART, ARM)))}; two classes, so chance is OSP 2.5"
+    return {PART: Table("Histological slices under C4", head, tuple(lines), note)}
 
 
-def claims(runs):
-    return []
+def figures(runs: Runs) -> dict[str, Display]:
+    """Return KL along orbits and OSP against the number of members, in and out of distribution."""
+    named = {name: (ARM, name) for name in sets_of(runs, PART)}
+    found = {}
+    for metric in ("same_share", "deviation"):
+        shown = curves(runs, PART, named, metric)
+        if shown is not None:
+            found[f"histology_{metric}"] = shown
+    return found
 
 
-def comparisons(preset, runs):
+def claims(runs: Runs) -> list[Claim]:
+    """Return whether the ensemble is more invariant than its members, as independent ones are."""
+    found = []
+    for name in sets_of(runs, PART):
+        both = [values(runs, PART, ARM, f"{name}_{who}_same_share") for who in WHO.values()]
+        difference = gap(both[1], both[0])
+        found.append(
+            claim(
+                f"Histology, {name}: the ensemble has a higher OSP than its members",
+                "figure, no numbers",
+                "OSP / |G|, ensemble − member",
+                difference,
+                judged(difference, sign=1),
+            )  # fmt: skip
+        )
+    for name in sets_of(runs, PART):
+        difference = gap(scaled_ratio(runs, PART, ARM, name), 1.0)
+        found.append(
+            claim(
+                f"Histology, {name}: the spread along orbits falls as 1/√M",
+                "figure, no numbers",
+                "√M · s.d. of ensemble / of member − 1",
+                difference,
+                near_one(difference),
+            )  # fmt: skip
+        )
+    return found
+
+
+def comparisons(preset: str, runs: Runs) -> list[Comparison]:
+    """The talk has figures alone."""
     return []

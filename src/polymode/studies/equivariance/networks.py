@@ -1,8 +1,10 @@
 """The experiment behind the comparisons: train an ensemble one way, look along orbits.
 
 One training gives two rows of a table, its members one by one and all together, so that both have
-the same networks. The group average is taken of the same networks too: its inputs are turned by
-every element again, which for interpolated turns is a second interpolation, as it would be in use.
+the same networks. Members have batches and turns of their own: with shared draws they would lean
+the same way, and their mean with them. The group average is taken of the same networks too: its
+inputs are turned by every element again, which for interpolated turns is a second interpolation,
+as it would be in use.
 
 `M` members, `G` elements, `B` inputs, `C` classes.
 """
@@ -78,7 +80,12 @@ def trained(
     """
     acting = find_group(group)
     given = make_task(task, **(task_options or {}))
-    training = {"num_modes": num_modes, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    training: dict[str, Any] = {
+        "num_modes": num_modes,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+    }
     hook = None if augment == "none" else f"orbit:{group}:{augment}"
     if method == "steerable":
         post = _steered(seed, given, group, hook, training, fields or [4, 8, 16])
@@ -87,7 +94,7 @@ def trained(
         post = fit(
             "deep_ensemble", net=canonicalised(plain, group) if method == "canonical" else plain,
             task=given, seed=seed, augment=hook, schedule="cosine", prior_precision=0.0,
-            progress="silent", **training,
+            data_order="own", progress="silent", **training,
         )  # fmt: skip
     weights = sum(p.numel() for p in post[:1].members[0].parameters())
     rows = [measure("weights", float(weights), n=1)]
@@ -124,9 +131,7 @@ def group_average(post: Posterior, x: Tensor, acting: Group, labels: Tensor | No
 def _rows(name: str, along: Along, prefix: str = "") -> list[Any]:
     rows = []
     for who, scores in (("member", along.member_scores()), ("ensemble", along.scores())):
-        rows += [
-            _row(f"{name}_{prefix}{who}_{key}", scores[key]) for key in KEPT if key in scores
-        ]
+        rows += [_row(f"{name}_{prefix}{who}_{key}", scores[key]) for key in KEPT if key in scores]
     return rows
 
 
@@ -157,7 +162,7 @@ def _steered(
         optimizer = torch.optim.Adam(module.parameters(), training["lr"])
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for epoch in range(training["epochs"]):
-            order = fold(seed, "order", epoch)
+            order = fold(own, "order", epoch)
             for number, (x, y) in enumerate(task.train.epoch(training["batch_size"], order)):
                 if turned is not None:
                     x, y = turned.pairs(x, y, generator(own, "augment", epoch, number))

@@ -10,8 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from polymode.plots import Comparison, Display
+from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import networks
+from polymode.studies.equivariance.shown import (
+    cell,
+    claim,
+    curves,
+    gap,
+    near_one,
+    scaled_ratio,
+    sets_of,
+    values,
+)
+from polymode.studies.study import Claim, Runs, Table, judged
 
 PART = "partial"
 ARMS = {
@@ -52,17 +65,80 @@ def _epochs(options: dict[str, Any], how: str) -> int:
     return epochs // 4 if how == "full" else epochs
 
 
-def tables(runs):
-    return {}
+def tables(runs: Runs) -> dict[str, Table]:
+    """Return orbit metrics of the ensemble for each part of the group."""
+    if PART not in runs.parts:
+        return {}
+    lines = []
+    sets = [name for name in sets_of(runs, PART) if name != "noise"]
+    for name in runs.arms(PART):
+        cells = [
+            cell(values(runs, PART, name, f"{where}_ensemble_{metric}"), digits)
+            for where in sets
+            for metric, digits in (("same_predictions", 2), ("deviation", 3))
+        ]
+        cells += [cell(scaled_ratio(runs, PART, name, where)) for where in sets]
+        accuracy = cell(values(runs, PART, name, "test_ensemble_orbit_accuracy"), 3)
+        lines.append((name, *cells, accuracy))
+    head = [""]
+    for where in sets:
+        head += [f"OSP, {where} ↑", f"orbit s.d., {where} ↓"]
+    head += [f"√M · ratio, {where}" for where in sets]
+    note = (
+        f"{over_seeds(len(runs.of(PART, runs.arms(PART)[0])))}; ensembles; accuracy on all turns;"
+        " ratio: spread along orbits of the ensemble over that of a member, 1 after times √M if"
+        " members are independent around an invariant mean"
+    )
+    return {
+        PART: Table("A part of C4 in the augmentation", (*head, "accuracy ↑"), tuple(lines), note)
+    }
 
 
-def figures(runs):
-    return {}
+def figures(runs: Runs) -> dict[str, Display]:
+    """Return the spread along orbits against the number of members, on the test set."""
+    named = {name: (name, "test") for name in runs.arms(PART)}
+    shown = curves(runs, PART, named, "deviation")
+    return {} if shown is None else {"partial_members": shown}
 
 
-def claims(runs):
-    return []
+def claims(runs: Runs) -> list[Claim]:
+    """Return whether the full orbit is more invariant than any part, and its mean invariant."""
+    found = []
+    sets = [name for name in sets_of(runs, PART) if name != "noise"]
+    for where in sets:
+        metric = f"{where}_ensemble_deviation"
+        full = values(runs, PART, FULL, metric)
+        for name in runs.arms(PART):
+            if name in (FULL, "all, drawn"):
+                continue
+            difference = gap(full, values(runs, PART, name, metric))
+            found.append(
+                claim(
+                    f"Partial augmentation, {where}: the full orbit varies less than: {name}",
+                    "the theorem needs the full orbit",
+                    "orbit s.d., full − it",
+                    difference,
+                    judged(difference, sign=-1),
+                )  # fmt: skip
+            )
+        for name in (FULL, NONE):
+            excess = gap(scaled_ratio(runs, PART, name, where), 1.0)
+            above = name == NONE
+            words = (
+                "stays above 1/√M without augmentation" if above else "falls as 1/√M: full orbit"
+            )
+            found.append(
+                claim(
+                    f"Partial augmentation, {where}: the ensemble's spread {words}",
+                    "the mean is invariant for the full orbit alone",
+                    "√M · s.d. of ensemble / of member − 1",
+                    excess,
+                    judged(excess, sign=1) if above else near_one(excess),
+                )  # fmt: skip
+            )
+    return found
 
 
-def comparisons(preset, runs):
+def comparisons(preset: str, runs: Runs) -> list[Comparison]:
+    """The talk has no such numbers."""
     return []

@@ -120,8 +120,8 @@ def patient_of(file: str) -> str:
 @TASKS.register(
     "nct_crc_he",
     description="colorectal tissue in nine classes, from the published files (option path)",
-    source="J. N. Kather, N. Halama, A. Marx, 100,000 histological images of human colorectal cancer"
-    " and healthy tissue, Zenodo 1214456 (2018)",
+    source="J. N. Kather, N. Halama, A. Marx, 100,000 histological images of human colorectal"
+    " cancer and healthy tissue, Zenodo 1214456 (2018)",
     licence="CC BY 4.0",
     kind="real",
     size="by folder, 100,000 / 7,180 when complete",

@@ -73,7 +73,9 @@ def read_image_folder(
     folder = Path(folder)
     if not folder.is_dir():
         raise FileProblem(f"{folder} is not a folder")
-    pairs = _from_subfolders(folder, formats) if labels is None else _from_table(folder, Path(labels))
+    pairs = (
+        _from_subfolders(folder, formats) if labels is None else _from_table(folder, Path(labels))
+    )
     if not pairs:
         raise FileProblem(
             f"{folder} has no {_or(formats)} image in a subfolder; each class is a subfolder, or"
