@@ -11,7 +11,7 @@ interpolated twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def averaged(
 ) -> Callable[..., nn.Module]:
     """Return a factory of averaged networks from a factory such as `pm.nets.lenet`."""
 
-    def make(*args: Any, **options: Any) -> nn.Module:
-        return GroupAverage(net(*args, **options), over, classes=classes)
+    def make(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.Module:
+        return GroupAverage(net(input_shape, num_outputs, **options), over, classes=classes)
 
     return make

@@ -105,6 +105,8 @@ def by_size(
     """
     most = len(along.members)
     sizes = sizes or sorted({min(2**k, most) for k in range(most.bit_length() + 1)})
+    if max(sizes) > most:
+        raise ValueError(f"`sizes` must be at most {most}, the number of modes, got {max(sizes)}")
     found: dict[str, list[float]] = {key: [] for name in names for key in (name, f"{name} s.e.")}
     for size in sizes:
         each = [along.scores(chosen) for chosen in subsets(most, size, num_subsets, seed)]
