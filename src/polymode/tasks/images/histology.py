@@ -63,8 +63,8 @@ def histology(
         ood, shifts: see the other image tasks.
     """
     check_fraction("test_fraction", "histology", test_fraction)
-    if crop is not None and not (isinstance(crop, int) and 4 <= crop <= 46):
-        raise ValueError(f"`crop` of histology must be from 4 to 46, got {crop!r}")
+    if crop is not None and not (isinstance(crop, int) and crop in range(4, 47, 2)):
+        raise ValueError(f"`crop` of histology must be an even number from 4 to 46, got {crop!r}")
     chosen = ood_names("histology", ood, ())
     require_sets("histology", [FILE], [key for key in chosen if key != JIGSAW])
     arrays = load(FILE)
