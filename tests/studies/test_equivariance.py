@@ -142,10 +142,10 @@ def runs(make) -> Runs:
                 "test_member_deviation": 0.2,
                 "test_ensemble_deviation": spread + 1e-3 * ((seed + (arm == "C2")) % 3),
             }
-            parts.append(one(make, "partial", arm, seed, numbers,
+            parts.append(one(make, "partial_networks", arm, seed, numbers,
                              {"test members": np.array([1.0, 4.0]),
                               "test deviation": np.array([0.2, spread])}))  # fmt: skip
-    return Runs({"rotated": found, "histology": slices, "partial": parts})
+    return Runs({"rotated": found, "histology": slices, "partial_networks": parts})
 
 
 def test_verdicts_follow_the_numbers(runs) -> None:
@@ -177,9 +177,12 @@ def test_tables_and_figures(runs) -> None:
     assert lines["only DA"][0].startswith("3.21") and lines["only DA"][2] == "3.41 ± 0.18"
     assert lines["escnn"][:2] == ("–", "–") and lines["chance"][:2] == ("1.3", "1.7")
     assert "mnist and cifar10_subset" in table.title and "escnn: not run" in table.note
-    assert tables["partial"].lines[0][0] == "none" and "√M · ratio, test" in tables["partial"].head
+    assert (
+        tables["partial_networks"].lines[0][0] == "none"
+        and "√M · ratio, test" in tables["partial_networks"].head
+    )
     figures = STUDY.figures(runs)
-    names = {"rotated_members_C4", "rotated_members_C8", "histology_deviation", "partial_members"}
+    names = {"rotated_members_C4", "rotated_members_C8", "histology_deviation"}
     assert names <= set(figures)
 
 

@@ -26,7 +26,7 @@ from polymode.studies.equivariance.shown import (
 )
 from polymode.studies.study import Claim, Runs, Table, judged
 
-PART = "partial"
+PART = "partial_networks"
 ARMS = {
     "none": "none",
     "C2": "random:0-2",
@@ -98,7 +98,7 @@ def figures(runs: Runs) -> dict[str, Display]:
     """Return the spread along orbits against the number of members, on the test set."""
     named = {name: (name, "test") for name in runs.arms(PART)}
     shown = curves(runs, PART, named, "deviation")
-    return {} if shown is None else {"partial_members": shown}
+    return {} if shown is None else {"partial_networks_members": shown}
 
 
 def claims(runs: Runs) -> list[Claim]:
