@@ -46,6 +46,9 @@ def test_set_ups(preset, monkeypatch) -> None:
     rows = {name: each["epochs"] * (4 if each["augment"] == "full" else 1)
             for name, each in parts[partial.PART].arms.items()}  # fmt: skip
     assert len(set(rows.values())) == 1  # all see the same number of images
+    batches = {each["batch_size"] * (4 if each["augment"] == "full" else 1)
+               for each in parts[partial.PART].arms.values()}  # fmt: skip
+    assert batches == {64}
     if preset == "paper":
         assert members == {100} and arms["C4, augmented"]["task_options"]["num_train"] == 60_000
         assert parts[histology.PART].arms[histology.ARM]["task"] == "nct_crc_he"

@@ -2,7 +2,8 @@
 
 Fashion-MNIST, orbits of C4, LeNet ensembles trained with a part of the group: the images as they
 are, C2, two neighbouring turns, three of four, all four drawn at random, and the full orbit in
-every batch. All see the same number of images: the full orbit has a quarter of the epochs. The
+every batch. All see as many images in as many steps: the full orbit has a quarter of the epochs, and of
+the batch. The
 theorem is about the full orbit; what is expected of others is the infinite-width module's part.
 """
 
@@ -53,16 +54,17 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
             "num_inputs": 300 if small else 10_000,
         }  # fmt: skip
     arms = {
-        name: {**options, "group": "C4", "augment": how, "epochs": _epochs(options, how)}
+        name: {**options, "group": "C4", "augment": how, **_passes(options["epochs"], how)}
         for name, how in ARMS.items()
     }
     seeds = {"smoke": (0, 1), "cpu": (0, 1, 2), "paper": tuple(range(5))}[preset]
     return {PART: Experiment(function=networks.trained, arms=arms, seeds=seeds, data=data)}
 
 
-def _epochs(options: dict[str, Any], how: str) -> int:
-    epochs: int = options["epochs"]
-    return epochs // 4 if how == "full" else epochs
+def _passes(epochs: int, how: str) -> dict[str, int]:
+    """Return epochs and batches that give every arm as many images and as many steps."""
+    full = how == "full"
+    return {"epochs": epochs // 4 if full else epochs, "batch_size": 16 if full else 64}
 
 
 def tables(runs: Runs) -> dict[str, Table]:
