@@ -133,22 +133,46 @@ class Turns(Planar):
         return len(self.angles)
 
     def _move(self, x: Tensor, index: int) -> Tensor:
-        quarters = float(self.angles[index]) / (math.pi / 2)
-        if abs(quarters - round(quarters)) < 1e-12:
-            return x.rot90(round(quarters) % 4, (-2, -1))
-        images = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
-        angles = self.angles[index].expand(len(images))
-        return turn(images, angles, self.interpolation).reshape(x.shape)
+        quarters, angle = self._split(index)
+        if angle:
+            images = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(1, -1, *x.shape[-2:])
+            angles = torch.full((len(images),), angle)
+            x = turn(images, angles, self.interpolation).reshape(x.shape)
+        return x.rot90(quarters, (-2, -1))
+
+    def _split(self, index: int) -> tuple[int, float]:
+        """Return quarter turns, which are exact, and the angle that is left, 0 where none is."""
+        angle = float(self.angles[index])
+        quarters = math.floor(angle / (math.pi / 2) + 1e-12)
+        left = angle - quarters * math.pi / 2
+        return quarters % 4, left if abs(left) > 1e-12 else 0.0
+
+    def orbit(self, x: Tensor) -> Tensor:
+        if self._is_flat(x):
+            return super().orbit(x)
+        made: dict[float, Tensor] = {}  # C16 needs three interpolations: the rest are quarter turns
+        images = []
+        for index in range(len(self)):
+            quarters, angle = self._split(index)
+            key = round(angle, 12)
+            if key not in made:
+                made[key] = self.act(x, index).rot90(-quarters, (-2, -1))
+            images.append(made[key].rot90(quarters, (-2, -1)))
+        return torch.stack(images)
 
     def act_each(self, x: Tensor, indices: Tensor) -> Tensor:
         if x.ndim != 4 or self._is_flat(x):
             return super().act_each(x, indices)
         self.check(x)
-        found = turn(x, self.angles[indices], self.interpolation)
-        for index in indices.unique().tolist():  # whole pixels where that is possible
-            if abs(math.remainder(float(self.angles[index]), math.pi / 2)) < 1e-12:
-                rows = indices == index
-                found[rows] = self.act(x[rows], index)
+        splits = [self._split(index) for index in indices.tolist()]
+        quarters = torch.tensor([split[0] for split in splits])
+        angles = torch.tensor([split[1] for split in splits])
+        found, between = x.clone(), angles != 0
+        if between.any():
+            found[between] = turn(x[between], angles[between], self.interpolation)
+        for number in quarters.unique().tolist():
+            rows = quarters == number
+            found[rows] = found[rows].rot90(number, (-2, -1))
         return found
 
     def _table(self) -> Tensor:

@@ -1,18 +1,18 @@
-"""Emergent equivariance in deep ensembles: the theory and the image experiments of the talk.
+"""Emergent equivariance in deep ensembles: finite networks beside what infinite ones do.
 
 J. E. Gerken, P. Kessel, Emergent equivariance in deep ensembles, ICML 2024. One module for each
-side of it, with functions `parts`, `tables`, `figures`, `claims` and `comparisons`; a further one
-is entered in `MODULES`.
+part, with functions `parts`, `tables`, `figures`, `claims` and `comparisons`; a further one is
+entered in `MODULES`.
 """
 
 from __future__ import annotations
 
 from polymode.plots import Comparison, Display
 from polymode.runs.part import Experiment, Part
-from polymode.studies.equivariance import theory
+from polymode.studies.equivariance import histology, partial, rotated, theory
 from polymode.studies.study import STUDIES, Claim, Runs, Study, Table
 
-MODULES = (theory,)
+MODULES = (theory, rotated, histology, partial)
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:
@@ -43,8 +43,9 @@ def comparisons(preset: str, runs: Runs) -> list[Comparison]:
 STUDIES.register("equivariance")(
     Study(
         title="Emergent equivariance in deep ensembles",
-        paper="Gerken and Kessel 2024",
-        summary="ensembles with augmentation become equivariant: theory, Ising model, images",
+        paper="Gerken & Kessel 2024",
+        summary="ensembles trained with data augmentation become equivariant: orbits of C4, C8 and"
+        " C16 against canonicalisation, group averages and escnn",
         bibtex="""@inproceedings{gerken2024emergent,
   title={Emergent equivariance in deep ensembles},
   author={Gerken, Jan E. and Kessel, Pan},
