@@ -30,7 +30,11 @@ from polymode.equivariance.kernels.covariance import (
 if TYPE_CHECKING:
     from polymode.equivariance.kernels.serial import Serial
 
-BLOCK = {"vector": 2**18, "diagonal": 2**17, "full": 2**20}  # numbers of a tensor; see docs/kernels
+BLOCK = {
+    "vector": 2**18,
+    "diagonal": 2**17,
+    "full": 2**20,
+}  # numbers of a tensor, tuned by measurement
 LIVE = 6  # tensors of a block that are in memory at once
 
 

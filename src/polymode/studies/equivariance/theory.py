@@ -15,6 +15,7 @@ from polymode.plots.size_curve import size_curve
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import theory_claims
 from polymode.studies.equivariance import theory_experiments as experiments
+from polymode.studies.equivariance.shown import values
 from polymode.studies.equivariance.theory_figures import ToyCurves, toy_curves
 from polymode.studies.equivariance.theory_numbers import (
     CROSS,
@@ -26,7 +27,6 @@ from polymode.studies.equivariance.theory_numbers import (
     cell,
     num_seeds,
     steps_of,
-    values,
 )
 from polymode.studies.study import Claim, Runs, Table
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from polymode.metrics.paired import Difference, not_rejected, paired
+from polymode.studies.equivariance.shown import values
 from polymode.studies.equivariance.theory_numbers import (
     CROSS,
     ISING,
@@ -15,7 +16,6 @@ from polymode.studies.equivariance.theory_numbers import (
     TOY,
     cell,
     steps_of,
-    values,
 )
 from polymode.studies.study import Claim, Runs
 

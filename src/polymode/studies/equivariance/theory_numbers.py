@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.table import decimals_for, number
+from polymode.studies.equivariance.shown import values
 from polymode.studies.study import Runs
 
 TOY, ISING, PARTIAL, CROSS = "toy", "ising", "partial", "cross_product"
 NTK = "NTK"
 PLACES = {"id": "in distribution", "ood": "out of distribution"}
-
-
-def values(runs: Runs, part: str, arm: str, metric: str) -> dict[int, float]:
-    """Return a number of an experiment by seed."""
-    return runs.values(part, arm, f"examined:{part}", metric)
 
 
 def cell(runs: Runs, part: str, arm: str, metric: str, most: int = 4) -> str:
