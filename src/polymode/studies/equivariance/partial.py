@@ -2,9 +2,9 @@
 
 Fashion-MNIST, orbits of C4, LeNet ensembles trained with a part of the group: the images as they
 are, C2, two neighbouring turns, three of four, all four drawn at random, and the full orbit in
-every batch. All see as many images in as many steps: the full orbit has a quarter of the epochs, and of
-the batch. The
-theorem is about the full orbit; what is expected of others is the infinite-width module's part.
+every batch. All see as many images in as many steps: the full orbit has a quarter of the epochs,
+and of the examples of a batch. The theorem is about the full orbit; what is expected of others at
+infinite width is in the theory's parts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import numpy as np
 from polymode.metrics.paired import Difference, mean_and_error, paired
 from polymode.metrics.table import number
 from polymode.plots import Display, size_curve
+from polymode.studies.alpha_dropout.claims import said
 from polymode.studies.study import Claim, Runs
 
 Lookup = Callable[[str], dict[int, float]]
@@ -84,20 +85,6 @@ def near_one(difference: Difference | None, reach: float = 0.25) -> str:
     if difference.clear:
         return "does not hold"
     return "holds" if max(-difference.low, difference.high) <= reach else "undecided"
-
-
-def said(difference: Difference | None, what: str, digits: int = 3) -> str:
-    """Return a difference with its 95 % interval.
-
-    >>> said(Difference(-0.1, 0.02, 5, -0.15, -0.05), "OSP / |G|")
-    'OSP / |G|: −0.100 [−0.150, −0.050], 5 seeds'
-    """
-    if difference is None:
-        return f"{what}: not run"
-    text = f"{difference.mean:+.{digits}f}"
-    if difference.low is not None and difference.high is not None:
-        text += f" [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
-    return f"{what}: {text.replace('-', '−')}, {difference.n} seeds"
 
 
 def not_below(difference: Difference | None, margin: float) -> str:
