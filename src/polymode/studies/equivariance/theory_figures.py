@@ -47,7 +47,7 @@ class ToyCurves(Display):
         for label, look in looks.items():
             color = self.styles[label].color
             ax.plot(x, data[f"{label} {step}"], color=color, label=label, **look)
-        panel_title(ax, f"{step:,} steps")
+        panel_title(ax, f"{step:,} step{'' if step == 1 else 's'}")
         ax.set_xlabel("x")
 
 
