@@ -28,6 +28,7 @@ STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
+KERNELS = ROOT / "docs" / "kernels.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
@@ -157,6 +158,33 @@ def laplace_table(report: dict[str, Any]) -> str:
         " 0.3 with its default backend."
     )
     return "\n\n".join([markdown(rows), about])
+
+
+def kernels_table(report: dict[str, Any]) -> str:
+    """Return CPU seconds of infinite-width kernels and of ensembles on lattices, with peers."""
+    kinds = ("kernel", "kernel_cold", "kernel_process", "ising")
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "not measured yet"
+    rows = [["", "contender", "CPU s", "speed-up", "memory beyond the data, MB"]]
+    for case in cases:
+        base = next(iter(case["contenders"].values()))["rounds"]
+        for number, (name, each) in enumerate(case["contenders"].items()):
+            ratios = [b["cpu"] / a["cpu"] for a, b in zip(each["rounds"], base, strict=False)]
+            shown = f"{median(ratios):.3g}× ({min(ratios):.3g}–{max(ratios):.3g})" if ratios else ""
+            seconds = f"{median(r['cpu'] for r in each['rounds']):.2g}" if ratios else "n/a"
+            memory = f"{each['peak_mb']:.0f}" if ratios else ""
+            rows.append(["" if number else case["title"], name, seconds,
+                         shown if number else "", memory])  # fmt: skip
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    about = (
+        f"One thread, {_machines(cases)}, at least {rounds} alternating rounds, {dates}, while"
+        " other processes were busy; CPU time, median over rounds with the range of ratios within a"
+        " round. float32 is the default of neural-tangents 0.6.5 (jax 0.5.3), float64 that of"
+        " polymode. `first`: with compilation, without imports; a fresh process: with imports."
+    )
+    return "\n\n".join(["", markdown(rows), about, ""])
 
 
 def _machines(cases: Iterable[dict[str, Any]]) -> str:
@@ -349,9 +377,10 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "moving", moving_table(bias))
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
+    kernels = between(KERNELS.read_text(), "kernels", kernels_table(report))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
     methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
+    return {README: readme, METRICS: metrics, ZOO: zoo, KERNELS: kernels, **methods, **studies}
 
 
 def main() -> None:

@@ -85,6 +85,15 @@ def test_the_code_of_the_symmetry_page_runs() -> None:
     assert len(names["form"]) == len(names["near"]) == len(names["cost"].minimum) == 4
 
 
+def test_the_code_of_the_page_on_kernels_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/kernels.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["found"].deviation() < 1e-10 < names["found"].deviation(names["needed"]) <= 0.05
+    error = (names["near"] - names["ntk"]).abs().max() / names["ntk"].max()
+    assert error < 0.3
+
+
 def test_the_code_of_the_page_on_attacks_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
     names: dict[str, Any] = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from polymode.plots import Comparison, Display
 from polymode.runs.part import Experiment, Part
-from polymode.studies.equivariance import histology, partial, rotated
+from polymode.studies.equivariance import histology, partial, rotated, theory
 from polymode.studies.study import STUDIES, Claim, Runs, Study, Table
 
-MODULES = (rotated, histology, partial)
+MODULES = (theory, rotated, histology, partial)
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:
