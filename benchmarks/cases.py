@@ -236,6 +236,7 @@ _OVERHEAD = dict(
     make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
 )
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_DENSE = "1,000 × 1,000 inputs of 784 numbers, 3 hidden ReLU layers"
 NUM_INPUTS = 64  # at which variances of outputs are wanted
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "defocus_blur", "glass_blur",
@@ -354,6 +355,24 @@ CASES = {
              input_shape=(10,), num_examples=45_730, option="npz"),
         Case("read_uci_text", "read", "45,730 rows of 10 numbers, text", input_shape=(10,),
              num_examples=45_730, option="txt"),
+        Case("kernel_dense", "kernel", f"NNGP and NTK of {_DENSE}", input_shape=(784,),
+             num_examples=1000),
+        Case("kernel_dense_cold", "kernel_cold", f"first NNGP and NTK of {_DENSE}",
+             input_shape=(784,), num_examples=1000),
+        Case("kernel_dense_process", "kernel_process",
+             f"a fresh process with NNGP and NTK of {_DENSE}", input_shape=(784,),
+             num_examples=1000),
+        Case("kernel_pooled", "kernel",
+             "NNGP and NTK of 8 × 8 images 3x16x16, 4 convolutions, 2 + 1 poolings",
+             input_shape=(3, 16, 16), num_examples=8),
+        Case("kernel_flatten", "kernel",
+             "NNGP and NTK of 40 × 40 images 3x16x16, 4 convolutions, flattened",
+             input_shape=(3, 16, 16), num_examples=40, option="flatten"),
+        *(Case(f"ising_{width}", "ising",
+               f"{steps} steps of 1,000 MLPs 25-{width}-{width}-1, full batch of 128 lattices",
+               input_shape=(25,), num_modes=1000, num_examples=128, epochs=steps, batch_size=128,
+               option=str(width))
+          for width, steps in ((32, 20), (128, 10), (512, 2))),
         Case("scores_shared", "scores",
              "20 metrics that torchmetrics has, 10 members x 10,000 x 100 classes + OOD, one core",
              num_classes=100, num_examples=10_000),

@@ -42,6 +42,7 @@ NOT_INSTALLED = (
     "foolbox",
     "cvxpy",
     "laplace",
+    "neural_tangents",
 )
 
 
@@ -109,7 +110,7 @@ def check(case: Case, result: Any) -> float | None:
     if result is None:
         return None
     plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost")
-    if case.kind in plain or case.kind.startswith("laplace"):
+    if case.kind in plain or case.kind.startswith(("laplace", "kernel", "ising")):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -142,6 +143,7 @@ def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
     peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy", "laplace")
+    peers += ("neural_tangents", "jax")
     for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))

@@ -31,6 +31,7 @@ FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
 SYMMETRIES = ROOT / "docs" / "symmetry.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
+KERNELS = ROOT / "docs" / "kernels.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 HMC = ROOT / "docs" / "methods" / "hmc.md"
@@ -163,6 +164,33 @@ def laplace_table(report: dict[str, Any]) -> str:
         " 0.3 with its default backend."
     )
     return "\n\n".join([markdown(rows), about])
+
+
+def kernels_table(report: dict[str, Any]) -> str:
+    """Return CPU seconds of infinite-width kernels and of ensembles on lattices, with peers."""
+    kinds = ("kernel", "kernel_cold", "kernel_process", "ising")
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "not measured yet"
+    rows = [["", "contender", "CPU s", "speed-up", "memory beyond the data, MB"]]
+    for case in cases:
+        base = next(iter(case["contenders"].values()))["rounds"]
+        for number, (name, each) in enumerate(case["contenders"].items()):
+            ratios = [b["cpu"] / a["cpu"] for a, b in zip(each["rounds"], base, strict=False)]
+            shown = f"{median(ratios):.3g}× ({min(ratios):.3g}–{max(ratios):.3g})" if ratios else ""
+            seconds = f"{median(r['cpu'] for r in each['rounds']):.2g}" if ratios else "n/a"
+            memory = f"{each['peak_mb']:.0f}" if ratios else ""
+            rows.append(["" if number else case["title"], name, seconds,
+                         shown if number else "", memory])  # fmt: skip
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    about = (
+        f"One thread, {_machines(cases)}, at least {rounds} alternating rounds, {dates}, while"
+        " other processes were busy; CPU time, median over rounds with the range of ratios within a"
+        " round. float32 is the default of neural-tangents 0.6.5 (jax 0.5.3), float64 that of"
+        " polymode. `first`: with compilation, without imports; a fresh process: with imports."
+    )
+    return "\n\n".join(["", markdown(rows), about, ""])
 
 
 def _machines(cases: Iterable[dict[str, Any]]) -> str:
@@ -445,6 +473,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (ZOO, "zoo", zoo_table(report)),
         (ZOO, "arithmetic", arithmetic()),
         (SYMMETRIES, "speed", symmetry_table(report)),
+        (KERNELS, "kernels", kernels_table(report)),
     ]
 
 

@@ -15,8 +15,8 @@ import polymode.core.likelihoods
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "chains", "likelihoods", "nets", "tasks", "prediction", "recalibration",
-    "conformal", "posterior",
+    "_version", "core", "chains", "likelihoods", "nets", "equivariance", "tasks", "prediction",
+    "recalibration", "conformal", "posterior",
     "methods", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots", "runs",
     "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from ..cases import Case
 PEER = "torch_uncertainty"
 PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
 LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
+TANGENTS = "neural_tangents_kernels"  # likewise
 MATMUL = "matmul"
 
 
@@ -271,6 +272,33 @@ KINDS = {
         {"laplace-torch": f"{LAPLACE}.evidence", "polymode": "laplace_own.evidence"},
         figure="cpu",
         check="precision",
+    ),
+    "kernel": Kind(
+        {
+            "neural-tangents": f"{TANGENTS}.warm",
+            "neural-tangents, float64": f"{TANGENTS}.warm_double",
+            "polymode, float32": "kernels.single",
+            "polymode": "kernels.double",
+        },
+        figure="cpu",
+        check="mean NTK",
+    ),
+    "kernel_cold": Kind(
+        {
+            "neural-tangents": f"{TANGENTS}.cold",
+            "polymode, float32": "kernels.single",
+            "polymode": "kernels.double",
+        },
+        figure="cpu",
+        check="mean NTK",
+    ),
+    "kernel_process": Kind(
+        {"neural-tangents": f"{TANGENTS}.fresh", "polymode": "kernels.fresh"}, figure="cpu"
+    ),
+    "ising": Kind(
+        {"loop over members (20, scaled)": "ising.loop", "polymode": "ising.stack"},
+        figure="cpu",
+        check="mean square",
     ),
     "scores": Kind(
         {"torchmetrics": "torchmetrics_scores.own", "polymode": "scores.polymode_shared"},

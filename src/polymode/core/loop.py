@@ -26,7 +26,7 @@ from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
 from polymode.core.history import Recorder
-from polymode.core.options import Passes
+from polymode.core.options import Augment, Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 
@@ -193,10 +193,19 @@ def _batches(
     for number, (x, y) in enumerate(pairs, position):
         if augment is not None and own:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
-            x = torch.stack([augment(x[k], g) for k, g in enumerate(streams)])
+            each = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
+            x, y = (torch.stack(part) for part in zip(*each, strict=True))
         elif augment is not None:
-            x = augment(x, generator(seed, "augment", epoch, number))
+            x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
         yield Batch(x, y, own)
+
+
+def _augmented(
+    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
+    pairs = getattr(augment, "pairs", None)
+    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
 
 
 @contextmanager

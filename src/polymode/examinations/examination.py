@@ -5,7 +5,7 @@ An examination is a function `(post, task, *, options) -> Findings`. It is enter
     @EXAMINATIONS.register(
         "equivariance",
         summary="...",                       # one line
-        measures={"orbit_variance": "..."},  # what each of its numbers is, for the report
+        measures={"same_predictions": "..."},  # what each of its numbers is, for the report
         check=check_options,                 # optional: (**options), raises ValueError
     )
 
@@ -38,6 +38,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.evidence",
         "polymode.examinations.pairs",
         "polymode.examinations.symmetry",
+        "polymode.examinations.equivariance",
         "polymode.adversary.examination",
     ],
 )

@@ -118,6 +118,7 @@ def fit(
         kept = None if folder is None else (folder, checkpoint_seconds)
         ready = given and core.post_hoc
         units = _units(net, task, given)
+        _check_targets(config.augment, units)
         return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
 
     if search is None:
@@ -142,6 +143,15 @@ def _units(net: Any, task: Task, given: bool) -> Units:
     if scaling is None:
         return Units(task.likelihood, None)
     return Units(task.likelihood.scaled(scaling.scale, task.target_size), scaling)
+
+
+def _check_targets(augment: Any, units: Units) -> None:
+    """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if getattr(augment, "moves_targets", False) and units.scaling is not None:
+        raise ValueError(
+            f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
+            " which a group's action does not commute; give the task target_scaling=None"
+        )
 
 
 def _in_units(data: Data, units: Units, stack: Stack) -> Data:

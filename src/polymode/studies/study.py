@@ -139,6 +139,7 @@ STUDIES: Registry[Study] = Registry(
     "study",
     modules=[
         "polymode.studies.alpha_dropout",
+        "polymode.studies.equivariance",
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",
         "polymode.studies.reference",
