@@ -82,23 +82,22 @@ def assemble(model: Linearised, *, pixels: bool = True, most_bytes: float | None
     seen = torch.eye(rows, dtype=model.dtype)
     if not pixels:
         seen = model.back(seen)
-    parts: list[Tensor] = []
     jacobian = model.weights(seen) if whole <= budget else None
+    image: list[Tensor] = []
+    observed: list[Tensor] = []
     for block in model.prior.blocks:
         if jacobian is None:
             own = model.of_block(block).weights(seen)
         else:
             own = jacobian[:, block.start : block.stop]
-        parts += products(own, block)
-    stacked = torch.stack(parts)
-    if not pixels:
-        return Kernels(stacked)
-    half = model.observe(stacked.view(-1, n)).view(count, n, m)
-    observed = model.observe(half.mT.reshape(-1, n)).view(count, m, m)
-    return Kernels(observed, stacked)
+        if pixels:
+            image.append(products(own, block))
+            own = model.observe(own.T.contiguous()).T
+        observed.append(products(own, block))
+    return Kernels(torch.cat(observed), torch.cat(image) if pixels else None)
 
 
-def products(rows: Tensor, block: Block) -> list[Tensor]:
+def products(rows: Tensor, block: Block) -> Tensor:
     """Return J (I ⊗ B_r) Jᵀ for each distance of a block, float64, from rows (R, P of the block).
 
     B_r of square filters are block-diagonal in a basis that is symmetric under the rotations and
@@ -108,23 +107,26 @@ def products(rows: Tensor, block: Block) -> list[Tensor]:
     classes = block.classes()
     rows = rows.double()  # so that sums stay positive definite beside a small σ²
     if len(classes) == 1:
-        return [rows @ rows.T]
+        return (rows @ rows.T)[None]
     basis = _symmetric_basis(block)
-    turned = rows.unflatten(1, (-1, block.num_taps)) @ basis  # (R, F, T)
-    columns = [turned[..., tap].contiguous() for tap in range(block.num_taps)]
-    inner = [basis.T @ matrix @ basis for _, matrix in classes]
-    found = [torch.zeros(len(rows), len(rows), dtype=torch.float64) for _ in classes]
-    for a in range(block.num_taps):
-        for b in range(a, block.num_taps):
-            factors = [float(matrix[a, b]) for matrix in inner]
-            if max(map(abs, factors)) < 1e-9:
-                continue
-            product = columns[a] @ columns[b].T
-            if a != b:
-                product = product + product.T
-            for total, factor in zip(found, factors, strict=True):
-                if abs(factor) >= 1e-9:
-                    total.add_(product, alpha=factor)
+    turned = basis.T @ rows.unflatten(1, (-1, block.num_taps)).permute(2, 0, 1).flatten(1)
+    turned = turned.unflatten(1, (len(rows), -1))  # (T, R, F)
+    inner = torch.stack([basis.T @ matrix @ basis for _, matrix in classes])
+    pairs = [
+        (a, b)
+        for a in range(block.num_taps)
+        for b in range(a, block.num_taps)
+        if float(inner[:, a, b].abs().max()) > 1e-9
+    ]
+    found = torch.zeros(len(classes), len(rows), len(rows), dtype=torch.float64)
+    for same in (False, True):
+        own = [(a, b) for a, b in pairs if (a == b) == same]
+        if own:
+            made = torch.stack([turned[a] @ turned[b].T for a, b in own])
+            factors = torch.stack([inner[:, a, b] for a, b in own], 1)
+            found += (factors @ made.flatten(1)).view_as(found)
+        if not same:
+            found = found + found.mT
     return found
 
 
