@@ -25,7 +25,7 @@ from polymode.methods.laplace.linear_model import FORMS, Tangent
 from polymode.tomography.filter_prior import Block, FilterPrior, filter_prior
 from polymode.tomography.operator import LinearOperator
 
-_NUMBERS = 2**21  # of the activations that are held at a time: more are slower
+_NUMBERS = 5 * 2**20  # of the activations that are held at a time, 100 passes at 28 x 28
 
 
 class Linearised:
