@@ -26,12 +26,13 @@ from torch import Tensor
 
 from polymode.core.registry import suggest
 from polymode.tomography.geometry import Geometry
+from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
 
 FILTERS = ("ram-lak", "shepp-logan", "cosine", "hann")
 
 
-def fbp(projector: Projector, observations: Tensor, filter: str = "ram-lak") -> Tensor:
+def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak") -> Tensor:
     """Return the filtered backprojections (N, 1, H, W) of observations (N, m) or (m,).
 
     Args:

@@ -14,6 +14,7 @@ Shapes: `N` images at once, `m` observations, `H`, `W` height and width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,12 @@ class Scan(NamedTuple):
     observations: Tensor
     noise_sd: Tensor
     truth: Tensor | None = None
+
+    def only(self, images: Sequence[int]) -> Scan:
+        """Return the scans of some of the images."""
+        chosen = list(images)
+        truth = None if self.truth is None else self.truth[chosen]
+        return Scan(self.operator, self.observations[chosen], self.noise_sd[chosen], truth)
 
 
 def scan_of(
