@@ -14,9 +14,10 @@ from polymode.methods.laplace.linear_model_observed import Observed
 from polymode.methods.laplace.linear_model_solve import solve_primal
 from polymode.tomography.evidence import Evidence, maximise
 from polymode.tomography.filter_prior import Hyper
-from polymode.tomography.image_posterior import constant, exact_posterior, from_samples
+from polymode.tomography.image_posterior import exact_posterior, image_posteriors
 from polymode.tomography.kernels import assemble
 from polymode.tomography.linearised import Linearised
+from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.tv_predcp import expected_variation, neighbours, tv_predcp
 
 
@@ -203,17 +204,18 @@ def test_expected_variation_of_a_folded_normal() -> None:
     assert [len(each) for each in neighbours((4, 5))] == [31, 31]
 
 
-def test_posteriors_of_samples_and_of_a_constant() -> None:
-    samples = torch.randn(50, 4, 5, generator=generator(2), dtype=torch.float64)
-    found = from_samples(samples)
-    torch.testing.assert_close(found.std, samples.std(0))
-    cov = np.cov(samples.flatten(1).numpy()[:, :3].T)
-    np.testing.assert_allclose(found.patch_covariance(torch.arange(3)).numpy(), cov)
-    around = from_samples(samples, torch.zeros(4, 5))
-    torch.testing.assert_close(around.variance.view(4, 5), samples.square().mean(0))
-    assert constant(torch.zeros(4, 5), 0.04).std.eq(0.2).all()
-    with pytest.raises(ValueError, match="two or more images"):
-        from_samples(samples[:1])
+def test_posteriors_of_samples_and_of_deviations() -> None:
+    samples = torch.randn(50, 2, 1, 4, 5, generator=generator(2), dtype=torch.float64)
+    found = image_posteriors(Reconstruction.from_samples(samples))
+    assert len(found) == 2
+    torch.testing.assert_close(found[1].std, samples[:, 1, 0].std(0))
+    cov = np.cov(samples[:, 1].flatten(1).numpy()[:, :3].T)
+    np.testing.assert_allclose(found[1].patch_covariance(torch.arange(3)).numpy(), cov)
+    mean = torch.zeros(1, 1, 4, 5)
+    (flat,) = image_posteriors(Reconstruction(mean, torch.full_like(mean, 0.2)))
+    torch.testing.assert_close(flat.std, torch.full((4, 5), 0.2).double())
+    with pytest.raises(ValueError, match="has no spread"):
+        image_posteriors(Reconstruction(mean))
 
 
 def test_bad_input(small, model, kernels) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from polymode.core.rng import generator
-from polymode.tomography.image_posterior import ImagePosterior, constant, from_samples
+from polymode.tomography.image_posterior import ImagePosterior, image_posteriors
+from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.scores import (
     calibration,
     coverage,
@@ -55,7 +56,8 @@ def test_samples_and_covariance_are_scored_alike(case) -> None:
     posterior, truth = case
     root = torch.linalg.cholesky(posterior.covariance)
     noise = torch.randn(40_000, 20, generator=generator(3), dtype=torch.float64)
-    drawn = from_samples((posterior.mean + noise @ root.T).view(-1, 5, 4))
+    samples = (posterior.mean + noise @ root.T).view(-1, 1, 1, 5, 4)
+    (drawn,) = image_posteriors(Reconstruction.from_samples(samples))
     for side in (1, 2):
         exact, sampled = (log_density(each, truth, side=side) for each in (posterior, drawn))
         assert sampled == pytest.approx(exact, abs=0.05)
@@ -63,9 +65,9 @@ def test_samples_and_covariance_are_scored_alike(case) -> None:
 
 def test_coverage_of_calibrated_and_of_too_narrow_posteriors() -> None:
     """10,000 pixels: five standard errors of a share are at most 0.025."""
-    mean = torch.zeros(100, 100)
+    mean = torch.zeros(10_000, dtype=torch.float64)
     truth = 0.3 * torch.randn(100, 100, generator=generator(4), dtype=torch.float64)
-    right, narrow = constant(mean, 0.09), constant(mean, 0.09 / 4)
+    right, narrow = (ImagePosterior((100, 100), mean, torch.full_like(mean, v)) for v in (0.09, 0.0225))
     assert coverage(right, truth) == pytest.approx([0.5, 0.9, 0.95], abs=0.025)
     assert coverage(narrow, truth)[1] == pytest.approx(0.589, abs=0.025)  # 2 Φ(1.645 / 2) − 1
     assert coverage_error(right, truth) < 0.02 < 0.15 < coverage_error(narrow, truth)

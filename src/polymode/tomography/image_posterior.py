@@ -22,6 +22,7 @@ from torch import Tensor
 
 from polymode.tomography.evidence import Evidence
 from polymode.tomography.filter_prior import Hyper
+from polymode.tomography.reconstruction import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,25 @@ class ImagePosterior:
         return part.T @ part / len(part)
 
 
-def from_samples(samples: Tensor, mean: Tensor | None = None) -> ImagePosterior:
-    """Return the posterior that samples (S, H, W) show, around their mean or a given image (H, W).
+def image_posteriors(found: Reconstruction) -> list[ImagePosterior]:
+    """Return what a reconstruction says of each of its images: by its samples, or its deviations.
 
-    The covariance is that of Gaussians around this centre: mean squares, without the −1 of a
-    centre that is estimated unless `mean` is None.
+    The covariance of samples is that around their mean, with S − 1 in the denominator.
     """
-    if samples.dim() != 3 or len(samples) < 2:
-        raise ValueError(
-            f"`samples` must be two or more images (S, H, W), got {tuple(samples.shape)}"
-        )
-    flat = samples.flatten(1).double()
-    centre = flat.mean(0) if mean is None else mean.flatten().double()
-    off = flat - centre
-    if mean is None:
-        off = off * (len(flat) / (len(flat) - 1)) ** 0.5
-    height, width = samples.shape[1:]
-    return ImagePosterior((height, width), centre, off.square().mean(0), deviations=off)
-
-
-def constant(mean: Tensor, variance: float) -> ImagePosterior:
-    """Return independent pixels of one variance around an image (H, W)."""
-    if not variance > 0:
-        raise ValueError(f"`variance` must be > 0, got {variance}")
-    height, width = mean.shape
-    flat = mean.flatten().double()
-    return ImagePosterior((height, width), flat, torch.full_like(flat, variance))
+    if found.samples is None and found.sd is None:
+        raise ValueError("a reconstruction without samples or standard deviations has no spread")
+    height, width = found.mean.shape[-2:]
+    made = []
+    for k, mean in enumerate(found.mean.flatten(1).double()):
+        if found.samples is None:
+            assert found.sd is not None
+            variance = found.sd[k].flatten().double().square()
+            made.append(ImagePosterior((height, width), mean, variance))
+            continue
+        off = found.samples[:, k].flatten(1).double() - mean
+        off = off * (len(off) / (len(off) - 1)) ** 0.5
+        made.append(ImagePosterior((height, width), mean, off.square().mean(0), deviations=off))
+    return made
 
 
 def exact_posterior(evidence: Evidence, hyper: Hyper, *, mean: str = "network") -> ImagePosterior:

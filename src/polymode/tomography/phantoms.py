@@ -32,7 +32,7 @@ SHEPP_LOGAN = (
 
 def shepp_logan(side: int, *, points: int = 4) -> Tensor:
     """Return the head, (side, side) in [0, 1]; each pixel is the mean over points² places in it."""
-    return _ellipses(SHEPP_LOGAN, side, points)
+    return _ellipses(SHEPP_LOGAN, side, points).clamp(0, 1)
 
 
 def random_ellipses(side: int, *, seed: int = 0, number: int = 12, points: int = 4) -> Tensor:

@@ -8,8 +8,7 @@ is scored as a Gaussian around the posterior's mean with its covariance Γ there
 divided by the number of pixels: nats per pixel. The shrinkage towards the diagonal is that of the
 reference's code; it keeps a covariance of few samples from being singular. The same Γ' is taken of
 exact covariances, of samples and of constant variances, and the same `floor` for all: the least
-variance that a pixel may have, for images that are not known beyond it (8-bit grey values have a
-rounding error of variance (1/255)² / 12 = 1.3e-6).
+variance that a pixel may have, by default that of rounding to 8-bit grey values, (1/255)² / 12.
 
 Coverage: the share of pixels whose truth is in the central interval of each level, of the same
 Gaussian. Calibration: pixels sorted by predicted standard deviation in bins of equal count; the
@@ -31,7 +30,7 @@ from torch import Tensor
 from polymode.tomography.image_posterior import ImagePosterior
 
 LEVELS = (0.5, 0.9, 0.95)
-FLOOR = 1e-5
+FLOOR = (1 / 255) ** 2 / 12  # of 8-bit grey values in [0, 1]
 
 
 def patches(shape: tuple[int, int], side: int) -> list[Tensor]:
@@ -111,6 +110,12 @@ def calibration(
     predicted = [float(variances[part].mean().sqrt()) for part in parts]
     actual = [float(errors[part].square().mean().sqrt()) for part in parts]
     return Calibration(np.array(predicted), np.array(actual))
+
+
+def calibration_error(posterior: ImagePosterior, truth: Tensor, floor: float = FLOOR) -> float:
+    """Return the mean over ten bins of |root mean squared error − predicted deviation|."""
+    found = calibration([posterior], [truth], floor=floor)
+    return float(np.abs(found.predicted - found.actual).mean())
 
 
 def _error(posterior: ImagePosterior, truth: Tensor) -> Tensor:
