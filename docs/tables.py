@@ -27,6 +27,7 @@ DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
+TOMOGRAPHY = ROOT / "docs" / "tomography.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
@@ -179,6 +180,40 @@ def zoo_table(report: dict[str, Any]) -> str:
         )
     dates = " and ".join(sorted({case["date"][:10] for case in cases}))
     return f"{markdown(rows)}\n\n{_machines(cases)}, one thread, {dates}."
+
+
+def tomography_table(report: dict[str, Any]) -> str:
+    """Return what projections and image priors cost: against others, and with the size."""
+    kinds = ("project", "image_prior", "project_growth")
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "not measured yet"
+    rows = [["", "CPU time per step", "against"]]
+    grown = [["pixels, angles", "apply and adjoint", "building the matrix"]]
+    for case in cases:
+        own = case["contenders"]["polymode"]["rounds"]
+        others = {name: each for name, each in case["contenders"].items() if name != "polymode"}
+        if case["kind"] == "project_growth":
+            (built,) = others.values()
+            whole = median(each["cpu"] for each in built["rounds"]) / case["sizes"]["epochs"]
+            title = case["title"].removeprefix("project ").removesuffix(" and back")
+            grown.append([title, f"{_ms_a_step(case, 'polymode'):.2g} ms", f"{whole:.2g} s"])
+            continue
+        said = []
+        for name, each in others.items():
+            ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, each["rounds"], strict=False)]
+            if ratios:
+                spread = f"{median(ratios):.2g}× ({min(ratios):.2g}–{max(ratios):.2g})"
+                said.append(f"{spread} the speed of {name}")
+        rows.append([case["title"], f"{_ms_a_step(case, 'polymode'):.3g} ms", "; ".join(said)])
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    about = (
+        f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}; CPU time,"
+        " median, with the range of ratios within a round. A step of image priors is one of all"
+        " images."
+    )
+    return "\n\n".join([markdown(rows), *([markdown(grown)] if len(grown) > 1 else []), about])
 
 
 def _forde_title(case: dict[str, Any]) -> str:
@@ -350,8 +385,10 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
+    scans = between(TOMOGRAPHY.read_text(), "tomography", tomography_table(report))
     methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
+    pages = {README: readme, METRICS: metrics, ZOO: zoo, TOMOGRAPHY: scans}
+    return {**pages, **methods, **studies}
 
 
 def main() -> None:

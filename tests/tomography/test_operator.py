@@ -97,6 +97,13 @@ def test_gradients_twice_agree_with_finite_differences() -> None:
     assert torch.autograd.gradgradcheck(lambda x: A(x) ** 2, x)
 
 
+def test_memory_of_a_step_with_a_callable_can_be_counted() -> None:
+    """`saved_bytes` hooks into saved tensors, which torch.func.vjp does not allow."""
+    A = made("callable")
+    x = noise(2, 1, *SHAPE).requires_grad_()
+    assert memory.saved_bytes(lambda: (A(x) ** 2).sum().backward()) > 0
+
+
 def test_wrong_input_is_refused() -> None:
     A = made("scipy")
     with pytest.raises(ValueError, match=r"\(\.\.\., 1, 5, 4\), got \(2, 5, 4\)"):

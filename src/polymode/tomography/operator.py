@@ -179,9 +179,9 @@ class LinearOperator:
             return function(rows.unflatten(1, (1, height, width))).flatten(1)
 
         def adjoint(rows: Tensor) -> Tensor:
-            zeros = rows.new_zeros(len(rows), height * width)
-            with torch.enable_grad():
-                return torch.func.vjp(apply, zeros)[1](rows)[0]
+            zeros = rows.new_zeros(len(rows), height * width).requires_grad_()
+            with torch.enable_grad():  # torch.func.vjp refuses hooks on saved tensors
+                return torch.autograd.grad(apply(zeros), zeros, rows)[0]
 
         m = apply(torch.zeros(1, height * width)).shape[1]
         return cls((height, width), m, apply, adjoint, name)
