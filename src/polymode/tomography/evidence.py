@@ -31,7 +31,7 @@ from polymode.tomography.kernels import Kernels
 from polymode.tomography.linearised import Linearised
 
 MEANS = ("linear", "trained")
-LOW_VARIANCE, HIGH_VARIANCE = math.log(1e-6), math.log(1e6)
+LOW_VARIANCE, HIGH_VARIANCE = math.log(1e-6), math.log(1e3)
 LENGTHSCALES = math.log(0.05), math.log(50.0)
 Penalty = Callable[[Hyper], Tensor]
 
@@ -66,7 +66,7 @@ class Evidence:
         """Return the Cholesky root of K, (m, m)."""
         matrix = self.kernels.covariance(self.model.prior.coefficients(hyper))
         matrix.diagonal().add_(hyper.noise)
-        return torch.linalg.cholesky(matrix)
+        return _root(matrix)
 
     def __call__(self, hyper: Hyper) -> tuple[float, Tensor]:
         """Return the log evidence, nats, with `log_prior`, and its gradient (2 G + 1,)."""
@@ -102,6 +102,20 @@ class Evidence:
         pulled = self.model.weights(self.model.back(alpha[None].to(self.model.dtype)))
         prior = self.model.prior
         return prior.multiply(prior.covariances(hyper), pulled)[0]
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """Return the Cholesky root; where rounding hides a small σ², with 1e-12 to 1e-8 of the mean.
+
+    That is far from any optimum, where a search may come by.
+    """
+    size = float(matrix.diagonal().mean())
+    for extra in (0.0, 1e-12, 1e-10, 1e-8):
+        matrix.diagonal().add_(extra * size)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if not int(failed):
+            return factor
+    return torch.linalg.cholesky(matrix)
 
 
 def residuals(model: Linearised, observations: Tensor) -> tuple[Tensor, float]:

@@ -68,9 +68,10 @@ def reconstruct(
     networks: int = 4,
     num_samples: int = 100,
     variants: tuple[str, ...] = VARIANTS,
-    search: int = 30,
+    hyper_steps: int = 30,
     probes: int = 6,
     rank: int = 80,
+    path: str = "auto",
     show: bool = True,
 ) -> Findings:
     """Score every method on some images, with one geometry and noise.
@@ -84,8 +85,8 @@ def reconstruct(
         tv_weights, dropouts, predcp: what is tried on the tuning images; `predcp` is a multiple
             of λ = γ m / (2 σ²).
         networks: of the ensemble. num_samples: of dropout and of the matrix-free posterior.
-        variants: of the linearised posterior. search: steps of its hyperparameters.
-        probes, rank: of the matrix-free path, which 128 x 128 images take.
+        variants: of the linearised posterior. hyper_steps: of the search for its hyperparameters.
+        probes, rank: of the matrix-free path. path: "exact", "matrix_free", or "auto": by size.
         show: whether pictures of the first image are kept.
     """
     scored, others = images_of(data, images, tuning)
@@ -95,7 +96,7 @@ def reconstruct(
         unet, (1, side, side), 1, channels=tuple(channels), skips=tuple(skips), sigmoid=sigmoid
     )
     how = {
-        "num_samples": num_samples, "steps": search, "probes": probes, "seed": seed,
+        "num_samples": num_samples, "steps": hyper_steps, "probes": probes, "seed": seed, "path": path,
         "solver": Solver(rank=rank, relative=1e-2, most=60),
     }  # fmt: skip
     first = DeepImagePrior(steps=steps, lr=lr, look_every=max(1, steps // 15))
@@ -252,7 +253,7 @@ def walnut_scan(
     lr: float = 1e-4,
     channels: tuple[int, ...] = (128,) * 6,
     num_samples: int = 4096,
-    search: int = 3000,
+    hyper_steps: int = 3000,
     predcp: float = 1.0,
     dropout: float = 0.05,
     networks: int = 5,
@@ -266,7 +267,7 @@ def walnut_scan(
     )  # fmt: skip
     options = DeepImagePrior(steps=steps, tv_weight=tv_weight, lr=lr)
     how = {
-        "num_samples": num_samples, "steps": search, "probes": 10, "seed": seed,
+        "num_samples": num_samples, "steps": hyper_steps, "probes": 10, "seed": seed,
         "path": "matrix_free", "solver": Solver(rank=200, relative=0.1, most=50),
     }  # fmt: skip
     tuned = Tuned(options, dropout, 1.0, predcp, float("nan"), tv_weight)

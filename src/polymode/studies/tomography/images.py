@@ -23,23 +23,26 @@ def images_of(data: str, scored: int, tuning: int) -> tuple[Tensor, Tensor]:
     """Return images (N, 1, H, W) in [0, 1] that are scored, and others.
 
     Args:
-        data: "kmnist", "ellipses" (28 x 28, for tests), "shepp_logan", "ct" or "ct:FIRST".
+        data: "kmnist", "ellipses" or "ellipses:SIDE", "shepp_logan" or "shepp_logan:SIDE", or
+            "ct" or "ct:FIRST".
     """
+    name, _, more = data.partition(":")
     if data == "kmnist":
         whole = load("kmnist", ["x_test"])["x_test"]
         return _grey(whole[:scored]), _grey(whole[len(whole) - tuning :])
-    if data == "ellipses":
-        made = torch.stack([random_ellipses(28, seed=k) for k in range(scored + tuning)])[:, None]
+    if name == "ellipses":
+        side = int(more or 28)
+        made = torch.stack([random_ellipses(side, seed=k) for k in range(scored + tuning)])[:, None]
         return made[:scored], made[scored:]
-    if data == "shepp_logan":
-        others = [random_ellipses(128, seed=k) for k in range(tuning)]
-        return shepp_logan(128)[None, None], torch.stack(others)[:, None]
-    name, _, first = data.partition(":")
+    if name == "shepp_logan":
+        side = int(more or 128)
+        others = [random_ellipses(side, seed=k) for k in range(tuning)]
+        return shepp_logan(side)[None, None], torch.stack(others)[:, None]
     if name != "ct":
         raise ValueError(
             f"`data` must be kmnist, ellipses, shepp_logan or ct:NUMBER, got '{data}'"
         )
-    start = int(first or 0)
+    start = int(more or 0)
     slices = _file("ct_slices_128.npz", ["x"])["x"]
     return _grey(slices[start : start + scored]), _grey(slices[len(slices) - tuning :])
 

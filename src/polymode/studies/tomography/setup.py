@@ -52,13 +52,14 @@ def _part(function: Any, arms: dict[str, dict[str, Any]], data: tuple[str, ...] 
 
 def _smoke() -> dict[str, Part | Experiment]:
     tiny = {
-        "data": "ellipses", "images": 3, "tuning": 1, "channels": [4, 4], "skips": [2],
-        "steps": 30, "tv_weights": [1e-4], "dropouts": [0.05], "predcp": [0.1], "networks": 2,
-        "num_samples": 10, "search": 3,
+        "data": "ellipses:14", "images": 3, "tuning": 1, "channels": [4, 4], "skips": [2],
+        "steps": 20, "tv_weights": [1e-4], "dropouts": [0.05], "predcp": [0.1], "networks": 2,
+        "num_samples": 10, "hyper_steps": 3,
     }  # fmt: skip
     large = {
-        **tiny, "images": 1, "tuning": 1, "data": "shepp_logan", "steps": 3, "angles": 5,
-        "search": 2, "probes": 2, "rank": 4, "variants": ["linear_matern_predcp"],
+        **tiny, "images": 1, "tuning": 1, "data": "shepp_logan:16", "steps": 3, "angles": 5,
+        "path": "matrix_free",
+        "hyper_steps": 2, "probes": 2, "rank": 4, "variants": ["linear_matern_predcp"],
         "sigmoid": False,
     }  # fmt: skip
     return {
@@ -87,7 +88,7 @@ def _cpu() -> dict[str, Part | Experiment]:
     large = {
         "images": 1, "tuning": 1, "angles": 30, "channels": [8, 8, 8, 8], "skips": [4, 4, 4],
         "steps": 900, "tv_weights": [1e-6, 1e-5], "dropouts": [0.05], "predcp": [0.03],
-        "networks": 3, "num_samples": 60, "search": 20,
+        "networks": 3, "num_samples": 60, "hyper_steps": 20,
         "variants": ["linear_matern_predcp", "linear_matern", "trained_matern"],
     }  # fmt: skip
     return {
@@ -109,7 +110,7 @@ def _paper() -> dict[str, Part | Experiment]:
     for (angles, noise), (steps, weight) in KMNIST.items():
         arms[name_of(angles, noise)] = {
             **net, "angles": angles, "noise": noise, "steps": steps, "tv_weights": [weight],
-            "dropouts": [0.05], "num_samples": 16_384, "search": 1500,
+            "dropouts": [0.05], "num_samples": 16_384, "hyper_steps": 1500,
         }  # fmt: skip
     return {
         "small": _part(reconstruct, arms, ("kmnist",)),

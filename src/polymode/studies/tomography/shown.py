@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import Display
-from polymode.plots.error_calibration import error_calibration
 from polymode.plots.image_rows import image_rows
+from polymode.plots.reconstruction import error_calibration, reconstruction_pictures
 from polymode.studies.study import Runs, Table
 from polymode.studies.tomography.claims import values
 from polymode.studies.tomography.scored import METHODS, METRICS
@@ -16,7 +19,6 @@ from polymode.studies.tomography.setup import MAIN
 
 SCORED = ("small", "large", "walnut")
 TITLES = {"small": "28 × 28", "large": "128 × 128", "walnut": "walnut"}
-PLANES = ("truth", "FBP", "DIP", "|error|", "standard deviation")
 SHOWN = ("linear_matern_predcp", "trained_matern", "dropout", "ensemble", "constant")
 
 
@@ -140,30 +142,38 @@ def figures(runs: Runs) -> dict[str, Display]:
     for part in SCORED:
         for arm in runs.arms(part):
             for findings in list(runs.findings(part, arm).values())[:1]:
-                arrays = findings.arrays
+                arrays = {name: np.asarray(values) for name, values in findings.arrays.items()}
+                label, key = f"{TITLES[part]}, {arm}", f"{part}_{_key(arm)}"
                 if part != "small" or arm == MAIN:
-                    curves = {
-                        METHODS[m]: np.asarray(arrays[f"calibration {m}"])
-                        for m in SHOWN
-                        if f"calibration {m}" in arrays
-                    }
-                    label = f"{TITLES[part]}, {arm}"
-                    found[f"calibration_{part}_{_key(arm)}"] = error_calibration(
-                        curves, label=label
-                    )
+                    found[f"calibration_{key}"] = _calibration(arrays, label)
                 if "pictures" in arrays:
-                    planes = dict(zip(PLANES, np.asarray(arrays["pictures"]), strict=True))
-                    found[f"pictures_{part}_{_key(arm)}"] = image_rows(
-                        {arm: planes}, label=f"{TITLES[part]}, {arm}"
+                    truth, back, mean, _, sd = arrays["pictures"]
+                    found[f"pictures_{key}"] = reconstruction_pictures(
+                        truth, mean, sd, others={"FBP": back}, label=label
                     )
     for arm in runs.arms("priors"):
         for findings in list(runs.findings("priors", arm).values())[:1]:
-            rows = {
-                name: {
-                    f"sample {k + 1}": plane for k, plane in enumerate(np.asarray(images))
-                }
-                for name, images in findings.arrays.items()
-                if ":" not in name
-            }
-            found["priors"] = image_rows(rows, label="samples of priors", own_scales=True)
+            found["priors"] = _priors(findings.arrays)
     return found
+
+
+def _calibration(arrays: dict[str, np.ndarray], label: str) -> Display:
+    shown = [method for method in SHOWN if f"calibration {method}" in arrays]
+    curves = {
+        METHODS[method]: tuple(arrays[f"calibration {method}"].clip(1e-9)) for method in shown
+    }
+    return error_calibration(curves, label=label)
+
+
+def _priors(arrays: Mapping[str, Any]) -> Display:
+    rows = {name: np.asarray(images) for name, images in arrays.items() if ":" not in name}
+    means = {name: float(np.mean(arrays[f"{name}: variation"])) for name in rows}
+    said = ", ".join(f"{name} {value:.0f}" for name, value in means.items())
+    return image_rows(
+        rows,
+        label="samples of priors",
+        caption="Samples of the total variation prior on [0, 1], of the Gaussian whose lengthscale"
+        " has the TV-PredCP prior, and of independent Gaussian pixels of the same variance; each"
+        " row has a grey scale of its own.",
+        said=f"Mean total variation: {said}.",
+    )
