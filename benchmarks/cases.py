@@ -387,6 +387,11 @@ CASES = {
                input_shape=(1, side, side), num_modes=images, num_examples=1, epochs=steps,
                batch_size=1)
           for side, images, steps in ((28, 8, 100), (64, 4, 40), (128, 2, 20))),
+        *(Case(f"image_kernel_{side}_{angles}", "image_kernel",
+               f"kernel of a linearised U-Net, {side}² pixels, {angles} angles",
+               input_shape=(1, side, side), num_modes=angles, num_examples=1, epochs=1,
+               batch_size=1)
+          for side, angles in ((28, 5), (28, 20), (56, 5))),
         Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
              num_examples=400),
         Case("startup", "startup", "commands in a fresh process"),

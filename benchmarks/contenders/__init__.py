@@ -337,6 +337,15 @@ KINDS = {
         figure="cpu",
         check="loss",
     ),
+    "image_kernel": Kind(
+        {
+            "row by row": "image_kernel.row_by_row",
+            "rows of J one by one": "image_kernel.jacobian_rows",
+            "polymode": "image_kernel.polymode",
+        },
+        figure="cpu",
+        check="trace",
+    ),
     "report": Kind(
         {
             "matplotlib, 26 empty figures": "reporting.empty_figures",

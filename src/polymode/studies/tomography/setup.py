@@ -52,7 +52,7 @@ def _part(function: Any, arms: dict[str, dict[str, Any]], data: tuple[str, ...] 
 
 def _smoke() -> dict[str, Part | Experiment]:
     tiny = {
-        "data": "ellipses:14", "images": 3, "tuning": 1, "channels": [4, 4], "skips": [2],
+        "data": "ellipses:10", "images": 2, "tuning": 1, "channels": [4, 4], "skips": [2],
         "steps": 20, "tv_weights": [1e-4], "dropouts": [0.05], "predcp": [0.1], "networks": 2,
         "num_samples": 10, "hyper_steps": 3,
     }  # fmt: skip
