@@ -12,6 +12,7 @@ from polymode.tomography import (
     LinearOperator,
     fan_beam,
     fbp,
+    inpainting,
     parallel_beam,
     psnr,
     scan_of,
@@ -91,6 +92,20 @@ def test_data_come_from_a_finer_grid() -> None:
     assert 0.001 < gap < 0.05
     own = simulate(projector, discs(32), noise=1e-9, finer=1)
     torch.testing.assert_close(own.observations, projector(own.truth), atol=1e-6, rtol=0)
+
+
+def test_own_measurements_come_in_every_form() -> None:
+    """By angle and cell, as rows, as arrays; other operators take images that are not square."""
+    projector = parallel_beam(8, 3)
+    sinogram = torch.arange(39.0).reshape(3, 13)
+    rows = [scan_of(projector, each, 1.0).observations for each in (
+        sinogram, sinogram[None], sinogram.flatten(), sinogram.numpy(), sinogram.int().tolist(),
+    )]  # fmt: skip
+    assert all(torch.equal(each, sinogram.flatten()[None]) for each in rows)
+    two = scan_of(projector, torch.stack([sinogram, 2 * sinogram]), torch.tensor([1.0, 2.0]))
+    assert two.only([1]).noise_sd.tolist() == [2.0] and two.only([1]).observations.max() == 76
+    long = inpainting(torch.ones(4, 6, dtype=torch.bool))
+    assert simulate(long, torch.rand(4, 6)).observations.shape == (1, 24)
 
 
 def test_ssim_and_psnr_are_those_of_scikit_image() -> None:

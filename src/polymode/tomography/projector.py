@@ -77,7 +77,7 @@ def parallel_beam(
     >>> parallel_beam(28, angles=20).shape
     (820, 784)
     """
-    return _projector(make_geometry(side, angles, num_detectors, spacing), rays_per_detector)
+    return projector_of(make_geometry(side, angles, num_detectors, spacing), rays_per_detector)
 
 
 def fan_beam(
@@ -104,15 +104,11 @@ def fan_beam(
     geometry = make_geometry(
         side, angles, num_detectors, spacing, source_distance, detector_distance
     )
-    return _projector(geometry, rays_per_detector)
+    return projector_of(geometry, rays_per_detector)
 
 
 def projector_of(geometry: Geometry, rays_per_detector: int = 1) -> Projector:
     """Return the projector of a geometry."""
-    return _projector(geometry, rays_per_detector)
-
-
-def _projector(geometry: Geometry, rays_per_detector: int) -> Projector:
     if isinstance(rays_per_detector, bool) or not isinstance(rays_per_detector, int):
         raise ValueError(f"`rays_per_detector` must be an integer, got {rays_per_detector!r}")
     if rays_per_detector < 1:

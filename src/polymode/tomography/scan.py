@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ class Scan(NamedTuple):
 
 def scan_of(
     operator: LinearOperator,
-    observations: Tensor,
+    observations: Any,
     noise_sd: float | Tensor,
     truth: Tensor | None = None,
 ) -> Scan:
@@ -59,10 +59,14 @@ def scan_of(
 
     Args:
         operator: from images to what was measured.
-        observations: (m,), (N, m), or (..., K, D) by angle and detector cell of a projector.
+        observations: (m,), (N, m), or (..., K, D) by angle and detector cell of a projector; a
+            tensor or an array.
         noise_sd: standard deviation of the noise, > 0, for all images or one for each, (N,).
         truth: (H, W), (1, H, W) or (N, 1, H, W) where it is known.
     """
+    observations = torch.as_tensor(observations)
+    if not observations.is_floating_point():
+        observations = observations.to(torch.get_default_dtype())
     if isinstance(operator, Projector) and (
         observations.dim() > 2 or observations.shape[-1] != operator.num_observations
     ):
@@ -99,7 +103,7 @@ def simulate(
             f"`noise` of simulate must be > 0, a fraction of mean |y|, got {noise}: take e.g. 0.05"
         )
     images = _images(images)
-    check_image(images, "images of simulate")
+    check_image(images, "images of simulate", square=isinstance(operator, Projector))
     if isinstance(operator, Projector) and finer > 1:
         fine, truth = _fine(operator, images, finer)
         clean = projector_of(operator.geometry.finer(finer), _RAYS)(fine) / finer
@@ -135,10 +139,10 @@ def _images(images: Tensor) -> Tensor:
     return images.reshape(-1, 1, *images.shape[-2:])
 
 
-def check_image(images: Tensor, what: str) -> None:
-    """Refuse images that are not square or not finite."""
+def check_image(images: Tensor, what: str, square: bool) -> None:
+    """Refuse images that are not finite, or not square where they must be."""
     height, width = images.shape[-2:]
-    if height != width:
+    if square and height != width:
         raise ValueError(
             f"{what} must be square, got {height} × {width} pixels; pad the shorter side with zeros"
         )
