@@ -83,6 +83,7 @@ def test_the_code_of_the_page_on_tomography_runs() -> None:
         exec(re.sub(r"steps=\d+", "steps=3", "".join(blocks)), names)
     assert names["found"].samples.shape == (5, 1, 1, 28, 28)
     assert names["smooth"].shape == names["image"].shape == (1, 1, 28, 28)
+    assert names["outcome"].posterior.std.shape == (28, 28)
 
 
 def test_the_code_of_the_page_on_attacks_runs() -> None:

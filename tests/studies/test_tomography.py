@@ -80,7 +80,7 @@ def test_claims_are_judged_by_paired_intervals() -> None:
     assert list(found.values()) == [
         "holds", "holds", "holds", "does not hold", "holds", "does not hold",
     ]  # fmt: skip
-    wide = claims(runs_with(levels, spread=3.0))
+    wide = claims(runs_with(levels, spread=30.0))
     assert {claim.verdict for claim in wide} == {"undecided"}
     assert claims(Runs({})) == []
 

@@ -179,8 +179,10 @@ def test_change_of_variables_is_a_density(model, hyper, kernels) -> None:
     alone = model.of_block(model.prior.blocks[g])
     one = tv_predcp(alone, assemble(alone), 0.5)
     lengths = torch.linspace(-2.0, 1.0, 301).double()
+
     def at(length):
         return Hyper(hyper.log_variance[g : g + 1], length.reshape(1), hyper.log_noise)
+
     density = torch.stack([one(at(length)).detach().exp() for length in lengths])
     kappa = torch.stack([one.kappa(at(length))[0] for length in lengths])
     assert float(kappa[0]) == pytest.approx(

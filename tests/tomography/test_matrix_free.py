@@ -75,9 +75,7 @@ def test_evidence_and_gradient_are_those_of_the_exact_path(small, model, hyper, 
     """Five standard errors over 60 probes, 18 numbers: false alarms below 1e-4."""
     prior = tv_predcp(model, kernels, 0.7)
     value, gradient = Evidence(model, kernels, small[3], mean=mean, log_prior=prior)(hyper)
-    free = MatrixFreeEvidence(
-        model, small[3], mean=mean, log_prior=prior, probes=60, solver=SOLVER
-    )
+    free = MatrixFreeEvidence(model, small[3], mean=mean, log_prior=prior, probes=60, solver=SOLVER)
     found = free(hyper, lanczos=24)
     assert abs(found.value - value) < 5 * found.value_error + 1e-6
     assert found.value_error < 2.0

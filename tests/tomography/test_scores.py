@@ -67,7 +67,9 @@ def test_coverage_of_calibrated_and_of_too_narrow_posteriors() -> None:
     """10,000 pixels: five standard errors of a share are at most 0.025."""
     mean = torch.zeros(10_000, dtype=torch.float64)
     truth = 0.3 * torch.randn(100, 100, generator=generator(4), dtype=torch.float64)
-    right, narrow = (ImagePosterior((100, 100), mean, torch.full_like(mean, v)) for v in (0.09, 0.0225))
+    right, narrow = (
+        ImagePosterior((100, 100), mean, torch.full_like(mean, v)) for v in (0.09, 0.0225)
+    )
     assert coverage(right, truth) == pytest.approx([0.5, 0.9, 0.95], abs=0.025)
     assert coverage(narrow, truth)[1] == pytest.approx(0.589, abs=0.025)  # 2 Φ(1.645 / 2) − 1
     assert coverage_error(right, truth) < 0.02 < 0.15 < coverage_error(narrow, truth)

@@ -6,8 +6,8 @@ from polymode.tomography.baselines import constant_sd, ensemble_dip, fitted_sd, 
 from polymode.tomography.dip import DIPFit, best_steps, deep_image_prior
 from polymode.tomography.dip_training import DeepImagePrior
 from polymode.tomography.fbp import fbp
-from polymode.tomography.geometry import Geometry
 from polymode.tomography.filter_prior import FilterPrior, filter_prior
+from polymode.tomography.geometry import Geometry
 from polymode.tomography.image_operators import blur, inpainting
 from polymode.tomography.image_posterior import ImagePosterior, image_posteriors
 from polymode.tomography.linearised import Linearised

@@ -1,13 +1,13 @@
-r"""The evidence of the linear model for one image, exactly, and the hyperparameters that maximise it.
+r"""The exact evidence of the linear model for one image, and what hyperparameters maximise it.
 
 With K = A J Σ Jᵀ Aᵀ + σ² I (m, m),
 
     at θ̃   log M = −½ [m log 2π + log det K + |y − A f̂|² / σ² + θ̃ᵀ Σ⁻¹ θ̃]
     at θ*   log M = −½ [m log 2π + log det K + rᵀ K⁻¹ r],    r = y − A (f − J θ),
 
-θ* = Σ Jᵀ Aᵀ K⁻¹ r the optimum of the linear model: the second is the first with θ* and its residual
-in the place of θ̃ and y − A f̂, and it is the exact log marginal likelihood. See `linear_model.py` and
-Antorán et al., Adapting the linearised Laplace model evidence for modern deep learning, ICML 2022.
+θ* = Σ Jᵀ Aᵀ K⁻¹ r the optimum of the linear model: the second is the first with θ* and its
+residual in the place of θ̃ and y − A f̂, and it is the exact log marginal likelihood. See
+`linear_model.py` and Antorán et al., Adapting the linearised Laplace model evidence for modern deep learning, ICML 2022.
 With TV-PredCP (`tv_predcp.py`), log p(ℓ | s²) is added.
 
 The gradient in the coefficients c of `kernels.py` is −½ tr((K⁻¹ − α αᵀ) M_c), α = K⁻¹ r (0 at θ̃);

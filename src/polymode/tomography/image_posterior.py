@@ -8,7 +8,8 @@ For the linearised network, with K = A J Σ Jᵀ Aᵀ + σ² I,
 
     Cov(f | y) = J Σ Jᵀ − J Σ Jᵀ Aᵀ K⁻¹ A J Σ Jᵀ,
 
-and samples of it by Matheron's rule: f₀ − J Σ Jᵀ Aᵀ K⁻¹ (A f₀ + ε), f₀ = J w, w ~ N(0, Σ), ε ~ N(0, σ² I).
+and samples of it by Matheron's rule: f₀ − J Σ Jᵀ Aᵀ K⁻¹ (A f₀ + ε) with f₀ = J w, w ~ N(0, Σ) and
+ε ~ N(0, σ² I).
 
 Shapes: `n` pixels, `m` observations, `S` samples.
 """

@@ -119,7 +119,9 @@ class Linearised:
         other = object.__new__(Linearised)
         other.__dict__.update(self.__dict__)
         places = self.tangent.slices
-        names = [name for name in self.prior.names if block.start <= places[name].start < block.stop]
+        names = [
+            name for name in self.prior.names if block.start <= places[name].start < block.stop
+        ]
         other.prior = FilterPrior(
             tuple(names), (replace(block, start=0, stop=block.stop - block.start),)
         )

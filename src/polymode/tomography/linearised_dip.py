@@ -1,7 +1,7 @@
 r"""The probabilistic deep image prior: a trained network, linearised, as a prior over its image.
 
-Train a deep image prior (`dip.py`), linearise it (`linearised.py`), choose the hyperparameters of its
-weights by the evidence (`evidence.py`, `matrix_free.py`), with or without TV-PredCP
+Train a deep image prior (`dip.py`), linearise it (`linearised.py`), choose the hyperparameters of
+its weights by the evidence (`evidence.py`, `matrix_free.py`), with or without TV-PredCP
 (`tv_predcp.py`), and see how sure the image is. The mean stays the image of the network.
 
 References: J. Antorán et al., A probabilistic deep image prior for computational tomography, 2022;

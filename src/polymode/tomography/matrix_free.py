@@ -5,8 +5,8 @@ z ~ N(0, P), P the preconditioner of K (`preconditioner.py`), so that E[K⁻¹ z
 
     ½ d log det K = ½ tr(K⁻¹ dK) ≈ ½ mean_z (P⁻¹ z)ᵀ dK (K⁻¹ z),     dK = A J dΣ Jᵀ Aᵀ + dσ² I,
 
-which needs K⁻¹ z by conjugate gradients, Jᵀ Aᵀ of both sides, and of these only Σ_f a_f b_fᵀ over the
-filters of each block: the derivative in every hyperparameter comes from such (T, T) matrices.
+which needs K⁻¹ z by conjugate gradients, Jᵀ Aᵀ of both sides, and of these only Σ_f a_f b_fᵀ over
+the filters of each block: the derivative in every hyperparameter comes from such (T, T) matrices.
 The value, where it is asked for, is log det P + mean_w wᵀ log(P^{-½} K P^{-½}) w by Lanczos
 quadrature (J. Gardner et al., GPyTorch, NeurIPS 2018, who draw probes from the preconditioner too).
 
@@ -24,7 +24,15 @@ from torch import Tensor
 
 from polymode.core.rng import generator
 from polymode.methods.laplace.linear_model_solve import conjugate_gradients
-from polymode.tomography.evidence import MEANS, Penalty, check_observations, residuals
+from polymode.tomography.evidence import (
+    HIGH_VARIANCE,
+    LENGTHSCALES,
+    LOW_VARIANCE,
+    MEANS,
+    Penalty,
+    check_observations,
+    residuals,
+)
 from polymode.tomography.filter_prior import FilterPrior, Hyper
 from polymode.tomography.image_posterior import ImagePosterior
 from polymode.tomography.linearised import Linearised
@@ -43,6 +51,9 @@ class Solver(NamedTuple):
     rank: int = 100
     relative: float = 1e-3
     most: int = 100
+
+
+DEFAULT = Solver()
 
 
 def kernel_product(model: Linearised, hyper: Hyper) -> Callable[[Tensor], Tensor]:
@@ -155,7 +166,7 @@ class MatrixFreeEvidence:
         mean: str = "linear",
         log_prior: Penalty | None = None,
         probes: int = 10,
-        solver: Solver = Solver(),
+        solver: Solver = DEFAULT,
         seed: int = 0,
     ) -> None:
         if mean not in MEANS:
@@ -188,7 +199,7 @@ class MatrixFreeEvidence:
             before: the preconditioner of other hyperparameters, to be used again.
             lanczos: steps with which the value is found; 0 for none.
         """
-        model, prior = self.model, self.model.prior
+        model = self.model
         solved = self.solved(hyper, before)
         size = model.operator.num_observations
         stream = generator(self.seed, "probes", number)
@@ -299,8 +310,6 @@ def ascend(
 
 
 def _within_bounds(flat: Tensor) -> None:
-    from polymode.tomography.evidence import HIGH_VARIANCE, LENGTHSCALES, LOW_VARIANCE
-
     half = len(flat) // 2
     flat[:half].clamp_(LOW_VARIANCE, HIGH_VARIANCE)
     flat[half : 2 * half].clamp_(*LENGTHSCALES)
@@ -312,7 +321,7 @@ def matheron(
     number: int,
     *,
     inverse: Callable[[Tensor], Tensor] | None = None,
-    solver: Solver = Solver(),
+    solver: Solver = DEFAULT,
     seed: int = 0,
 ) -> ImagePosterior:
     """Return `number` samples of the posterior, around the image of the network.
@@ -344,8 +353,8 @@ def sampled_tv_predcp(
     """Return TV-PredCP without kernels: variances of differences are estimated by probes.
 
     For signs z_f of the filters and u_t = J_g (z ⊗ e_t), t one tap, E[u_t u_t'] is the sum over
-    filters of J_{f t} J_{f t'}. So `probes` · T products per block are enough for every s² and ℓ, and
-    the estimated variances, Σ_tt' Cov_tt' u_t u_t', are never negative.
+    filters of J_{f t} J_{f t'}. So `probes` · T products per block are enough for every s² and ℓ,
+    and the estimated variances, Σ_tt' Cov_tt' u_t u_t', are never negative.
     """
     left, right = neighbours(model.operator.image_shape)
     stream = generator(seed, "tv_predcp")

@@ -44,7 +44,7 @@ def random_ellipses(side: int, *, seed: int = 0, number: int = 12, points: int =
         axes = draw.uniform(0.04, 0.25, 2)
         value, angle = draw.uniform(-0.3, 0.4), draw.uniform(0, 180)
         place = radius * math.cos(turn), radius * math.sin(turn)
-        rows.append((float(value), *map(float, axes), *place, float(angle)))
+        rows.append((float(value), float(axes[0]), float(axes[1]), *place, float(angle)))
     return _ellipses(rows, side, points).clamp(0, 1)
 
 

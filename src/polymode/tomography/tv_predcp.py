@@ -15,7 +15,7 @@ total variation: Antorán et al., TMLR 2023. Their code multiplies all of the la
 constant; here it is the density itself, with λ as the one number to choose.)
 
 TV is anisotropic, Σ |f_i − f_j| over neighbours in rows and columns. A difference of neighbours is
-Gaussian, with mean d = f̂_i − f̂_j and variance v, so κ has a closed form where the reference samples:
+Gaussian, with mean d = f̂_i − f̂_j and variance v, so κ has a closed form; the reference samples it.
 
     E |N(d, v)| = √(2 v / π) exp(−d² / 2 v) + d erf(d / √(2 v)),    v = Σ_c c(s², ℓ) v_c,
 

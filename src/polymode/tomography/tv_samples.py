@@ -1,8 +1,8 @@
 r"""Samples of the prior p(f) ∝ exp(−λ TV(f)) on images with values in [0, 1], by Gibbs sampling.
 
-Given its four neighbours a_1 ≤ … ≤ a_4, the density of a pixel is exp(−λ Σ_k |f − a_k|): exponential
-between any two of them, so it can be drawn exactly by its distribution function. Pixels of one
-colour of a chessboard are independent given the others and are drawn together.
+Given its four neighbours a_1 ≤ … ≤ a_4, the density of a pixel is exp(−λ Σ_k |f − a_k|):
+exponential between any two of them, so it can be drawn exactly by its distribution function. Pixels
+of one colour of a chessboard are independent given the others and are drawn together.
 
 For comparison, the two Gaussians of the talk: independent pixels, and a Matérn-½ process whose
 lengthscale has the TV-PredCP prior (`tv_predcp.py`). There κ(ℓ) = D √(2 v / π) with v = 2 s² (1 −

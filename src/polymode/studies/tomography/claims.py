@@ -1,4 +1,4 @@
-"""What the talk and its paper say, and whether it holds here: paired over images, 95 % intervals."""
+"""What the talk and its paper say, and whether it holds here: paired over images, 95 %."""
 
 from __future__ import annotations
 

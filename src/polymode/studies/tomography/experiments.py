@@ -96,7 +96,8 @@ def reconstruct(
         unet, (1, side, side), 1, channels=tuple(channels), skips=tuple(skips), sigmoid=sigmoid
     )
     how = {
-        "num_samples": num_samples, "steps": hyper_steps, "probes": probes, "seed": seed, "path": path,
+        "num_samples": num_samples, "steps": hyper_steps, "probes": probes, "seed": seed,
+        "path": path,
         "solver": Solver(rank=rank, relative=1e-2, most=60),
     }  # fmt: skip
     first = DeepImagePrior(steps=steps, lr=lr, look_every=max(1, steps // 15))
@@ -301,5 +302,3 @@ def priors(
         arrays[name] = images[:3].numpy()
         arrays[f"{name}: variation"] = values.numpy()
     return Findings(tuple(rows), arrays)
-
-

@@ -39,9 +39,7 @@ def images_of(data: str, scored: int, tuning: int) -> tuple[Tensor, Tensor]:
         others = [random_ellipses(side, seed=k) for k in range(tuning)]
         return shepp_logan(side)[None, None], torch.stack(others)[:, None]
     if name != "ct":
-        raise ValueError(
-            f"`data` must be kmnist, ellipses, shepp_logan or ct:NUMBER, got '{data}'"
-        )
+        raise ValueError(f"`data` must be kmnist, ellipses, shepp_logan or ct:NUMBER, got '{data}'")
     start = int(more or 0)
     slices = _file("ct_slices_128.npz", ["x"])["x"]
     return _grey(slices[start : start + scored]), _grey(slices[len(slices) - tuning :])

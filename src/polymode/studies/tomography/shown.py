@@ -97,8 +97,8 @@ def tuned(runs: Runs) -> Table:
     """Return what was chosen on images that are not scored."""
     names = {
         "tuned_steps": "steps", "tuned_tv_weight": "γ", "tuned_dropout": "dropout",
-        "tuned_sd": "constant s.d.", "tuned_predcp": "TV-PredCP, of λ", "closeness": "‖Jθ̃ − f‖ / ‖f‖",
-        "weights": "weights", "observations": "observations",
+        "tuned_sd": "constant s.d.", "tuned_predcp": "TV-PredCP, of λ",
+        "closeness": "‖Jθ̃ − f‖ / ‖f‖", "weights": "weights", "observations": "observations",
     }  # fmt: skip
     lines = []
     for part in SCORED:
