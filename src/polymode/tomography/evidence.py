@@ -7,8 +7,8 @@ With K = A J Σ Jᵀ Aᵀ + σ² I (m, m),
 
 θ* = Σ Jᵀ Aᵀ K⁻¹ r the optimum of the linear model: the second is the first with θ* and its
 residual in the place of θ̃ and y − A f̂, and it is the exact log marginal likelihood. See
-`linear_model.py` and Antorán et al., Adapting the linearised Laplace model evidence for modern deep learning, ICML 2022.
-With TV-PredCP (`tv_predcp.py`), log p(ℓ | s²) is added.
+`linear_model.py` and Antorán et al., Adapting the linearised Laplace model evidence for modern deep
+learning, ICML 2022. With TV-PredCP (`tv_predcp.py`), log p(ℓ | s²) is added.
 
 The gradient in the coefficients c of `kernels.py` is −½ tr((K⁻¹ − α αᵀ) M_c), α = K⁻¹ r (0 at θ̃);
 autograd does the rest. The search is L-BFGS on the logarithms, within bounds.
