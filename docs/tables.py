@@ -184,7 +184,7 @@ def zoo_table(report: dict[str, Any]) -> str:
 
 def tomography_table(report: dict[str, Any]) -> str:
     """Return what projections and image priors cost: against others, and with the size."""
-    kinds = ("project", "image_prior", "project_growth")
+    kinds = ("project", "image_prior", "image_kernel", "project_growth")
     cases = [case for case in report["cases"] if case["kind"] in kinds]
     if not cases:
         return "not measured yet"
@@ -211,7 +211,7 @@ def tomography_table(report: dict[str, Any]) -> str:
     about = (
         f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}; CPU time,"
         " median, with the range of ratios within a round. A step of image priors is one of all"
-        " images."
+        " images; that of a kernel is all of it."
     )
     return "\n\n".join([markdown(rows), *([markdown(grown)] if len(grown) > 1 else []), about])
 
