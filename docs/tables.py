@@ -30,6 +30,7 @@ STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
 SYMMETRIES = ROOT / "docs" / "symmetry.md"
+TOMOGRAPHY = ROOT / "docs" / "tomography.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 KERNELS = ROOT / "docs" / "kernels.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
@@ -264,6 +265,40 @@ def arithmetic() -> str:
     )
 
 
+def tomography_table(report: dict[str, Any]) -> str:
+    """Return what projections and image priors cost: against others, and with the size."""
+    kinds = ("project", "image_prior", "image_kernel", "project_growth")
+    cases = [case for case in report["cases"] if case["kind"] in kinds]
+    if not cases:
+        return "not measured yet"
+    rows = [["", "CPU time per step", "against"]]
+    grown = [["pixels, angles", "apply and adjoint", "building the matrix"]]
+    for case in cases:
+        own = case["contenders"]["polymode"]["rounds"]
+        others = {name: each for name, each in case["contenders"].items() if name != "polymode"}
+        if case["kind"] == "project_growth":
+            (built,) = others.values()
+            whole = median(each["cpu"] for each in built["rounds"]) / case["sizes"]["epochs"]
+            title = case["title"].removeprefix("project ").removesuffix(" and back")
+            grown.append([title, f"{_ms_a_step(case, 'polymode'):.2g} ms", f"{whole:.2g} s"])
+            continue
+        said = []
+        for name, each in others.items():
+            ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, each["rounds"], strict=False)]
+            if ratios:
+                spread = f"{median(ratios):.2g}× ({min(ratios):.2g}–{max(ratios):.2g})"
+                said.append(f"{spread} the speed of {name}")
+        rows.append([case["title"], f"{_ms_a_step(case, 'polymode'):.3g} ms", "; ".join(said)])
+    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
+    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
+    about = (
+        f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}; CPU time,"
+        " median, with the range of ratios within a round. A step of image priors is one of all"
+        " images; that of a kernel is all of it."
+    )
+    return "\n\n".join([markdown(rows), *([markdown(grown)] if len(grown) > 1 else []), about])
+
+
 def _forde_title(case: dict[str, Any]) -> str:
     kind = "memory, " if case["kind"] == "forde_memory" else ""
     return kind + case["title"].split(",")[0].split("repulsion of ")[1]
@@ -474,6 +509,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (ZOO, "arithmetic", arithmetic()),
         (SYMMETRIES, "speed", symmetry_table(report)),
         (KERNELS, "kernels", kernels_table(report)),
+        (TOMOGRAPHY, "tomography", tomography_table(report)),
     ]
 
 

@@ -94,6 +94,17 @@ def test_the_code_of_the_page_on_kernels_runs() -> None:
     assert error < 0.3
 
 
+def test_the_code_of_the_page_on_tomography_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tomography.md").read_text(), re.S)
+    assert len(blocks[0].strip().splitlines()) - 3 == 5  # an own operator in five lines
+    names: dict[str, Any] = {}
+    with pytest.warns(UserWarning, match="did not come down"):
+        exec(re.sub(r"steps=\d+", "steps=3", "".join(blocks)), names)
+    assert names["found"].samples.shape == (5, 1, 1, 28, 28)
+    assert names["smooth"].shape == names["image"].shape == (1, 1, 28, 28)
+    assert names["outcome"].posterior.std.shape == (28, 28)
+
+
 def test_the_code_of_the_page_on_attacks_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
     names: dict[str, Any] = {}

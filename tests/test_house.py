@@ -17,8 +17,8 @@ SOURCE = Path(pm.__file__).parent
 ORDER = [
     "_version", "core", "chains", "likelihoods", "nets", "equivariance", "tasks", "prediction",
     "recalibration", "conformal", "posterior",
-    "methods", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots", "runs",
-    "studies", "report", "cli", "__init__", "__main__",
+    "methods", "tomography", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots",
+    "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

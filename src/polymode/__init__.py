@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         recalibration,
         symmetry,
         tasks,
+        tomography,
         zoo,
     )
     from polymode.examinations import examine
@@ -53,7 +54,7 @@ __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods",
     "list_tasks", "load", "methods", "metrics", "nets", "options", "plots", "recalibration",
-    "reference", "report", "symmetry", "task", "tasks", "zoo",
+    "reference", "report", "symmetry", "task", "tasks", "tomography", "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -79,7 +80,7 @@ _HOMES = {
 
 _ROOMS = (
     "adversary", "conformal", "equivariance", "examinations", "likelihoods", "methods", "metrics",
-    "nets", "plots", "recalibration", "symmetry", "tasks", "zoo",
+    "nets", "plots", "recalibration", "symmetry", "tasks", "tomography", "zoo",
 )  # fmt: skip
 
 

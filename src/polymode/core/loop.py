@@ -69,6 +69,7 @@ def run(
     observers: tuple[Observer, ...] = (),
     checkpoint: Checkpoint | None = None,
     recorder: Recorder | None = None,
+    finished: Callable[[S], bool] | None = None,
 ) -> S:
     """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
     state.
@@ -76,12 +77,15 @@ def run(
     Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
     with one written at that very step. `recorder` hears of every step, those before a resume
-    included.
+    included. `finished` is asked after every pass over the data whether the state is good enough to
+    end before the last one.
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
     with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
-        return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
+        return _run(
+            step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
+        )
 
 
 def _run(
@@ -94,6 +98,7 @@ def _run(
     observers: tuple[Observer, ...],
     checkpoint: Checkpoint | None,
     recorder: Recorder | None,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
@@ -110,7 +115,7 @@ def _run(
         with _interrupts() as interrupted, limit_threads(None):
             state = _epochs(
                 step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
-                recorder,
+                recorder, finished,
             )  # fmt: skip
     finally:
         stack.eval()
@@ -131,10 +136,11 @@ def _epochs(
     checkpoint: Checkpoint | None,
     interrupted: threading.Event,
     recorder: Recorder,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     saved, first = time.perf_counter(), state.step
     finite, loss = math.nan, math.nan
-    while state.step < reporter.total:
+    while state.step < reporter.total and not (finished is not None and finished(state)):
         epoch, position = divmod(state.step, per_epoch)
         before = state.step
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
