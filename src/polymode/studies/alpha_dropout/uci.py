@@ -215,7 +215,7 @@ def _table(runs: Runs, title: str, metric: str, printed: Any) -> Table:
                 paper = printed[dataset][place] if dataset in printed else None
                 line.append("" if paper is None else number(paper.mean, paper.error, 2))
         if metric == "nll":
-            line.append(f"{published.HMC_NLL[dataset].mean:.2f}" if dataset != TOY else "")
+            line.append("" if dataset == TOY else number(published.HMC_NLL[dataset].mean, None, 2))
         lines.append(tuple(line))
     head = ["data set"]
     for alpha in published.ALPHAS:
@@ -241,7 +241,9 @@ def _chosen(runs: Runs) -> Table:
             ]  # fmt: skip
             lines.append((f"{dataset}, {name_of(alpha)}", *columns))
     head = ("arm", "rate", "epochs", "noise factor", "noise, units of y", "90 % coverage")
-    return Table("What was chosen inside the training parts", head, tuple(lines), "mean ± s.e.")
+    return Table(
+        "What was chosen inside the training parts", head, tuple(lines), "mean ± s.e. over splits"
+    )
 
 
 def cell(found: Sequence[float], digits: int = 2) -> str:
