@@ -129,7 +129,7 @@ def variation(runs: Runs) -> Table:
             row = found[key]
             lines.append((title, number(row.value, row.standard_error, 1), f"{row.n:,}"))
     return Table(
-        f"Total variation of samples, {arm}",
+        "Total variation of samples of priors",
         ("prior", "total variation", "samples"),
         tuple(lines),
         "mean ± s.e.; the two Gaussians have the pixel variance of the first",
