@@ -56,7 +56,7 @@ def test_tables_figures_and_claims_of_the_smoke_run(smoke) -> None:
         "pictures_small_5_angles__5___noise",
     }  # fmt: skip
     assert all(display.to_svg() for display in figures.values())
-    assert len(STUDY.claims(smoke)) == 6
+    assert len(STUDY.claims(smoke)) == 8
     assert STUDY.comparisons("paper", smoke) == []
 
 
@@ -75,10 +75,12 @@ def runs_with(columns: dict[str, float], spread: float = 0.001) -> Runs:
 
 def test_claims_are_judged_by_paired_intervals() -> None:
     levels = {"linear_matern_predcp": 3.0, "linear_matern": 3.0, "linear_isotropic": 2.5,
-              "trained_matern": 3.5, "dropout": 2.0, "constant": 4.0}  # fmt: skip
+              "trained_matern": 3.5, "trained_matern_predcp": 1.0, "dropout": 2.0,
+              "constant": 4.0}  # fmt: skip
     found = {claim.text.partition(": ")[2]: claim.verdict for claim in claims(runs_with(levels))}
     assert list(found.values()) == [
-        "holds", "holds", "holds", "does not hold", "holds", "does not hold",
+        "holds", "holds", "does not hold", "does not hold",
+        "holds", "does not hold", "holds", "does not hold",
     ]  # fmt: skip
     wide = claims(runs_with(levels, spread=30.0))
     assert {claim.verdict for claim in wide} == {"undecided"}

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, PALE, Display, Style, palette
+from polymode.plots.lines import LineDisplay
 from polymode.plots.sources import numbers
 
 if TYPE_CHECKING:
@@ -119,12 +121,12 @@ def reconstruction_pictures(
     )
 
 
-class ErrorCalibration(Display):
+class ErrorCalibration(LineDisplay):
     """Error against predicted standard deviation, a line for each method."""
 
     size = (3.6, 3.2)
 
-    def plot(self, ax: Axes) -> Axes:
+    def _lines(self, ax: Axes) -> None:
         low, high = self.data["limits"]
         ax.plot([low, high], [low, high], color=PALE, linestyle="--", linewidth=1, zorder=1)
         for name, style in self.styles.items():
@@ -139,9 +141,9 @@ class ErrorCalibration(Display):
             )
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
         ax.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
+        plain_log(ax.xaxis)
+        plain_log(ax.yaxis)
         ax.set_title(self.title, color=INK)
-        ax.legend(loc="lower right")
-        return ax
 
 
 def error_calibration(

@@ -30,19 +30,30 @@ def gap(runs: Runs, first: str, second: str, metric: str, arm: str = MAIN) -> Di
 
 
 def claims(runs: Runs) -> list[Claim]:
-    """Return the claims, if the setting they rest on was run."""
+    """Return the claims, if the setting they rest on was run.
+
+    Those against dropout are judged for both evidences: the talk recommends θ*, the reference's
+    code takes θ̃ for KMNIST.
+    """
     if MAIN not in runs.arms("small"):
         return []
     best = "linear_matern_predcp"
+    against = [
+        claim
+        for method, where in ((best, "at θ*"), ("trained_matern_predcp", "at θ̃"))
+        for claim in (
+            _claim(
+                runs, f"the linearised DIP {where} has a higher log-density than MC dropout",
+                PAPER["density"], method, "dropout", "log_density", 1,
+            ),
+            _claim(
+                runs, f"the linearised DIP {where} is better calibrated than MC dropout",
+                PAPER["calibration"], method, "dropout", "calibration_error", -1,
+            ),
+        )
+    ]  # fmt: skip
     return [
-        _claim(
-            runs, "the linearised DIP has a higher log-density than MC dropout",
-            PAPER["density"], best, "dropout", "log_density", 1,
-        ),
-        _claim(
-            runs, "the linearised DIP is better calibrated than MC dropout",
-            PAPER["calibration"], best, "dropout", "calibration_error", -1,
-        ),
+        *against,
         _not_worse(
             runs, "with TV-PredCP the log-density is not lower than without",
             best, "linear_matern",

@@ -73,7 +73,7 @@ def _smoke() -> dict[str, Part | Experiment]:
             },
         ),
         "large": _part(reconstruct, {"Shepp-Logan": large}),
-        "priors": _part(priors, {"28 × 28": {"number": 8, "sweeps": 30, "side": 12}}),
+        "priors": _part(priors, {"samples": {"number": 8, "sweeps": 30, "side": 12}}),
     }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def _cpu() -> dict[str, Part | Experiment]:
     }  # fmt: skip
     return {
         "small": _part(reconstruct, arms, ("kmnist",)),
-        "priors": _part(priors, {"28 × 28": {}}),
+        "priors": _part(priors, {"samples": {}}),
         "large": _part(
             reconstruct,
             {
@@ -114,7 +114,7 @@ def _paper() -> dict[str, Part | Experiment]:
         }  # fmt: skip
     return {
         "small": _part(reconstruct, arms, ("kmnist",)),
-        "priors": _part(priors, {"28 × 28": {"number": 1000, "sweeps": 20_000}}),
+        "priors": _part(priors, {"samples": {"number": 1000, "sweeps": 20_000}}),
         "walnut": _part(walnut_scan, {"60 angles": {}, "120 angles": {
             "tv_weight": 4e-6, "steps": 2500,
         }}),

@@ -18,7 +18,7 @@ from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
 
 SCORED = ("small", "large", "walnut")
-TITLES = {"small": "28 × 28", "large": "128 × 128", "walnut": "walnut"}
+TITLES = {"small": "small images", "large": "large images", "walnut": "walnut"}
 SHOWN = ("linear_matern_predcp", "trained_matern", "dropout", "ensemble", "constant")
 
 
@@ -85,7 +85,7 @@ def settings(runs: Runs, metric: str) -> Table:
     counts = {arm: len(values(runs, "small", arm, "constant", metric)) for arm in arms}
     title, unit, _ = METRICS[metric]
     return Table(
-        f"28 × 28: {title[:-2]} by angles and noise",
+        f"Small images: {title[:-2]} by angles and noise",
         ("method", *arms),
         tuple(zip([METHODS[m] for m in rows], *columns, strict=True)),
         f"{title}, {unit}; mean ± s.e. over images: "
@@ -129,7 +129,7 @@ def variation(runs: Runs) -> Table:
             row = found[key]
             lines.append((title, number(row.value, row.standard_error, 1), f"{row.n:,}"))
     return Table(
-        f"Total variation of samples, {arm}",
+        "Total variation of samples of priors",
         ("prior", "total variation", "samples"),
         tuple(lines),
         "mean ± s.e.; the two Gaussians have the pixel variance of the first",
