@@ -205,19 +205,24 @@ def tuning_table(found: dict[str, Any]) -> str:
 
 
 def priors_table(rows: list[dict[str, Any]]) -> str:
-    """Return the validation NLL of priors, mean over seeds, and what the default costs."""
+    """Return the validation NLL of priors and what they cost, means over seeds."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     names = list(dict.fromkeys(row["prior"] for row in rows))
-    lines = ["| " + " | ".join(["", *names, "CPU s, θ*"]) + " |", "|---" * (len(names) + 2) + "|"]
+    timed = [name for name in names if any("seconds" in r for r in rows if r["prior"] == name)]
+    scores, costs = [["", *names]], [["CPU s", *timed]]
     for case in cases:
         own = [row for row in rows if row["case"] == case]
-        cells = [[row["nll"] for row in own if row["prior"] == name] for name in names]
-        seconds = mean(row["seconds"] for row in own if row["prior"] == "θ*")
-        shown = [f"{mean(each):.3f}".replace("-", "−") for each in cells]
-        lines.append("| " + " | ".join([case, *shown, f"{seconds:.2g}"]) + " |")
+        nll = {name: mean(r["nll"] for r in own if r["prior"] == name) for name in names}
+        seconds = {name: mean(r["seconds"] for r in own if r["prior"] == name) for name in timed}
+        scores.append([case, *(f"{nll[name]:.3f}".replace("-", "−") for name in names)])
+        costs.append([case, *(f"{seconds[name]:.2g}" for name in timed)])
     seeds = len({row["seed"] for row in rows})
-    note = f"NLL of the validation part, nats per example, mean over {seeds} seeds; Kronecker"
-    return "\n".join([*lines, "", note + " factors but for the last layer; lower is better."])
+    note = (
+        f"NLL of the validation part, nats per example, mean over {seeds} seeds; Kronecker factors"
+        " but for the last layer; lower is better."
+    )
+    cost_note = "CPU seconds of the whole fit of a trained network, one thread, mean over seeds."
+    return "\n\n".join([markdown(scores), note, markdown(costs), cost_note])
 
 
 def take(folder: Path) -> None:

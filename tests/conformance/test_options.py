@@ -40,9 +40,11 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "prior": {"evidence": "trained"},
     "unit": {"at": (1, 2)},
 }
+BASES: dict[str, dict[str, Any]] = {
+    # without a given precision, every fit searches for the evidence's maximum
+    "laplace": {"prior_precision": 2.0},
+}
 ROOM: dict[str, dict[str, Any]] = {
-    # without a given precision, the evidence is what is used anyway
-    "evidence": {"prior_precision": 2.0},
     # six steps are too few for several cycles
     "schedule": {"num_cycles": 1},
     "exploration": {"num_cycles": 1},
@@ -148,6 +150,7 @@ def dead_options(method: str) -> list[str]:
     config = METHODS.get(method).value.config
     fields = {field.name: field for field in dataclasses.fields(config)}
     base = {name: value for name, value in BASE.items() if name in fields}
+    base |= BASES.get(method, {})
     room = {name: more for name, more in ROOM.items() if more.keys() <= fields.keys()}
     settings = [(name, {**base, **room.get(name, {})}) for name in fields]
     settings += [

@@ -18,9 +18,9 @@ class Event:
 
     Attributes:
         kind: "start", "progress", "checkpoint", "resume" or "end" of training; "finish" for a pass
-            over the data after it.
+            over the data after it, or for many of them (`Work`).
         what: what is running, for people ("deep_ensemble, 10 modes").
-        step: optimisation steps done, or batches of a pass; `total` of how many.
+        step: optimisation steps done, batches of a pass or passes; `total` of how many.
         epoch: passes over the data done.
         loss: mean over the members of the last training loss, nats per example; nan before the
             first step.
@@ -40,6 +40,8 @@ class Event:
 
 Observer = Callable[[Event], Any]
 
+_QUIET = 10.0  # seconds between two lines about what comes after training
+
 
 def progress_observer(progress: str) -> Observer | None:
     """Return what shows progress: "auto", "bar", "lines" or "silent"."""
@@ -54,10 +56,12 @@ def progress_observer(progress: str) -> Observer | None:
 
 
 class Lines:
-    """One line at every tenth of the run, on stderr: for logs."""
+    """One line at every tenth of the run, on stderr: for logs. Of what comes after training, one
+    line at most every ten seconds."""
 
     def __init__(self) -> None:
         self._tenth = 0
+        self._told = 0.0  # when the last line about the present pass was written
 
     def __call__(self, event: Event) -> None:
         tenth = 10 * event.step // max(event.total, 1)
@@ -71,6 +75,19 @@ class Lines:
                 f" {event.total:,}), loss {event.loss:.4g}, {_clock(event.elapsed)} so far,"
                 f" {_clock(event.eta)} to go"
             )
+        elif event.kind == "finish":
+            self._finish(event)
+
+    def _finish(self, event: Event) -> None:
+        if event.elapsed < self._told:  # another pass
+            self._told = 0.0
+        if event.elapsed - self._told < _QUIET:
+            return
+        self._told = event.elapsed
+        _say(
+            f"{event.what}: {event.step:,} of {event.total:,}, {_clock(event.elapsed)} so far,"
+            f" {_clock(event.eta)} to go"
+        )
 
 
 class Bar:
@@ -81,6 +98,7 @@ class Bar:
         self._task: Any = None
 
     def __call__(self, event: Event) -> None:
+        loss = "" if event.loss != event.loss else f"  loss {event.loss:.4g}"
         if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -88,15 +106,15 @@ class Bar:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %  loss {task.fields[loss]:.4g}"),
+                TextColumn("{task.percentage:>3.0f} %{task.fields[loss]}"),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task(event.what, total=event.total, loss=event.loss)
+            self._task = self._bar.add_task(event.what, total=event.total, loss=loss)
             self._bar.start()
         done = {"completed": event.step, "total": event.total, "description": event.what}
-        self._bar.update(self._task, loss=event.loss, **done)
+        self._bar.update(self._task, loss=loss, **done)
         if event.kind == "end" or event.kind == "finish" and event.step == event.total:
             self._bar.stop()
             self._bar = None
@@ -130,17 +148,51 @@ class Told:
     def __init__(self, data: Data, what: str, observers: tuple[Observer, ...]) -> None:
         self._data, self._what, self._observers = data, what, observers
 
+    def work(self, what: str, about: int) -> Work:
+        """Return what tells of about so many steps with these data; see `work_on`."""
+        return Work(f"{self._what}: {what}", about, self._observers)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
     def batches(self, batch_size: int) -> Iterator[Pair]:
         """Yield (x, y) in order."""
         total = self._data.num_batches(batch_size)
-        reporter = Reporter(self._what, total, self._observers)
+        what = f"{self._what}: passes over the data"
+        reporter = Reporter(what, total, self._observers)
         for number, pair in enumerate(self._data.batches(batch_size), 1):
             yield pair
             if reporter.due() or number == total:
                 reporter.tell("finish", number, 0, float("nan"))
+
+
+class Work:
+    """Steps of which only a rough number is known, told as they are done.
+
+    The total is that number, and a fifth more than the steps done once they come near it; at the
+    end it is the number of steps there were.
+    """
+
+    def __init__(self, what: str, about: int, observers: tuple[Observer, ...] = ()) -> None:
+        self._reporter = Reporter(what, about, observers)
+        self._done = 0
+
+    def step(self) -> None:
+        """One more step is done."""
+        self._done += 1
+        self._reporter.total = max(self._reporter.total, -(-6 * self._done // 5))
+        if self._reporter.due():
+            self._reporter.tell("finish", self._done, 0, float("nan"))
+
+    def end(self) -> None:
+        """No more steps will come."""
+        self._reporter.total = self._done
+        self._reporter.tell("finish", self._done, 0, float("nan"))
+
+
+def work_on(data: Any, what: str, about: int) -> Work:
+    """Return what tells of about so many steps with data; to nobody unless these are `Told`."""
+    return data.work(what, about) if isinstance(data, Told) else Work(what, about)
 
 
 def _say(text: str) -> None:

@@ -204,7 +204,7 @@ def _train(
             recorder=recorder,
         )
         _warn_of_divergence(config, recorder)
-    told: Any = Told(data, f"{what}: passes over the data", observers)
+    told: Any = Told(data, what, observers)
     weights = core.finish(config, problem._replace(data=told), state)
     found = {"num_modes": stack.num_modes, "epochs": config.num_epochs(steps)}
     done = {**dataclasses.asdict(config), **found}

@@ -10,9 +10,11 @@ from torch import nn
 
 import polymode as pm
 from polymode import nets
+from polymode.core.events import Reporter
 from polymode.core.likelihoods import Categorical, Gaussian, StudentT
 from polymode.core.linalg.tangent import survey
 from polymode.core.stack import Stack
+from polymode.methods.laplace import evidence as module
 from polymode.methods.laplace.curvature import Setting, curvature
 from polymode.methods.laplace.evidence import _evidence, _mask, choose_prior
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
@@ -26,6 +28,7 @@ from polymode.methods.laplace.evidence_search import (
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
+from polymode.methods.laplace.linear_model_solve import Products
 from polymode.methods.method import Problem
 
 STREAM = torch.Generator().manual_seed(1)
@@ -82,6 +85,91 @@ def test_blocks_and_gradients_find_what_kernels_find(kind) -> None:
     rows = chosen.report["groups"]
     assert list(rows) == list(index)
     assert chosen.report["pruned"] == [name for name, row in rows.items() if row["pruned"]]
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "last_layer", "low_rank"])
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_gradients_with_a_structure(kind, structure, monkeypatch) -> None:
+    """With respect to every λ and the noise, at θ*, against central differences of the value."""
+    monkeypatch.setattr(module, "_DECREASE", 1e-13)
+    monkeypatch.setattr(module, "_FORCING", 1e-6)
+    task, stack = problem(kind)
+    found = curvature(Setting(structure=structure, rank=4), task, stack, 0, survey(stack, X))
+    names = [name for block in found.blocks for name in block.names]
+    tangent = Tangent(stack, names=[name for name in stack.params if name in names])
+    rows = {x[0, 0].item(): tangent.jacobian(x) for x in X.split(OPTIONS.batch_size)}
+    monkeypatch.setattr(tangent, "jvp", lambda v, x: rows[x[0, 0].item()] @ v)  # quicker
+    monkeypatch.setattr(
+        tangent, "vjp", lambda c, x: rows[x[0, 0].item()].flatten(0, 1).T @ c.flatten()
+    )
+    groups = prior_groups(stack, "per_layer")
+    evidence = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, None)
+    number = len(evidence.names)
+    noise = [0.7] if kind == "values" else []
+    point = torch.tensor([*torch.linspace(0.5, 2.0, number), *noise], dtype=torch.float64).log()
+
+    def at(place: torch.Tensor) -> Terms:
+        return evidence(place[:number].exp(), place[number:].exp())
+
+    slopes = torch.cat(at(point).gradient(point[:number].exp(), point[number:].exp()))
+    for k, slope in enumerate(slopes.tolist()):
+        shift = torch.zeros_like(point)
+        shift[k] = 1e-3
+        expected = (at(point + shift).value - at(point - shift).value) / 2e-3
+        assert slope == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_last_layer_needs_one_pass_of_the_network(bias, monkeypatch) -> None:
+    """Its inputs are kept: the same θ* and evidence as with products through the network."""
+    task, stack = problem("classes")
+    if not bias:
+        stack = Stack(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)),
+                      dtype=torch.float64)  # fmt: skip
+    setting = Setting(structure="last_layer")
+    found = curvature(setting, task, stack, 0, survey(stack, X))
+    tangent = Tangent(stack, names=[n for n in stack.params if n in found.blocks[0].names])
+    groups = prior_groups(stack, "single")
+    point = torch.ones(1, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    quick = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(tangent, "jvp", None)
+        ours = quick(*point)
+    with monkeypatch.context() as patch:
+        patch.setattr(tangent, "last_inputs", lambda x: None)
+        slow = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, None)
+    theirs = slow(*point)
+    assert ours.value == pytest.approx(theirs.value, rel=1e-9)
+    torch.testing.assert_close(quick.theta, slow.theta, rtol=1e-6, atol=1e-9)
+
+
+def test_a_layer_that_others_follow_is_passed_through() -> None:
+    stack = Stack(nn.Sequential(nn.Linear(2, 3), nn.Tanh()), dtype=torch.float64)
+    assert Tangent(stack).last_inputs(X) is None
+    assert not stack.network.template_in("eval")[0]._forward_hooks
+
+
+def test_the_search_tells_of_its_passes(monkeypatch) -> None:
+    """One step per product with the Jacobian, the last of them the end; one search per mode."""
+    monkeypatch.setattr(Reporter, "due", lambda self: True)
+    products = []
+    original = Products.transposed
+    monkeypatch.setattr(
+        Products, "transposed", lambda self, c: products.append(1) or original(self, c)
+    )
+    task = pm.Task(train=(X, LABELS), likelihood="categorical")
+    events: list = []
+    make = [nets.mlp((2,), 3, hidden=(4,)).double() for _ in range(2)]
+    pm.fit("laplace", net=make, task=task, progress="silent", on_event=events.append)
+    told = [event for event in events if "Jacobian" in event.what]
+    assert {event.kind for event in told} == {"finish"}
+    ends = [event for event in told if event.step == event.total]
+    assert [event.what for event in ends] == [
+        f"laplace, 2 modes: evidence of mode {k}, products with the Jacobian" for k in (0, 1)
+    ]
+    assert sum(event.step for event in ends) == len(products) > 10
+    own = [event.step for event in told if event.what == ends[0].what]
+    assert own == [*range(1, ends[0].total + 1), ends[0].total]
 
 
 def test_a_subnetwork_has_an_optimum_of_its_own() -> None:

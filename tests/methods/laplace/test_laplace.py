@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 import polymode as pm
 from polymode.core.components import Moments
+from polymode.core.events import Reporter
 from polymode.core.likelihoods import Bernoulli, Gaussian
-from polymode.methods.laplace import laplace as module_
 from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.links import bridge, probit
 
 STREAM = torch.Generator().manual_seed(0)
@@ -245,16 +246,21 @@ def test_moments_are_differentiable_in_the_inputs(structure) -> None:
         assert gradient[place].item() == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
-def test_joint_covariances_are_those_of_one_input_on_the_diagonal() -> None:
-    """And linear samples of the weights have them: J H⁻¹ Jᵀ over two inputs at once."""
-    weights = fit(net=[net(), net()]).weights
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_joint_covariances_are_those_of_the_weights(structure) -> None:
+    """J H⁻¹ Jᵀ over four inputs at once, J and H written out; `moments` is its diagonal."""
+    weights = fit(net=[net(), net()], structure=structure).weights
     mean, covariance = weights.joint(X[:4])
     assert covariance.shape == (2, 4, 3, 4, 3)
     moments = weights.moments(X[:4])
     torch.testing.assert_close(mean, moments.loc)
     each = torch.arange(4)
     torch.testing.assert_close(covariance[:, each, :, each].transpose(0, 1), moments.spread)
-    assert (torch.linalg.eigvalsh(covariance.view(2, 12, 12)) > -1e-12).all()
+    for k, posterior in enumerate(weights.posteriors):
+        names = [name for block in posterior.blocks for name in block.names]
+        rows = Tangent(weights.stack, k, names=names).jacobian(X[:4]).flatten(0, 1)
+        expected = rows @ dense_covariance(posterior) @ rows.mT
+        torch.testing.assert_close(covariance[k].view(12, 12), expected, rtol=1e-8, atol=1e-10)
 
 
 # ------------------------------------------------------- faults of a known library, not repeated
@@ -281,6 +287,10 @@ def test_the_seed_decides(predictive) -> None:
     a, b, c = (each.weights.tensors()["block/0/moving"] for each in drawn)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+    chance = {"structure": "subnetwork", "subnetwork": "random", "subnetwork_size": 6}
+    a, b, c = (fit(**chance, seed=s).weights.moments(X).spread for s in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
 
 
 def test_diagonal_output_covariance_never_makes_the_full_one(monkeypatch) -> None:
@@ -300,7 +310,7 @@ def test_diagonal_output_covariance_never_makes_the_full_one(monkeypatch) -> Non
 
 
 def test_an_interrupt_leaves_the_networks_as_they_were(monkeypatch) -> None:
-    """In the middle of the curvature, and of a prediction with drawn weights."""
+    """In the middle of a prediction with drawn weights."""
     mine = net()
     before = copy.deepcopy(mine.state_dict())
 
@@ -309,19 +319,48 @@ def test_an_interrupt_leaves_the_networks_as_they_were(monkeypatch) -> None:
 
     post = fit(net=mine, predictive="sampled")
     held = {name: tensor.clone() for name, tensor in post.weights.tensors().items()}
-    with monkeypatch.context() as patch:
-        patch.setattr(nn.Tanh, "forward", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            post.predict(X)
-        with pytest.raises(KeyboardInterrupt):
-            fit(net=mine)
-    with monkeypatch.context() as patch:
-        patch.setattr(module_, "curvature", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            fit(net=mine)
+    monkeypatch.setattr(nn.Tanh, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        post.predict(X)
+    with pytest.raises(KeyboardInterrupt):
+        fit(net=mine)
     assert all(torch.equal(t, held[name]) for name, t in post.weights.tensors().items())
     assert all(torch.equal(t, before[name]) for name, t in mine.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in mine.parameters())
+
+
+@pytest.mark.parametrize("moment", ["curvature", "evidence", "subnetwork"])
+def test_an_interrupt_of_a_fit_leaves_the_network_as_it_was(moment, monkeypatch) -> None:
+    """In the middle of a pass for the curvature or the choice of a subnetwork, and of the search
+    for the evidence: weights, statistics, flags and hooks, also of a network in training mode with
+    frozen weights."""
+    monkeypatch.setattr(Reporter, "due", lambda self: True)
+    mine = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    mine[0].bias.requires_grad_(False)
+    before, flags = copy.deepcopy(mine.state_dict()), [p.requires_grad for p in mine.parameters()]
+    state = torch.random.get_rng_state()
+    told = []
+
+    def interrupt(event) -> None:
+        searching = "Jacobian" in event.what
+        if event.kind == "finish" and searching == (moment == "evidence"):
+            told.append(event.step)
+            if len(told) == 3:
+                raise KeyboardInterrupt
+
+    options: dict = {"prior_precision": 1.0} if moment != "evidence" else {}
+    if moment == "subnetwork":
+        options |= {"structure": moment, "subnetwork": "obd", "subnetwork_size": 5}
+    task = pm.Task(train=(X, VALUES), likelihood=Gaussian(noise="learned"))
+    with pytest.raises(KeyboardInterrupt):
+        pm.fit("laplace", net=mine, task=task, batch_size=10, progress="silent",
+               on_event=interrupt, **options)  # fmt: skip
+    assert told == [1, 2, 3]
+    assert all(torch.equal(t, before[name]) for name, t in mine.state_dict().items())
+    assert all(p.grad is None for p in mine.parameters())
+    assert [p.requires_grad for p in mine.parameters()] == flags
+    assert all(m.training and not m._forward_hooks for m in mine.modules())
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_batch_size_does_not_change_the_curvature() -> None:

@@ -61,6 +61,20 @@ def test_products_are_those_of_the_jacobian_by_finite_differences(reference) -> 
     torch.testing.assert_close(tangent.vjp(cotangent, X[::7]), pulled, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["lenet", "vit"])
+def test_both_products_are_of_one_matrix(name) -> None:
+    """⟨J v, c⟩ = ⟨v, Jᵀ c⟩ with white noise, which hides nothing, in float32."""
+    stack = Stack(lambda: getattr(nets, name)((1, 8, 8), 3), seed=0)
+    tangent = Tangent(stack)
+    x, c, v = (
+        torch.randn(shape, generator=STREAM)
+        for shape in ((5, 1, 8, 8), (5, 3), (len(tangent.point),))
+    )
+    image, pulled = tangent.jvp(v, x).double(), tangent.vjp(c, x).double()
+    apart = (image * c).sum() - (v * pulled).sum()
+    assert apart.abs() < 1e-5 * image.norm() * c.norm()
+
+
 def test_frozen_statistics_make_the_tangent_of_another_network() -> None:
     """Normalised weights times their derivatives are 0 with statistics inside the tangent (Euler),
     and as large as the outputs with frozen ones."""

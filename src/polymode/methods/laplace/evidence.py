@@ -11,12 +11,13 @@ made with; one factor for all outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.events import work_on
 from polymode.core.stack import Stack
 from polymode.methods.laplace.evidence_search import (
     Choice,
@@ -34,6 +35,7 @@ from polymode.methods.method import Problem
 
 _DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
 # for to one per cent, for which these change ‖θ*‖² by less than a thousandth
+_PASSES = 100  # products with the Jacobian that a search usually takes; for its progress
 
 
 class Prior(NamedTuple):
@@ -159,13 +161,15 @@ def choose_prior(
     names = [name for name in stack.params if name in names]
     tangent = Tangent(stack, mode, names=names)
     mask = _mask(curvature.blocks, tangent)
-    evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask)
+    work = work_on(problem.data, f"evidence of mode {mode}, products with the Jacobian", _PASSES)
+    evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask, work.step)
     learns = problem.likelihood.learns
     start = starting_precision(evidence.sizes, evidence.point_squares)
     beta = torch.ones(int(learns), dtype=torch.float64)
     steps, tolerance = (200, 1e-5) if config.evidence == "trained" else (30, 1e-2)
     how = Search(steps=steps, tolerance=tolerance, learn_noise=learns)
     choice = maximise(evidence, start, beta, how)
+    work.end()
     return _prior(choice, evidence, config.evidence)
 
 
@@ -173,9 +177,7 @@ def _prior(choice: Choice, evidence: StructuredEvidence, kind: str) -> Prior:
     sizes = dict(zip(evidence.names, (int(n) for n in evidence.sizes), strict=True))
     precision = dict(zip(evidence.names, choice.precision.tolist(), strict=True))
     factor = float(choice.beta[0]) if len(choice.beta) else 1.0
-    report = describe(choice, sizes, kind)
-    report["closeness"] = evidence.tangent.closeness(x for x, _ in evidence.products.batches)
-    return Prior(precision, factor, report)
+    return Prior(precision, factor, describe(choice, sizes, kind))
 
 
 def _evidence(
@@ -187,14 +189,18 @@ def _evidence(
     tangent: Tangent,
     groups: dict[str, str],
     mask: Tensor | None,
+    told: Callable[[], None] = lambda: None,
 ) -> StructuredEvidence:
     if problem.data is None:
         raise ValueError("the evidence needs the training data: give Problem(..., data=...)")
     pairs = list(problem.data.batches(config.batch_size))
     targets = torch.cat([y for _, y in pairs])
-    batches = [(x, tangent.shift(x)) for x, _ in pairs]
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
-    products = Products(*_masked(tangent, mask), batches, data)
+    shifts = [tangent.shift(x) for x, _ in pairs]
+    inputs, functions = _last_layer(curvature.blocks, tangent, [x for x, _ in pairs])
+    multiply, transpose = functions or _masked(tangent, mask)
+    batches = list(zip(inputs, shifts, strict=True))
+    products = Products(multiply, transpose, batches, data, told)
     outputs = [tangent.outputs(x) for x, _ in pairs]
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence
@@ -220,6 +226,31 @@ def _mask(blocks: tuple[Any, ...], tangent: Tangent) -> Tensor | None:
         for name, places in zip(block.names, block.index, strict=True):
             mask[tangent.slices[name].start + places] = True
     return mask
+
+
+def _last_layer(
+    blocks: tuple[Any, ...], tangent: Tangent, inputs: list[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """Return what the last layer multiplies and products with its J = (a, 1) ⊗ I, so that the
+    network is passed once; or the inputs and None where there is no such layer."""
+    if not getattr(blocks[0], "one_layer", False):
+        return inputs, None
+    found = [tangent.last_inputs(x) for x in inputs]
+    known = [a for a in found if a is not None]
+    if len(known) < len(found):
+        return inputs, None
+    width = known[0].shape[-1]
+    weights = tangent.slices[tangent.names[0]].stop
+
+    def multiply(vector: Tensor, a: Tensor) -> Tensor:
+        image = a @ vector[:weights].view(-1, width).mT
+        return image + vector[weights:] if len(vector) > weights else image
+
+    def transpose(cotangent: Tensor, a: Tensor) -> Tensor:
+        parts = [(cotangent.mT @ a).flatten(), cotangent.sum(0)]
+        return torch.cat(parts)[: len(tangent.point)]
+
+    return known, (multiply, transpose)
 
 
 def _masked(tangent: Tangent, mask: Tensor | None) -> tuple[Any, Any]:

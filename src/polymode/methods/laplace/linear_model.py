@@ -198,6 +198,27 @@ class Tangent:
             size += outputs.double().square().sum().item()
         return (apart / max(size, 1e-300)) ** 0.5
 
+    def last_inputs(self, x: Tensor) -> Tensor | None:
+        """Return what the last layer multiplies, (B, I), where the free parameters are its own.
+
+        None unless that is a linear layer whose results are the outputs: then h = W a + b in these
+        parameters, and products with J need no network.
+        """
+        owner = self.names[0].rpartition(".")[0]
+        layer = self._module.get_submodule(owner)
+        own = {f"{owner}.{leaf}".lstrip(".") for leaf in ("weight", "bias")}
+        if type(layer) is not nn.Linear or not own >= set(self.names) or self.statistics:
+            return None
+        calls: list[tuple[Tensor, Tensor]] = []
+        handle = layer.register_forward_hook(lambda _, given, made: calls.append((given[0], made)))
+        try:
+            outputs = self.outputs(x)
+        finally:
+            handle.remove()
+        if len(calls) != 1 or calls[0][0].dim() != 2 or not torch.equal(calls[0][1], outputs):
+            return None
+        return calls[0][0]
+
     def index(self, groups: Mapping[str, str]) -> dict[str, Tensor]:
         """Return the places of each group's weights in the vector of all, by group."""
         places: dict[str, list[Tensor]] = {}

@@ -217,8 +217,10 @@ class Products:
 
     Args:
         multiply, transpose: (vector (P,), x) -> A v (B, K); (c (B, K), x) -> Aᵀ c (P,).
-        batches: pairs (x, c (B, K)) of inputs and shifts, in the order of the data.
+        batches: pairs (x, c (B, K)) of inputs, or what `multiply` takes in their place, and shifts,
+            in the order of the data.
         data: the targets of all of them.
+        told: called after each product with Aᵀ, of which there is one per pass over the data.
     """
 
     def __init__(
@@ -227,7 +229,9 @@ class Products:
         transpose: Callable[[Tensor, Tensor], Tensor],
         batches: list[tuple[Tensor, Tensor]],
         data: Observed,
+        told: Callable[[], None] = lambda: None,
     ) -> None:
+        self._told = told
         self._multiply, self._transpose, self.batches = multiply, transpose, batches
         ends = torch.tensor([len(x) for x, _ in batches]).cumsum(0).tolist()
         self.data = [
@@ -251,7 +255,9 @@ class Products:
     def transposed(self, cotangents: list[Tensor]) -> Tensor:
         """Return Aᵀ c, (P,)."""
         terms = (self._transpose(c, x) for c, (x, _) in zip(cotangents, self.batches, strict=True))
-        return _sum(terms)
+        found = _sum(terms)
+        self._told()
+        return found
 
     def curvature(self, outputs: list[Tensor], vector: Tensor) -> Tensor:
         """Return Aᵀ B A v, (P,), with B at these outputs."""
