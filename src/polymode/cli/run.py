@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from polymode.cli import keep_what_is_done
-from polymode.cli.talk import Json, put, say, tell_damage, write
+from polymode.cli.talk import Json, follows, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def run(
     from polymode.runs.plan import make_plan
 
     _check_jobs(jobs)
+    _join_ranks(jobs)
     if study is not None:
         _refuse_other_names(study)
         from polymode.cli.run_study import run_study
@@ -155,6 +157,21 @@ def run(
 def _check_jobs(jobs: int) -> None:
     if jobs < 1:
         raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+
+
+def _join_ranks(jobs: int) -> None:
+    """Find the other processes that torchrun started, if it started this one."""
+    from polymode.core import ranks
+
+    if not ranks.launched():
+        return
+    if jobs > 1:
+        raise UsageProblem(
+            f"--jobs {jobs} runs cells side by side, torchrun the modes of one cell: take one of"
+            " the two"
+        )
+    ranks.start()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _refuse_other_names(study: str) -> None:
@@ -224,6 +241,8 @@ def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, jso
     command = plan.command(str(folder.path), *in_jobs(jobs))
     try:
         outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
+        if follows():
+            raise typer.Exit(1 if outcome.failed else 0)
     except KeyboardInterrupt as stop:
         far = f"after {stop}" if isinstance(stop, Interrupted) else "before the first cell"
         _interrupted(far, command, json_)

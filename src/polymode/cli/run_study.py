@@ -12,7 +12,7 @@ from polymode.cli import keep_what_is_done
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
-from polymode.cli.talk import OUTSIDE, put, say, tell_damage, write
+from polymode.cli.talk import OUTSIDE, follows, put, say, tell_damage, write
 from polymode.report.run import write_report
 from polymode.report.study import Shown, finish_study, outside
 from polymode.runs.folder import RunFolder
@@ -62,6 +62,11 @@ def run_study(
     if dry_run:
         _dry_run(plans, folders, jobs, fresh, json_)
     keep_what_is_done()
+    if follows():
+        failed = sum(
+            run_plan(plan, folders[part], watcher(True)).failed for part, plan in plans.items()
+        )
+        raise typer.Exit(1 if failed else 0)
     begin_study(path, wanted, list(plans))
     outcomes: dict[str, Outcome] = {}
     for part, plan in plans.items():

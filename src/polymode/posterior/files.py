@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.devices import usable_device
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
@@ -39,7 +40,8 @@ from polymode.posterior.manifest import (
     scaling_of,
 )
 from polymode.posterior.posterior import Posterior
-from polymode.posterior.weights import KINDS, Weights
+from polymode.posterior.ranked import Ranked
+from polymode.posterior.weights import KINDS, Weights, of_stack
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
@@ -53,19 +55,15 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         raise ValueError(
             f"`modes_per_file` must be an integer of at least 1, got {modes_per_file!r}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(p.stem.split("-")[1]) for p in _tensor_files(folder)), default=0)
-    size, modes = modes_per_file or post.num_modes, post.num_modes
-    spans = [(a, min(a + size, modes)) for a in range(0, modes, size)]
-    entries = []
-    for place, (a, b) in enumerate(spans):
-        name = f"members-{number}" + (f"-{place}" if len(spans) > 1 else "") + ".safetensors"
-        part = post.weights[a:b]  # of shards, what lies in their files
-        digest = write_tensors(folder / name, part.tensors(), {"schema": SCHEMA})
-        entry: dict[str, Any] = {"file": name, "digest": digest, "modes": [a, b]}
-        if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
-            entry["seeds"] = part.stack.seeds
-        entries.append(entry)
+    apart = isinstance(post.weights, Ranked)
+    number = ranks.firsts(lambda: _next_number(folder)) if apart else _next_number(folder)
+    modes = post.num_modes
+    entries, part = _write_modes(post, folder, number, modes_per_file or modes)
+    if apart:
+        entries = [entry for each in ranks.everyones(entries) for entry in each]
+        if not ranks.is_first():
+            ranks.stop_together(None)
+            return
     stack = post.weights.like
     manifest = {
         "schema": SCHEMA,
@@ -84,13 +82,54 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "tensors": entries,
         "history": post.history.to_dict(),
     }
-    write_json(folder / MANIFEST, manifest)
+    with ranks.sharing(post.weights.share if isinstance(post.weights, Ranked) else None):
+        with ranks.together():
+            _require_files(folder, entries)
+            write_json(folder / MANIFEST, manifest)
     if isinstance(post.weights, Shards) and post.weights.folder == folder:
         post.weights.entries = entries  # those it was read from go now
     written = {entry["file"] for entry in entries}
     for old in _tensor_files(folder):
         if old.name not in written:
             old.unlink()
+
+
+def _next_number(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return 1 + max((int(p.stem.split("-")[1]) for p in _tensor_files(folder)), default=0)
+
+
+def _write_modes(
+    post: Posterior, folder: Path, number: int, size: int
+) -> tuple[list[dict[str, Any]], Weights]:
+    """Write the modes that this process holds, `size` to a file; return their entries in the
+    manifest, and some of the weights."""
+    weights, modes, mark = post.weights, range(post.num_modes), ""
+    if isinstance(weights, Ranked):
+        modes, weights = modes[weights.share.modes], weights.mine
+        mark = f"-{ranks.place()[0]}"
+        folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for place, a in enumerate(range(modes.start, modes.stop, size)):
+        b = min(a + size, modes.stop)
+        name = f"members-{number}{mark}" + (f"-{place}" if size < len(modes) else "")
+        part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
+        digest = write_tensors(folder / f"{name}.safetensors", part.tensors(), {"schema": SCHEMA})
+        entry: dict[str, Any] = {"file": f"{name}.safetensors", "digest": digest, "modes": [a, b]}
+        if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
+            entry["seeds"] = part.stack.seeds
+        entries.append(entry)
+    return entries, part
+
+
+def _require_files(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """Refuse to promise what other ranks have written elsewhere."""
+    for entry in entries:
+        if not (folder / entry["file"]).is_file():
+            raise FileProblem(
+                f"{folder} does not have {entry['file']}, which another rank has written: all ranks"
+                " must see the folder that a posterior is saved to"
+            )
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -211,7 +250,7 @@ class Shards(Weights):
     def _check_modes(self, path: Path, count: int) -> None:
         """Refuse a file of another number of modes, before memory is taken for them."""
         for name, shape in tensor_shapes(path).items():
-            if _of_stack(name) and shape[:1] != (count,):
+            if of_stack(name) and shape[:1] != (count,):
                 raise FileProblem(
                     f"{path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
                     f" shape {tuple(shape)}"
@@ -249,7 +288,7 @@ class Shards(Weights):
     def _places(self, stack: Stack, shapes: dict[str, torch.Size]) -> Tensors:
         """Return where the stack's tensors are read to; refuse those of another architecture."""
         mine = stack.tensors()
-        theirs = {name: shape for name, shape in shapes.items() if _of_stack(name)}
+        theirs = {name: shape for name, shape in shapes.items() if of_stack(name)}
         for name in [*mine, *theirs]:
             ours, found = mine.get(name), theirs.get(name)
             if ours is None or found is None or ours.shape != found:
@@ -261,7 +300,7 @@ class Shards(Weights):
         return mine
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
-        rest = {n: t.to(self._device) for n, t in tensors.items() if not _of_stack(n)}
+        rest = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
         return self.part_kind.restore(stack, rest, self.manifest["weights"]["numbers"])
 
     def _joined(self, parts: list[Weights]) -> Weights:
@@ -273,7 +312,7 @@ class Shards(Weights):
             name: torch.cat([own[name] for own in each], self.part_kind.mode_axis(name))
             for name in each[0]
         }
-        stack.load_tensors({name: t for name, t in tensors.items() if _of_stack(name)})
+        stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
         return self._restore(stack, tensors)
 
     def _all(self) -> Weights:
@@ -292,10 +331,6 @@ class Shards(Weights):
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Shards:
         raise NotImplementedError("shards are opened by `load`")
-
-
-def _of_stack(name: str) -> bool:
-    return name.startswith(("network/", "extra/"))
 
 
 def _shape(tensor: Tensor | torch.Size | None) -> str:

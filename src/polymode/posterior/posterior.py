@@ -146,7 +146,7 @@ class Posterior:
             Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
             for part in self.weights.parts()
         ]
-        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+        return self.weights.meet(parts)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -180,7 +180,7 @@ class Posterior:
                 next(self._stream(part, batch, samples, seed, len(batch)))
                 for part in self.weights.parts()
             ]
-            yield parts[0] if len(parts) == 1 else Prediction.join(parts)
+            yield self.weights.meet(parts)
 
     def predict_batch(
         self, x: Tensor, *, samples_per_mode: int | None = None, seed: int = 0
@@ -191,8 +191,9 @@ class Posterior:
         an attack follows the gradient of `post.predict_batch(x, seed=step).log_prob(y).sum()`.
         """
         samples = self._samples(samples_per_mode)
+        x = self.weights.spread(x)
         parts = [self._predictor(part, samples, seed)(x) for part in self.weights.parts()]
-        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+        return self.weights.meet(parts)
 
     def _stream(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int

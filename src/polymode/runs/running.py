@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from polymode.core.events import Event
+from polymode.core import ranks
+from polymode.core.events import Event, Observer
 from polymode.core.execution import limit_threads
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.results import Results, is_headline
@@ -101,12 +102,16 @@ def run_plan(
 ) -> Outcome:
     """Run what is missing and write the folder; nobody else may write it meanwhile.
 
-    Raises `Interrupted` on Ctrl-C, when all that is done is written.
+    Of several ranks (`core/ranks.py`) all train and score, and the first one does the rest. Raises
+    `Interrupted` on Ctrl-C, when all that is done is written.
     """
+    if not ranks.is_first():
+        return _follow(plan, folder)
     with folder.writing(plan.data):
         watch = show(Pace(), jobs)
         watch.say(plan.text())
-        ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=not quiet)
+        timed = not quiet and ranks.place()[1] == 1
+        ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=timed)
         watch.pace, watch.jobs = ahead.pace, ahead.jobs
         _prepare(plan, folder, ahead, fresh, jobs)
         cells, todo = ahead.cells, ahead.todo
@@ -149,7 +154,8 @@ def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: i
 
 
 def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
-    if ahead.apart:
+    ranks.firsts(lambda: [cell.key for cell in ahead.todo])
+    if ahead.apart and ranks.place()[1] == 1:
         run_cells(
             plan.recipe,
             ahead.todo,
@@ -165,15 +171,33 @@ def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
         def tell(event: Event, cell: Cell = cell) -> None:
             book.tell(cell, event)
 
-        try:
-            outcome: Finished | Failed = run_cell(
-                plan.recipe, plan.task, cell, folder.place(cell.key), tell
-            )
-        except WriteProblem:
-            raise
-        except Exception as error:
-            outcome = failure(error)
-        book.tell(cell, outcome)
+        book.tell(cell, _outcome(plan, folder, cell, tell))
+
+
+def _outcome(plan: Plan, folder: RunFolder, cell: Cell, tell: Observer) -> Finished | Failed:
+    """Run a cell, on all ranks; it fails if it does on any."""
+    try:
+        outcome: Finished | Failed = run_cell(
+            plan.recipe, plan.task, cell, folder.place(cell.key), tell
+        )
+    except (WriteProblem, ranks.RankProblem):
+        raise
+    except Exception as error:
+        outcome = failure(error)
+    mine = outcome if isinstance(outcome, Failed) else None
+    return next((each for each in ranks.everyones(mine) if each is not None), outcome)
+
+
+def _follow(plan: Plan, folder: RunFolder) -> Outcome:
+    """Take part in the cells that the first rank names."""
+    keys, failed = ranks.firsts(list[str]), 0
+    cells = {cell.key: cell for cell in plan.cells()}
+    try:
+        for key in keys:
+            failed += isinstance(_outcome(plan, folder, cells[key], lambda event: None), Failed)
+    except KeyboardInterrupt:
+        raise Interrupted("another rank tells how far") from None
+    return Outcome(len(cells), len(cells) - len(keys), failed)
 
 
 class _Book:
