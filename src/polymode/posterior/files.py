@@ -31,6 +31,7 @@ from polymode.core.store import (
     write_tensors,
 )
 from polymode.nets.network import networks_for
+from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
@@ -136,20 +137,28 @@ def _tensor_files(folder: Path) -> list[Path]:
     return [p for p in folder.glob("members-*.safetensors") if p.stem.split("-")[1].isdigit()]
 
 
-def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") -> Posterior:
-    """Return the posterior that `Posterior.save` wrote to `folder`.
+def load(
+    folder: str | Path,
+    *,
+    net: Any,
+    device: str | torch.device = "cpu",
+    token: str | None = None,
+) -> Posterior:
+    """Return the posterior that `Posterior.save` wrote to `folder`, or `Posterior.push` published.
 
     Args:
-        folder: where it was saved.
+        folder: where it was saved, or the address where it was published, pinned to a commit:
+            "hf://OWNER/NAME@REVISION".
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
             module. Its weights are not used.
         device: where the networks are to be.
+        token: of the hub, for an address; by default the one that HF_TOKEN or `hf auth login` set.
 
     A file that is truncated, changed, from a newer release or of another architecture is refused
     with a message that says which. Modes that were saved in several files stay there; each file is
     opened when its turn comes.
     """
-    folder = Path(folder)
+    folder = fetch(str(folder), token) if str(folder).startswith(START) else Path(folder)
     manifest = read_manifest(folder)
     likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]

@@ -318,3 +318,28 @@ class Posterior:
         from polymode.posterior.files import save
 
         save(self, Path(folder), modes_per_file)
+
+    def push(
+        self,
+        name: str,
+        *,
+        results: Any = None,
+        private: bool = False,
+        token: str | None = None,
+        message: str = "Publish a posterior",
+    ) -> str:
+        """Publish the posterior on a Hugging Face hub; return its pinned address for `pm.load`.
+
+        Needs the extra `polymode[hub]`. Tensors go as safetensors, with a model card made of what
+        is known of the method and of the fit.
+
+        Args:
+            name: NAME or OWNER/NAME on the hub; made if it is not there.
+            results: what `pm.evaluate` returned, for the card; None leaves them out.
+            private: whether a new one can be seen by its owner alone.
+            token: of the hub; by default the one that HF_TOKEN or `hf auth login` set.
+            message: of the commit.
+        """
+        from polymode.posterior.hub import push
+
+        return push(self, name, results=results, private=private, token=token, message=message)
