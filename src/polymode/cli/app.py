@@ -116,7 +116,12 @@ def _run(words: list[str], json_: bool) -> int:
         where = f" {problem.filename}" if problem.filename else ""
         return _complain(f"cannot use{where or ' a file'}: {problem.strerror or problem}", 1, json_)
     except Exception as problem:
-        if type(problem).__name__ not in ("WriteProblem", "FileProblem", "RankProblem"):
+        if type(problem).__name__ not in (
+            "WriteProblem",
+            "FileProblem",
+            "RankProblem",
+            "ClusterProblem",
+        ):
             raise  # by name: their modules import torch, this one must not
         return _complain(str(problem), 1, json_)
 

@@ -14,6 +14,7 @@ from polymode.cli.talk import Json, follows, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
+    from polymode.core.cluster import Cluster
     from polymode.metrics import Leaderboard
     from polymode.runs.folder import RunFolder
     from polymode.runs.part import Request
@@ -71,6 +72,13 @@ Examine = Annotated[
     ),
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in its own process")]
+Backend = Annotated[
+    str, typer.Option(metavar="BACKEND", help="processes of this machine, or ray: a Ray cluster")
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="of a Ray cluster; by default one on this machine"),
+]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
@@ -90,6 +98,8 @@ def run(
     examine: Examine = None,
     out: Out = None,
     jobs: Jobs = 1,
+    backend: Backend = "processes",
+    address: ClusterAddress = None,
     device: Device = "cpu",
     fresh: Fresh = False,
     dry_run: DryRun = False,
@@ -112,6 +122,7 @@ def run(
 
     _check_jobs(jobs)
     _join_ranks(jobs)
+    cluster = cluster_for(backend, address)
     if study is not None:
         _refuse_other_names(study)
         from polymode.cli.run_study import run_study
@@ -128,6 +139,7 @@ def run(
             device=device,
             out=out,
             jobs=jobs,
+            cluster=cluster,
             fresh=fresh,
             dry_run=dry_run,
             quiet=quiet,
@@ -151,12 +163,28 @@ def run(
     if dry_run:
         _dry_run(plan, folder, jobs, fresh, json_)
     else:
-        _run(plan, folder, jobs, fresh, quiet, json_)
+        _run(plan, folder, jobs, fresh, quiet, json_, cluster)
 
 
 def _check_jobs(jobs: int) -> None:
     if jobs < 1:
         raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+
+
+def cluster_for(backend: str, address: str | None) -> Cluster | None:
+    """Return the Ray cluster that was asked for, None for processes of this machine."""
+    from polymode.core import ranks
+    from polymode.core.cluster import Cluster
+
+    if backend not in ("processes", "ray"):
+        raise UsageProblem(f"--backend must be processes or ray, got '{backend}'")
+    if backend == "processes":
+        if address is not None:
+            raise UsageProblem("--address is that of a Ray cluster: add --backend ray")
+        return None
+    if ranks.launched():
+        raise UsageProblem("--backend ray and torchrun exclude each other: take one of the two")
+    return Cluster(address)
 
 
 def _join_ranks(jobs: int) -> None:
@@ -232,15 +260,25 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
         write(str(folder.path))
 
 
-def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
+def _run(
+    plan: Plan,
+    folder: RunFolder,
+    jobs: int,
+    fresh: bool,
+    quiet: bool,
+    json_: bool,
+    cluster: Cluster | None,
+) -> None:
     from polymode.cli.progress import watcher
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
     keep_what_is_done()
     tell_damage(folder, "counts as not done")
-    command = plan.command(str(folder.path), *in_jobs(jobs))
+    command = plan.command(str(folder.path), *in_jobs(jobs, cluster))
     try:
-        outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
+        outcome = run_plan(
+            plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet, cluster=cluster
+        )
         if follows():
             raise typer.Exit(1 if outcome.failed else 0)
     except KeyboardInterrupt as stop:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polymode.cli.arguments import parse_settings
+from polymode.cli.run import cluster_for
 from polymode.cli.talk import Json, put, say, write
 from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
@@ -48,11 +49,15 @@ def train_(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the zoo")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, ...")] = "cpu",
+    jobs: Annotated[int, typer.Option("--jobs", help="shards at a time, with --backend ray")] = 2,
+    backend: Annotated[str, typer.Option("--backend", help="processes, or ray")] = "processes",
+    address: Annotated[str | None, typer.Option("--address", help="of a Ray cluster")] = None,
 ) -> None:
     """Train networks until the zoo has as many as are asked for; resumes what is there."""
     from polymode.core.store import cache_folder
     from polymode.zoo import RECIPES, Zoo, train
 
+    cluster = cluster_for(backend, address)
     with _as_usage():
         chosen = RECIPES.get(recipe).value
         changed = {
@@ -66,7 +71,7 @@ def train_(
         try:
             train(
                 folder, chosen, networks, seed=seed, networks_per_shard=per_shard, dtype=dtype,
-                device=device, watch=_told,
+                device=device, watch=_told, cluster=cluster and cluster._replace(workers=jobs),
             )  # fmt: skip
         except KeyboardInterrupt:
             say(f"Interrupted; complete shards are in {folder}. Run the same command to resume.")
