@@ -1,8 +1,9 @@
 """`python -m benchmarks.ranks --json results/scale.json`: what ranks cost and gain on this machine.
 
-Every point is a group of fresh processes with one thread each. Points are measured in turn, round by
-round, and medians are kept. CPU time that other processes took meanwhile is noted: on a busy machine
-two ranks share what one has for itself.
+Every point is a group of fresh processes with one thread each; points are measured in turn, round
+by round. CPU time per step is kept beside wall time, and the share of all cores that other
+processes took meanwhile: on a busy machine two ranks get no more of the cores than one, and only
+CPU time tells what they cost.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ POINTS = {
     "forde 5 on 1": ("forde", 5, 1),
     "forde 10 on 1": ("forde", 10, 1),
     "forde 10 on 2": ("forde", 10, 2),
+    "kernel 10 on 1": ("kernel", 10, 1),
     "messages on 2": ("messages", 2, 2),
+    "small 10 on 1": ("small", 10, 1),
 }
 SMALL, LARGE = 8, 4_000_000  # bytes of the messages that latency and rate are taken from
 
 
 def work(method: str, number: int) -> dict[str, Any]:
-    """Return what one rank measures: milliseconds per step, and bytes that came in each."""
+    """Return what one rank measures per step: milliseconds, those of CPU time, and bytes."""
     import torch
 
     import polymode as pm
@@ -44,6 +47,10 @@ def work(method: str, number: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     if method == "messages":
         return messages()
+    if method == "kernel":
+        return kernel(number)
+    if method == "small":
+        return small(number)
     stream = torch.Generator().manual_seed(0)
     x = torch.randn(EXAMPLES, *SHAPE, generator=stream)
     y = torch.randint(10, (EXAMPLES,), generator=stream)
@@ -53,16 +60,17 @@ def work(method: str, number: int) -> dict[str, Any]:
     before = bytes_so_far()
     post = pm.fit(
         method, net=pm.nets.lenet, task=task, num_modes=number, execution="loop", progress="silent",
-        on_event=events.append, **options,
+        on_event=lambda event: events.append((event, time.process_time())), **options,
     )  # fmt: skip
     steps = post.history.total_steps
     came = (bytes_so_far() - before) / steps
-    timed = [e for e in events if e.kind in ("progress", "end") and e.step > WARM]
+    timed = [e for e in events if e[0].kind in ("progress", "end") and e[0].step > WARM]
     if not timed:  # not the first rank
         return {}
-    first, last = timed[0], timed[-1]
-    seconds = (last.elapsed - first.elapsed) / (last.step - first.step)
-    return {"ms": 1000 * seconds, "bytes": came}
+    (first, cpu_first), (last, cpu_last) = timed[0], timed[-1]
+    ms = 1000 / (last.step - first.step)
+    wall, cpu = last.elapsed - first.elapsed, cpu_last - cpu_first
+    return {"ms": ms * wall, "cpu_ms": ms * cpu, "bytes": came}
 
 
 def bytes_so_far() -> int:
@@ -71,6 +79,50 @@ def bytes_so_far() -> int:
     except ImportError:  # a release before ranks
         return 0
     return ranks.traffic().num_bytes
+
+
+def small(number: int) -> dict[str, Any]:
+    """Return the CPU time of a step of MLPs 20-16-3: the least of some windows of 20 steps or more.
+
+    Half a millisecond, so that what the loop itself does for ranks would show.
+    """
+    import torch
+    from torch import nn
+
+    import polymode as pm
+
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(640, 20, generator=stream)
+    task = pm.Task(train=(x, torch.randint(3, (640,), generator=stream)), likelihood="categorical")
+    marks: list[tuple[int, float]] = []
+
+    def see(event: Any) -> None:
+        if event.kind in ("progress", "end"):
+            marks.append((event.step, time.process_time()))
+
+    pm.fit(
+        "deep_ensemble", task=task, num_modes=number, epochs=600, batch_size=64, on_event=see,
+        net=lambda: nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3)),
+        execution="batched", progress="silent",
+    )  # fmt: skip
+    windows = zip(marks[2:], marks[3:], strict=False)
+    return {"cpu_ms": 1000 * min((d - b) / (c - a) for (a, b), (c, d) in windows if c - a >= 20)}
+
+
+def kernel(number: int) -> dict[str, Any]:
+    """Return the time of the repulsion alone, between the gradients of so many members."""
+    import math
+
+    import torch
+
+    from polymode.methods.particles.repulsion import repulsion
+
+    gradients = torch.randn(number, BATCH, math.prod(SHAPE))
+    repulsion(gradients)
+    started = time.process_time()
+    for _ in range(10):
+        repulsion(gradients)
+    return {"cpu_ms": 100 * (time.process_time() - started)}
 
 
 def messages() -> dict[str, Any]:
@@ -84,12 +136,13 @@ def messages() -> dict[str, Any]:
     with ranks.sharing(ranks.share_of(2)):
         for name, size, times in (("latency_ms", SMALL, 300), ("large_ms", LARGE, 20)):
             tensor = torch.zeros(1, size // 4)
-            taken = []
+            taken, cpu = [], time.process_time()
             for _ in range(times):
                 started = time.perf_counter()
                 ranks.gather(tensor)
                 taken.append(time.perf_counter() - started)
             found[name] = 1000 * median(taken)
+            found[f"cpu_{name}"] = 1000 * (time.process_time() - cpu) / times
     return found
 
 
@@ -144,7 +197,7 @@ def main() -> None:
         return
     points: dict[str, tuple[Any, ...]] = dict(POINTS)
     if asked.base:
-        points["without ranks"] = ("deep_ensemble", 5, 1, asked.base)
+        points["small without ranks"] = ("small", 10, 1, asked.base)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in points}
     for number in range(asked.rounds):
         for name, point in points.items() if number % 2 == 0 else reversed(points.items()):

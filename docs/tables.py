@@ -31,6 +31,9 @@ LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
+SCALE = ROOT / "docs" / "scale.md"
+RANKS = ROOT / "results" / "scale.json"
+FLEET = ROOT / "results" / "fleet.json"
 
 PEERS = {
     "a plain loop": "plain_loop",
@@ -269,6 +272,15 @@ def moving_table(found: dict[str, Any]) -> str:
     return "\n" + markdown(rows) + "\n"
 
 
+def scale_page(ranks: dict[str, Any], fleet: dict[str, Any]) -> str:
+    """Return the page on ranks and clusters with what was measured, and the model's outlook."""
+    from docs.scale_model import measured_rows, measured_text, outlook_rows
+
+    measured = f"{markdown(measured_rows(ranks))}\n\n{measured_text(ranks, fleet)}"
+    page = between(SCALE.read_text(), "measured", measured)
+    return between(page, "outlook", markdown(outlook_rows(ranks)))
+
+
 def metrics_table() -> str:
     """Return every registered metric, a table for each kind of prediction."""
     import polymode.metrics  # noqa: F401  (enters them)
@@ -350,8 +362,9 @@ def pages() -> dict[Path, str]:
     sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
     swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
     zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
+    scale = scale_page(json.loads(RANKS.read_text()), json.loads(FLEET.read_text()))
     methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, ZOO: zoo, **methods, **studies}
+    return {README: readme, METRICS: metrics, ZOO: zoo, SCALE: scale, **methods, **studies}
 
 
 def main() -> None:

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
+from polymode.core.values import first_line
 
 RETRIES = 3  # times that a task is started again whose worker died
 PAUSE = 0.1  # seconds between looks at what tasks tell
 PATIENCE = 20.0  # seconds that cancelled tasks have to write their checkpoints
 REACH = 5.0  # seconds to reach an address
-_AHEAD = 4  # tasks that wait in Ray for each one that runs
+_AHEAD = 32  # tasks that wait in Ray for each one that runs: many, since they may be short
 
 Say = Callable[[Any], None]
 Work = Callable[[Any, Say], Any]
@@ -89,7 +90,7 @@ class Cluster(NamedTuple):
             ray.init(**here, **quiet, runtime_env={"env_vars": variables})
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ClusterProblem(
-                f"Ray cannot be started{_at(self.address)}: {_line(error)}"
+                f"Ray cannot be started{_at(self.address)}: {first_line(error)}"
             ) from None
         try:
             yield ray
@@ -169,7 +170,7 @@ def _outcome(ray: Any, reference: Any) -> Done | Lost:
         cause = error.cause if error.cause is not None else error
         return Lost(f"{type(cause).__name__}: {cause}")
     except ray.exceptions.RayError as error:
-        return Lost(f"WorkerDied: {_line(error)}; tried {RETRIES + 1} times")
+        return Lost(f"WorkerDied: {first_line(error)}; tried {RETRIES + 1} times")
 
 
 def _library() -> Any:
@@ -200,7 +201,3 @@ def _reach(address: str) -> None:
 
 def _at(address: str | None) -> str:
     return "" if address is None else f" at {address}"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polymode._version import __version__
+from polymode.core.values import first_line
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def start() -> None:
             raise
         raise RankProblem(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not find the others at"
-            f" {where} within {limit:g} s ({_line(error)}); look at MASTER_ADDR and"
+            f" {where} within {limit:g} s ({first_line(error)}); look at MASTER_ADDR and"
             " MASTER_PORT, at firewalls, and whether all ranks were started"
         ) from None
     if torch.cuda.is_available():
@@ -369,15 +369,9 @@ def _told() -> Iterator[None]:
         late = "imed out" in str(error) or "imeout" in str(error)
         why = "does not answer" if late else "has ended"
         raise RankProblem(
-            f"rank {rank} of {size} waits for another that {why} ({_line(error)}). What was"
+            f"rank {rank} of {size} waits for another that {why} ({first_line(error)}). What was"
             " kept by a checkpoint is there: start all ranks again"
         ) from None
-
-
-def _line(error: BaseException) -> str:
-    """Return the first sentence of an error, without the place in the library's source."""
-    text = re.sub(r"^\[[^]]*\] *", "", str(error).strip()) or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".")[:200]
 
 
 def _short(value: Any) -> str:

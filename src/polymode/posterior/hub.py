@@ -22,7 +22,7 @@ from polymode._version import __version__
 from polymode.core.memory import human
 from polymode.core.registry import metadata_of
 from polymode.core.store import FileProblem
-from polymode.core.values import parse_json
+from polymode.core.values import first_line, parse_json
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.ranked import Ranked
 
@@ -231,13 +231,13 @@ def _said(repo: str, revision: str | None) -> Iterator[None]:
         status = _status(error)
         if status in (401, 403):
             raise ValueError(_REFUSED.format(at)) from None
-        raise ValueError(f"the hub answers {status} for {at}: {_line(error)}") from None
+        raise ValueError(f"the hub answers {status} for {at}: {first_line(error)}") from None
     except Exception as error:
         transport = type(error).__module__.startswith(("httpx", "httpcore", "requests"))
         if not transport and not isinstance(error, errors.LocalEntryNotFoundError | OSError):
             raise
         raise ValueError(
-            f"the hub cannot be reached for {at}: {_line(error)}; look at the network, and at"
+            f"the hub cannot be reached for {at}: {first_line(error)}; look at the network, and at"
             " HF_ENDPOINT"
         ) from None
 
@@ -250,7 +250,3 @@ _REFUSED = (
 
 def _status(error: Any) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
