@@ -6,7 +6,9 @@ and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
-study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part.
+study's folder, which `python -m docs.tables --take runs/STUDY` brings there, part by part. Parts
+that were run in another folder can be copied into it, `cp -r other/PART runs/STUDY/`; then
+`polymode run STUDY --part PART --out runs/STUDY` finds them done and makes tables of all parts.
 """
 
 from __future__ import annotations
@@ -14,10 +16,21 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
+
+from docs.speed_tables import (
+    forde_tables,
+    kernels_table,
+    laplace_table,
+    markdown,
+    ratios_table,
+    speed_table,
+    symmetry_table,
+    tomography_table,
+    zoo_table,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -27,28 +40,22 @@ DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
+SYMMETRIES = ROOT / "docs" / "symmetry.md"
+TOMOGRAPHY = ROOT / "docs" / "tomography.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
+KERNELS = ROOT / "docs" / "kernels.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
+HMC = ROOT / "docs" / "methods" / "hmc.md"
+VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
 FLEET = ROOT / "results" / "fleet.json"
+SYMMETRY = STUDIES / "symmetry.md"
+TUNING = ROOT / "results" / "symmetry" / "tuning.json"
+PRIORS = ROOT / "results" / "laplace_prior.json"
 
-PEERS = {
-    "a plain loop": "plain_loop",
-    "`torch.func.vmap`": "vmap",
-    "TorchUncertainty": "torch_uncertainty",
-}
-GROWTH = {"forde": "kernel alone", "forde, among 64 components": "its kernel alone"}
-PLAIN = "plain loop, no repulsion"
-OTHER_CASES = {
-    "scores_shared": "torchmetrics",
-    "scores_all": "torchmetrics with TorchUncertainty's metrics",
-    "pairs_1000": "the formula pair by pair",
-    "canonical_lenet": "a plain loop over networks",
-    "representation_cost_optunet": "CVXPY, network by network",
-}
 COLUMNS = {
     "accuracy ↑": ("test", "accuracy"),
     "NLL ↓": ("test", "nll"),
@@ -65,143 +72,31 @@ def between(text: str, name: str, table: str) -> str:
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
-def markdown(rows: list[list[str]]) -> str:
-    """Return a Markdown table; the first row is its head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
+def arithmetic() -> str:
+    """Return what the largest part of the published set costs; operations are counted."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
 
+    from polymode.nets import lenet, resnet18
 
-def speed_table(report: dict[str, Any]) -> str:
-    """Return wall-clock ratios, median over rounds with their range, and how they were measured."""
-    rows = [["case", *(f"against {peer}" for peer in PEERS)]]
-    shown = [case for case in report["cases"] if case["kind"] in ("train", "predict")]
-    for case in shown:
-        rows.append([case["title"], *(_speed_up(case, name) for name in PEERS.values())])
-    others = [case for case in report["cases"] if case["name"] in OTHER_CASES]
-    lines = [f"- {case['title']}: {_other(case)}" for case in others]
-    shown += others
-    dates = " and ".join(sorted({case["date"][:10] for case in shown}))
-    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in shown)
-    machine = f"{_machines(shown)}, at least {rounds} rounds"
-    about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
-    return "\n\n".join([markdown(rows), "\n".join(lines), about])
-
-
-def _other(case: dict[str, Any]) -> str:
-    """Return how long polymode takes, and against whom it was measured."""
-    first = next(iter(case["contenders"]))
-    seconds = median(each["wall"] for each in case["contenders"]["polymode"]["rounds"])
-    return f"{seconds:.2g} s, {_speed_up(case, first)} the speed of {OTHER_CASES[case['name']]}"
-
-
-def _speed_up(case: dict[str, Any], start: str) -> str:
-    """Against the first contender whose name starts so: joint training, or testing."""
-    own = case["contenders"]["polymode"]["rounds"]
-    other = next((c for name, c in case["contenders"].items() if name.startswith(start)), None)
-    if other is None or not other["rounds"]:
-        return "n/a"
-    ratios = [b["wall"] / a["wall"] for a, b in zip(own, other["rounds"], strict=True)]
-    return f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f})"
-
-
-def forde_tables(report: dict[str, Any]) -> str:
-    """Return the cost of FoRDE: time and memory relative to a deep ensemble, and its growth."""
-    cases = {case["name"]: case for case in report["cases"] if case["name"].startswith("forde_")}
-    if not cases:
-        return "not measured yet"
-    growth = {name: case for name, case in cases.items() if case["kind"] == "forde_growth"}
-    ratios = {name: case for name, case in cases.items() if name not in growth}
-    lines = list(dict.fromkeys(name for case in ratios.values() for name in case["contenders"]))
-    rows = [["", *(_forde_title(case) for case in ratios.values())]]
-    rows += [[line, *(_forde_ratio(case, line) for case in ratios.values())] for line in lines]
-    for line in ("forde", "forde, chunk_size=1"):
-        beside = [_forde_ratio(case, line, PLAIN) for case in ratios.values()]
-        rows.append([f"{line}, compared with the {PLAIN}", *beside])
-    grown = [["ms per step", "deep ensemble", *GROWTH]]
-    for case in growth.values():
-        steps = {name: _ms_a_step(case, name) for name in case["contenders"]}
-        title = case["title"].split(",")[0].removeprefix("repulsion of ")
-        grown.append([title, f"{steps['deep_ensemble']:.3g}"])
-        for name, kernel in GROWTH.items():
-            part = steps[kernel] / steps[name]
-            grown[-1].append(f"{steps[name]:.3g}, kernel {steps[kernel]:.2g} ({part:.0%})")
-    rounds = sorted({len(case["contenders"]["forde"]["rounds"]) for case in cases.values()})
-    dates = " and ".join(sorted({case["date"][:10] for case in cases.values()}))
-    about = (
-        "CPU time and allocated memory as ratios to the deep ensemble of this library (in the last"
-        " lines to one in a plain loop), median over rounds with their range;"
-        f" {_machines(cases.values())}, one thread, {rounds[0]} to {rounds[-1]} rounds,"
-        f" {dates}."
+    number, epochs, images, slow, fast = 9216, 75, 50_000, 50e9, 50e12
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        net, small = resnet18((3, 32, 32), 100), lenet((1, 8, 8), 10)
+        net(torch.empty(1, 3, 32, 32)).sum().backward()
+    one = counter.get_total_flops()
+    every = one * epochs * images * number
+    weights, few = (sum(p.numel() for p in each.parameters()) for each in (net, small))
+    return (
+        f"The largest part of the published set is {number:,} ResNet-18 on CIFAR-100. A forward and"
+        f" backward pass of one image takes {one / 1e9:.1f} · 10⁹ floating-point operations, so"
+        f" {epochs} epochs of {images:,} images take {every / number / 1e16:.1f} · 10¹⁶ per network"
+        f" and {every / 1e20:.1f} · 10²⁰ in all. A core at {slow / 1e9:g} Gflop/s would be busy for"
+        f" {every / slow / 86400 / 365:.0f} years; a GPU at a sustained {fast / 1e12:g} Tflop/s for"
+        f" {every / fast / 86400:.0f} days. The weights alone are {number:,} × {weights / 1e6:.1f}"
+        f" million × 2 bytes = {2 * number * weights / 1e9:.0f} GB. That is why the study at preset"
+        f" `cpu` has networks of {few:,} parameters, and why the preset `paper` reads the published"
+        " set."
     )
-    return "\n\n".join(["", markdown(rows), *([markdown(grown)] if growth else []), about, ""])
-
-
-def laplace_table(report: dict[str, Any]) -> str:
-    """Return CPU seconds and peak memory of Laplace's steps, compared with the peers."""
-    cases = [case for case in report["cases"] if case["kind"].startswith("laplace_")]
-    if not cases:
-        return "not measured yet"
-    rows = [["", "contender", "CPU s", "memory beyond the data, MB", "speed of polymode"]]
-    for case in cases:
-        own = case["contenders"]["polymode"]["rounds"]
-        for name, each in case["contenders"].items():
-            ratios = [a["cpu"] / b["cpu"] for a, b in zip(each["rounds"], own, strict=False)]
-            shown = f"{median(ratios):.3g}× ({min(ratios):.3g}–{max(ratios):.3g})" if ratios else ""
-            seconds = median(r["cpu"] for r in each["rounds"]) if ratios else math.nan
-            first = case["title"] if name == next(iter(case["contenders"])) else ""
-            mine = name == "polymode"
-            rows.append([first, name, f"{seconds:.2g}", f"{each['peak_mb']:.0f}",
-                         "" if mine else shown])  # fmt: skip
-    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
-    rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in cases)
-    about = (
-        f"One thread, {_machines(cases)}, {rounds} rounds, {dates}, while other processes were"
-        " busy; CPU time, median over rounds with the range of ratios within a round. laplace-torch"
-        " 0.3 with its default backend."
-    )
-    return "\n\n".join([markdown(rows), about])
-
-
-def _machines(cases: Iterable[dict[str, Any]]) -> str:
-    return " and ".join(sorted({f"{case['cpu']} ({case['cores']} cores)" for case in cases}))
-
-
-def zoo_table(report: dict[str, Any]) -> str:
-    """Return networks per hour of CPU time, and the speed of MMD, each against the plain way."""
-    cases = [case for case in report["cases"] if case["kind"] in ("zoo", "mmd")]
-    rows = [["", "CPU time", "networks per hour and core", "against"]]
-    for case in cases:
-        plain = next(iter(case["contenders"]))
-        own, other = (case["contenders"][name]["rounds"] for name in ("polymode", plain))
-        seconds = median(each["cpu"] for each in own)
-        ratios = [b["cpu"] / a["cpu"] for a, b in zip(own, other, strict=True)]
-        hourly = f"{3600 * case['sizes']['num_modes'] / seconds:,.0f}"
-        spread = f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f}) the speed of {plain}"
-        rows.append(
-            [case["title"], f"{seconds:.2g} s", hourly if case["kind"] == "zoo" else "", spread]
-        )
-    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
-    return f"{markdown(rows)}\n\n{_machines(cases)}, one thread, {dates}."
-
-
-def _forde_title(case: dict[str, Any]) -> str:
-    kind = "memory, " if case["kind"] == "forde_memory" else ""
-    return kind + case["title"].split(",")[0].split("repulsion of ")[1]
-
-
-def _forde_ratio(case: dict[str, Any], name: str, other: str = "deep_ensemble") -> str:
-    """Return a ratio to another contender, taken within rounds."""
-    rounds, base = (case["contenders"].get(key, {}).get("rounds") for key in (name, other))
-    if not rounds or not base:
-        return ""
-    figure = case["figure"]
-    found = [a[figure] / b[figure] for a, b in zip(rounds, base, strict=True)]
-    return f"{median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
-
-
-def _ms_a_step(case: dict[str, Any], name: str) -> float:
-    seconds = median(each["cpu"] for each in case["contenders"][name]["rounds"])
-    return 1000 * seconds / case["sizes"]["num_steps"]
 
 
 def demo_table(cells: list[dict[str, Any]]) -> str:
@@ -245,24 +140,6 @@ def bias_table(found: dict[str, Any]) -> str:
     return "\n" + markdown(rows) + "\n\n" + about + "\n"
 
 
-def ratios_table(report: dict[str, Any], kinds: tuple[str, ...]) -> str:
-    """Return ratios to the first contender of each case of these kinds, median with range."""
-    cases = [case for case in report["cases"] if case["kind"] in kinds]
-    rows = [["case", "contender", "ratio of CPU time or allocated memory"]]
-    for case in cases:
-        first, *others = case["contenders"]
-        for name in others:
-            said = f"{_forde_ratio(case, name, first)} × {first}"
-            if case["figure"] == "allocated_mb":
-                own = case["contenders"][name]["rounds"]
-                said += f", {median(each['allocated_mb'] for each in own):.0f} MB"
-            rows.append([case["title"], name, said])
-    rounds = min(len(each["rounds"]) for case in cases for each in case["contenders"].values())
-    dates = " and ".join(sorted({case["date"][:10] for case in cases}))
-    about = f"{_machines(cases)}, one thread, at least {rounds} alternating rounds, {dates}."
-    return "\n" + markdown(rows) + "\n\n" + about + "\n"
-
-
 def moving_table(found: dict[str, Any]) -> str:
     """Return the variance of a unit Gaussian under a preconditioner that moves."""
     rows = [["lr", "variance of a unit Gaussian with rmsprop_moving"]]
@@ -272,13 +149,18 @@ def moving_table(found: dict[str, Any]) -> str:
     return "\n" + markdown(rows) + "\n"
 
 
-def scale_page(ranks: dict[str, Any], fleet: dict[str, Any]) -> str:
-    """Return the page on ranks and clusters with what was measured, and the model's outlook."""
-    from docs.scale_model import measured_rows, measured_text, outlook_rows
+def scale_table(ranks: dict[str, Any], fleet: dict[str, Any]) -> str:
+    """Return what ranks and clusters were measured to cost, beside the model."""
+    from docs.scale_model import measured_rows, measured_text
 
-    measured = f"{markdown(measured_rows(ranks))}\n\n{measured_text(ranks, fleet)}"
-    page = between(SCALE.read_text(), "measured", measured)
-    return between(page, "outlook", markdown(outlook_rows(ranks)))
+    return f"{markdown(measured_rows(ranks))}\n\n{measured_text(ranks, fleet)}"
+
+
+def outlook_table(ranks: dict[str, Any]) -> str:
+    """Return what the model says beyond that."""
+    from docs.scale_model import outlook_rows
+
+    return markdown(outlook_rows(ranks))
 
 
 def metrics_table() -> str:
@@ -321,6 +203,40 @@ def study_text(name: str) -> str:
     return "\n\n".join(["", *parts, "### Runs", markdown(rows), ""])
 
 
+def tuning_table(found: dict[str, Any]) -> str:
+    """Return what was tried on the validation part for the study of symmetries, and what taken."""
+    rows = [["arm", "candidate", "NLL on the validation part, nats", ""]]
+    for arm, held in found["arms"].items():
+        for number, row in enumerate(held["candidates"]):
+            candidate = row["candidate"]
+            said = ", ".join(f"{key} {value}" for key, value in candidate.items())
+            nll = "diverged" if row["nll"] is None else f"{row['nll']:.3f} ± {row['error']:.3f}"
+            taken = "taken" if candidate == held["chosen"] else ""
+            rows.append([arm if number == 0 else "", said, nll, taken])
+    about = found["about"]
+    note = (
+        f"Mean ± s.e. over {about['posteriors']} posteriors with one mode, {about['examples']}"
+        " images; `python -m docs.symmetry_tuning`."
+    )
+    return f"\n{markdown(rows)}\n\n{note}\n"
+
+
+def priors_table(rows: list[dict[str, Any]]) -> str:
+    """Return the validation NLL of priors, mean over seeds, and what the default costs."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    names = list(dict.fromkeys(row["prior"] for row in rows))
+    lines = ["| " + " | ".join(["", *names, "CPU s, θ*"]) + " |", "|---" * (len(names) + 2) + "|"]
+    for case in cases:
+        own = [row for row in rows if row["case"] == case]
+        cells = [[row["nll"] for row in own if row["prior"] == name] for name in names]
+        seconds = mean(row["seconds"] for row in own if row["prior"] == "θ*")
+        shown = [f"{mean(each):.3f}".replace("-", "−") for each in cells]
+        lines.append("| " + " | ".join([case, *shown, f"{seconds:.2g}"]) + " |")
+    seeds = len({row["seed"] for row in rows})
+    note = f"NLL of the validation part, nats per example, mean over {seeds} seeds; Kronecker"
+    return "\n".join([*lines, "", note + " factors but for the last layer; lower is better."])
+
+
 def take(folder: Path) -> None:
     """Copy what a study shows to `results/`, without what belongs to the folder. Where only some
     parts were run, what is there of the others stays."""
@@ -344,27 +260,42 @@ def with_parts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {**new, **mixed, "claims": list(claims.values())}
 
 
+def sections() -> list[tuple[Path, str, str]]:
+    """Return all that is generated: the page, the name of the place in it, and the text."""
+    report, bias = json.loads(BENCHMARKS.read_text()), json.loads(BIAS.read_text())
+    ranks, fleet = json.loads(RANKS.read_text()), json.loads(FLEET.read_text())
+    studies = [(page, page.stem, study_text(page.stem)) for page in sorted(STUDIES.glob("*.md"))]
+    return [
+        (README, "speed", speed_table(report)),
+        (README, "demo", demo_table(json.loads(DEMO.read_text()))),
+        (METRICS, "metrics", metrics_table()),
+        *studies,
+        (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),
+        (FORDE, "cost", forde_tables(report)),
+        (LAPLACE, "speed", laplace_table(report)),
+        (LAPLACE, "priors", priors_table(json.loads(PRIORS.read_text()))),
+        (SGLD, "bias", bias_table(bias)),
+        (SGLD, "moving", moving_table(bias)),
+        (SGLD, "cost", ratios_table(report, ("sampling",))),
+        (SWAG, "cost", ratios_table(report, ("swag", "swag_memory"))),
+        (HMC, "cost", ratios_table(report, ("whole",))),
+        (VI, "cost", ratios_table(report, ("variational",))),
+        (ZOO, "zoo", zoo_table(report)),
+        (ZOO, "arithmetic", arithmetic()),
+        (SYMMETRIES, "speed", symmetry_table(report)),
+        (KERNELS, "kernels", kernels_table(report)),
+        (TOMOGRAPHY, "tomography", tomography_table(report)),
+        (SCALE, "measured", scale_table(ranks, fleet)),
+        (SCALE, "outlook", outlook_table(ranks)),
+    ]
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with tables, as they should be."""
-    report = json.loads(BENCHMARKS.read_text())
-    readme = between(README.read_text(), "speed", speed_table(report))
-    readme = between(readme, "demo", demo_table(json.loads(DEMO.read_text())))
-    metrics = between(METRICS.read_text(), "metrics", metrics_table())
-    studies = {
-        page: between(page.read_text(), page.stem, study_text(page.stem))
-        for page in sorted(STUDIES.glob("*.md"))
-    }
-    forde = between(FORDE.read_text(), "cost", forde_tables(report))
-    laplace = between(LAPLACE.read_text(), "speed", laplace_table(report))
-    bias = json.loads(BIAS.read_text())
-    sgld = between(SGLD.read_text(), "bias", bias_table(bias))
-    sgld = between(sgld, "moving", moving_table(bias))
-    sgld = between(sgld, "cost", ratios_table(report, ("sampling",)))
-    swag = between(SWAG.read_text(), "cost", ratios_table(report, ("swag", "swag_memory")))
-    zoo = between(ZOO.read_text(), "zoo", zoo_table(report))
-    scale = scale_page(json.loads(RANKS.read_text()), json.loads(FLEET.read_text()))
-    methods = {FORDE: forde, LAPLACE: laplace, SGLD: sgld, SWAG: swag}
-    return {README: readme, METRICS: metrics, ZOO: zoo, SCALE: scale, **methods, **studies}
+    found: dict[Path, str] = {}
+    for page, name, text in sections():
+        found[page] = between(found.get(page) or page.read_text(), name, text)
+    return found
 
 
 def main() -> None:

@@ -40,7 +40,10 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "prior": {"evidence": "trained"},
     "unit": {"at": (1, 2)},
 }
-ROOM: dict[str, dict[str, Any]] = {  # what six steps in several cycles are too few for
+ROOM: dict[str, dict[str, Any]] = {
+    # without a given precision, the evidence is what is used anyway
+    "evidence": {"prior_precision": 2.0},
+    # six steps are too few for several cycles
     "schedule": {"num_cycles": 1},
     "exploration": {"num_cycles": 1},
     "samples_per_cycle": {"num_cycles": 1, "exploration": 0.1},

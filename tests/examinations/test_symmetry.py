@@ -52,7 +52,7 @@ def posterior_of(stack, like):
 
 
 def test_mmd_is_that_of_the_weights(ensemble, task, folder):
-    found = pm.examine(ensemble, task, "symmetry", zoo=str(folder), num_reference=40)
+    found = pm.examine(ensemble, task, "symmetry", zoo=folder, num_reference=40)
     expected = mmd(rows(ensemble.stack), rows(Zoo(folder).stack()), num_permutations=100)
     assert found["mmd"].value == pytest.approx(expected.aggregate, abs=1e-6)
     assert found["mmd_null_std"].value == pytest.approx(expected.null_std, rel=1e-3)
@@ -110,7 +110,11 @@ def test_what_cannot_be_is_refused(ensemble, task, folder, tmp_path):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), lengthscales="mine")
     with pytest.raises(ValueError, match="at least 2 samples"):
         pm.examine(ensemble[:1], task, "symmetry", zoo=str(folder), num_reference=40)
-    with pytest.raises(ValueError, match="has 40 networks, 50 are asked for"):
+    with pytest.raises(ValueError, match="`against` of symmetry .*saved.*got a Posterior"):
+        pm.examine(ensemble, task, "symmetry", against=ensemble)
+    with pytest.raises(ValueError, match="`zoo` of symmetry .*zoo.folder, got a Zoo"):
+        pm.examine(ensemble, task, "symmetry", zoo=Zoo(folder))
+    with pytest.raises(ValueError, match="has 40 networks, 50 are asked for; ask for fewer, or"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), num_reference=50)
     other = pm.fit("deep_ensemble", net="mlp", task=task, epochs=1, num_modes=2, progress="silent")
     with pytest.raises(ValueError, match="another architecture than the reference"):

@@ -17,8 +17,9 @@ STUDY = STUDIES.get("linearised_laplace").value
 
 def test_the_preset_paper_is_what_is_known_of_the_talk() -> None:
     parts = STUDY.parts("paper")
-    assert list(parts) == ["training", "scale", "networks", "shifts", "large"]
-    assert set(parts["networks"].arms) == set(published.TABLE) == set(IMAGE_NETS)
+    assert list(parts) == ["training", "scale", "networks", "unet", "shifts", "large"]
+    both = {*parts["networks"].arms, *parts["unet"].arms}
+    assert both == set(published.TABLE) == set(IMAGE_NETS)
     assert "rotation" in parts["shifts"].task_options["shifts"]
     assert parts["shifts"].net == parts["large"].net == "resnet18"
     toy = experiments.nets.mlp((1,), 1, hidden=(50, 50), norm="batch", bias=False)

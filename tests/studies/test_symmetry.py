@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from polymode import nets
@@ -11,6 +14,7 @@ from polymode.studies import STUDIES, Runs
 from polymode.studies.symmetry import comparisons, published, setup, shown
 from polymode.studies.symmetry.claims import claims
 
+ROOT = Path(__file__).parents[2]
 STUDY = STUDIES.get("symmetry").value
 LABEL = setup.examined("digits-lenet", 1000)
 
@@ -51,8 +55,9 @@ def test_the_preset_cpu():
     assert part.seeds == (0, 1, 2, 3, 4) and part.examine == (LABEL,)
     assert parts["zoo"].arms["digits-lenet"]["number"] == 1000
     assert parts["toy"].arms["2-2-1"]["number"] == 10_000
-    names = {"Dropout", "viBNN", "SWAG", "SGHMC"}
-    assert {f"{name}, {kind}" for name in names for kind in ("one", "multi")} < set(part.arms)
+    names = {"Dropout", "viBNN", "SWAG", "Laplace", "SGHMC"}
+    both = {f"{name}, {kind}" for name in names for kind in ("one", "multi")}
+    assert set(part.arms) == {*both, "DE"}
     for name, arm in part.arms.items():
         modes = 1 if name.endswith("one") else 5
         assert arm.options["num_modes"] == modes
@@ -63,6 +68,20 @@ def test_the_preset_cpu():
     assert RECIPES.get(zoo).value.options == {
         key: value for key, value in part.arms["DE"].options.items() if key != "num_modes"
     }  # the reference is trained as the ensemble is
+
+
+def test_rates_and_lengths_are_those_chosen_on_validation():
+    """What `docs/symmetry_tuning.py` has found is what the preset runs, one mode and several."""
+    arms = STUDY.parts("cpu")["digits"].arms
+    found = json.loads((ROOT / "results" / "symmetry" / "tuning.json").read_text())["arms"]
+    assert set(found) == {"DE", *setup.NAMES}
+    for name, held in found.items():
+        for arm in ["DE"] if name == "DE" else [f"{name}, one", f"{name}, multi"]:
+            have = {**arms[arm].options, **arms[arm].net_options}
+            assert {key: have[key] for key in held["chosen"]} == held["chosen"], arm
+    trained = found["DE"]["chosen"]  # dropout and Laplace are trained as the zoo is
+    for name in ("Dropout", "Laplace"):
+        assert {key: arms[f"{name}, one"].options[key] for key in trained} == trained
 
 
 @pytest.fixture
@@ -85,6 +104,9 @@ def runs(make):
                 found.append(make(f"{name}, {kind}", seed, numbers))
     zoo = make("digits-lenet", 0, {})
     rows = (
+        measure("networks", 1000, n=1000),
+        measure("accuracy", 0.975, n=1000, standard_error=0.001),
+        measure("ood_pair_mi", 0.3, n=499_500, standard_error=0.01),
         measure("corollary_p", 0.4, n=1000),
         measure("correlation", 0.3, n=1000, standard_error=0.05),
         measure("least_id_pair_mi", 0.02, n=499_500),
@@ -126,6 +148,9 @@ def test_the_table(runs):
     assert lines["SGHMC, multi"]["accuracy % ↑"].startswith("92.15 ±")
     assert lines["SGHMC, multi"]["MMD ↓"].startswith("0.2015 ±")
     assert lines["SGHMC, multi"]["NS, sorted ↓"] == "n/a"
+    (zoo,) = STUDY.tables(runs)["zoo"].lines
+    assert zoo[:3] == ("digits-lenet", "1,000", "97.50 ± 0.10")
+    assert zoo[4:6] == ("30.00 ± 1.00", "0.30 ± 0.05")
     paper = STUDY.tables(runs)["paper_cifar100"]
     assert ("DE", "0", "0", "79.5") == paper.lines[-1][:4]
     assert shown.label_of(runs, "digits") == LABEL

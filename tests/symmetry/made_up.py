@@ -135,6 +135,17 @@ def repeated() -> nn.Module:
     return Net(_repeated, a=nn.Linear(3, 5), b=nn.Linear(5, 5), out=nn.Linear(5, 2))
 
 
+def _tied(net: Any, x: Tensor) -> Tensor:
+    return net.out(F.relu(net.c(F.relu(net.b(F.relu(net.a(x)))))))
+
+
+def tied() -> nn.Module:
+    """Two layers with one weight and biases of their own."""
+    net = Net(_tied, a=nn.Linear(3, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 5), out=nn.Linear(5, 2))
+    net.c.weight = net.b.weight
+    return net
+
+
 def _mixed(net: Any, x: Tensor) -> Tensor:
     h = net.embed(x)
     h = h + net.back(F.gelu(net.tokens(net.norm(h).transpose(1, 2)))).transpose(1, 2)
@@ -158,6 +169,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "halves": (halves, (3,)),
     "gated": (gated, (2, 5, 5)),
     "repeated": (repeated, (3,)),
+    "tied": (tied, (3,)),
     "mixed": (mixed, (6, 3)),
 }
 
@@ -175,6 +187,7 @@ NETS = {
     "mlp-prelu": _case(nets.mlp, (4,), hidden=(6, 5), norm="layer", activation=nn.PReLU),
     "optunet": _case(nets.optunet, (1, 18, 20)),
     "lenet": _case(nets.lenet, (1, 8, 8)),
+    "cnn": _case(nets.cnn, (1, 10, 10), channels=(4, 5), hidden=6),
     "resnet8": _case(_small, (2, 8, 8)),
     "resnet8-padding": _case(_small, (2, 8, 8), shortcut="padding"),
     "resnet8-preactivation": _case(_small, (2, 8, 8), preactivation=True),

@@ -165,6 +165,19 @@ def test_deep_networks_need_few_sweeps() -> None:
     assert cost.residual.max() <= 1e-12 and cost.sweeps.max() <= 60
 
 
+def test_the_profile_has_the_mass_of_each_tensor() -> None:
+    """Before: squared norms; at the minimum: those of the balanced networks."""
+    stack = randomised(residual, 3)
+    cost = sym.representation_cost(stack)
+    balanced = sym.apply(stack, cost.element)
+    for name, masses in cost.profile.items():
+        for column, networks in enumerate((stack, balanced)):
+            expected = networks.params[name].detach().square().flatten(1).sum(1)
+            assert torch.allclose(masses[:, column], expected, rtol=1e-12)
+    total = torch.stack(list(cost.profile.values())).sum(0)
+    assert torch.allclose(total, torch.stack([cost.mass, cost.minimum], 1), rtol=1e-12)
+
+
 def test_the_cost_along_training() -> None:
     """Without weight decay the mass is not at its minimum, and the curve has one row per moment."""
     stack = randomised(lambda: chain(3, 8, 2), 3)

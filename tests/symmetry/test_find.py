@@ -14,7 +14,7 @@ from polymode import nets
 from polymode import symmetry as sym
 from polymode.core.stack import Stack
 
-from .made_up import ALL, OWN, Net, attending, grouped, parameter, residual
+from .made_up import ALL, NETS, OWN, Net, attending, grouped, parameter, residual
 
 logf = math.lgamma
 
@@ -52,6 +52,8 @@ KNOWN = {
     "halves": (log_factorials(4, 4), 4),
     "gated": (log_factorials(6, 4), 6 + 4 + 6),
     "repeated": (log_factorials(5), 5),
+    "tied": (log_factorials(5), 5),  # all three layers permute and scale together
+    "cnn": (log_factorials(4, 5, 6), 4 + 5 + 6),
     "mixed": (log_factorials(8, 7), 1),
 }
 
@@ -65,6 +67,11 @@ def test_groups_are_those_counted_by_hand(name) -> None:
     assert found.log_permutations == pytest.approx(permutations)
     assert found.num_scalings == scalings
     assert not found.unseen
+
+
+def test_every_network_of_nets_is_among_those_tried() -> None:
+    """`resnet` itself is what the sizes 8, 18 and 20 are made by."""
+    assert {name.split("-")[0] for name in NETS} == set(nets.__all__) - {"resnet"}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -134,18 +141,58 @@ def test_layers_used_twice_are_named_and_tied() -> None:
     found = sym.find(OWN["repeated"][0](), (3,))
     assert found.shared == ("b",) and [g.size for g in found.groups] == [5]
     assert "used more than once, units tied: b" in str(found)
+    layer = nn.Linear(5, 5)  # under two names
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU())
+    found = sym.find(net.append(nn.Linear(5, 2)))
+    assert found.shared == ("2",) and [g.size for g in found.groups] == [5]
+    assert sym.find(OWN["tied"][0](), (3,)).shared == ("b.weight = c.weight",)
+    square = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    square[2].weight = square[0].weight  # which reads inputs, and these stay
+    assert not sym.find(square).groups and sym.find(square).num_scalings == 0
 
 
 def test_control_flow_that_depends_on_data_is_refused() -> None:
     net = Net(lambda net, x: net.a(x) if x.sum() > 0 else net.a(-x), a=nn.Linear(3, 2))
     with pytest.raises(ValueError, match="Net cannot be traced.*control flow.*torch.where"):
         sym.find(net, (3,))
+    for run in (lambda net, x: net.a(x) * x.max().item(), lambda net, x: net.a(x)[: int(x.sum())]):
+        with pytest.raises(ValueError, match="values of tensors"):
+            sym.find(Net(run, a=nn.Linear(3, 2)), (3,))
     hooked = nn.Linear(3, 2)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="forward hooks"):
         sym.find(hooked)
     with pytest.raises(ValueError, match="must be a module, a stack or a posterior, got a str"):
         sym.find("lenet")
+
+
+def test_wrong_calls_are_named() -> None:
+    net = nets.mlp((3,), 2, hidden=(4,))
+    for wrong in (lambda: net, nn.Linear):
+        with pytest.raises(ValueError, match="got a (function|type): .* has to be called"):
+            sym.find(wrong)
+    with pytest.raises(ValueError, match=r"shape of one example, such as \(3, 32, 32\), got 3"):
+        sym.find(net, 3)
+    with pytest.raises(ValueError, match="must be an Element.*got a str"):
+        sym.apply(net, "permuted")
+    found = sym.find(net)
+    with pytest.raises(ValueError, match=r"scales of '0' must have shape \(4,\) or \(1, 4\)"):
+        sym.element(found, scales={"0": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="must have one input, it has 2: input1, input2"):
+        sym.find(nn.Bilinear(3, 3, 2), (3,))
+
+
+def test_outputs_in_a_dictionary() -> None:
+    net = Net(
+        lambda net, x: {"logits": net.b(F.relu(net.a(x)))}, a=nn.Linear(3, 5), b=nn.Linear(5, 2)
+    )
+    assert [group.size for group in sym.find(net, (3,)).groups] == [5]
+
+
+def test_a_network_without_hidden_units() -> None:
+    assert str(sym.find(nn.Linear(3, 2))) == (
+        "Symmetries of Linear: 0 groups of units, e^0.0 = 10^0.0 permutations; 0 scalings"
+    )
 
 
 def test_constants_and_buffers_hold_units_fixed() -> None:

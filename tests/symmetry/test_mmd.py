@@ -191,3 +191,12 @@ def test_what_cannot_be_is_refused():
         mmd(x, y)
     with pytest.raises(ValueError, match="`num_permutations` of mmd must be"):
         mmd(x, x, num_permutations=-1)
+    with pytest.raises(ValueError, match="must be tensors.*got a Linear.*pm.examine"):
+        mmd(x, torch.nn.Linear(2, 2))
+
+
+def test_it_prints_itself():
+    x, y = samples()
+    found = mmd(x, y, num_permutations=19)
+    assert repr(found).startswith(f"MMD({found.aggregate:.4g}, the mean over 20 kernels, null s.d.")
+    assert repr(mmd(x, y, num_permutations=0)).endswith("the mean over 20 kernels)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -67,6 +68,36 @@ def test_resumed_and_enlarged_is_the_same(made, tmp_path):
     assert [s.digest for s in Zoo(tmp_path).shards] == [s.digest for s in whole]
 
 
+def test_interrupted_is_not_lost(made, tmp_path):
+    """Ctrl-C after the second shard; then the rest, with no option given again."""
+
+    def stop(shard, done, wanted):
+        if shard.number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, RECIPE, 9, networks_per_shard=3, dtype="float32", watch=stop)
+    assert len(Zoo(tmp_path)) == 6 and Zoo(tmp_path).verify() == []
+    train(tmp_path, None, 9)
+    assert [s.digest for s in Zoo(tmp_path).shards] == [s.digest for s in Zoo(made).shards]
+
+
+def test_two_fill_one_folder(made, tmp_path):
+    """While one trains, another takes the shards that are left; none is made twice."""
+    options = {"networks_per_shard": 3, "dtype": "float32"}
+    takers: list[threading.Thread] = []
+
+    def call_another(shard, done, wanted):
+        if not takers:
+            takers.append(threading.Thread(target=train, args=(tmp_path, RECIPE, 9)))
+            takers[0].start()
+            takers[0].join(60)
+
+    train(tmp_path, RECIPE, 9, watch=call_another, **options)
+    assert [s.digest for s in Zoo(tmp_path).shards] == [s.digest for s in Zoo(made).shards]
+    assert len((tmp_path / "index.jsonl").read_text().splitlines()) == 3
+
+
 def test_half_precision_scores_what_it_stores(tmp_path):
     train(tmp_path, RECIPE, 3, networks_per_shard=3)
     zoo = Zoo(tmp_path)
@@ -114,7 +145,7 @@ def test_a_changed_line_of_the_index_is_named(folder):
     assert any("not in the index" in problem for problem in zoo.verify())
 
 
-def test_what_cannot_be_is_refused(folder, tmp_path):
+def test_what_cannot_be_is_refused(folder, tmp_path, monkeypatch):
     other = RECIPE.with_settings({"lr": 0.1})
     with pytest.raises(FileProblem, match="another kind: its recipe"):
         train(folder, other, 9, networks_per_shard=3, dtype="float32")
@@ -128,6 +159,13 @@ def test_what_cannot_be_is_refused(folder, tmp_path):
         RECIPE.with_settings({"learning_rate": 3})
     with pytest.raises(FileProblem, match="neither the folder of a zoo"):
         find_zoo(str(tmp_path / "nowhere"))
+    with pytest.raises(FileProblem, match="Did you mean 'digits-lenet'"):
+        find_zoo("digits-lent")
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(FileProblem, match="has not been trained yet: polymode zoo train digits-le"):
+        find_zoo("digits-lenet")
+    with pytest.raises(ValueError, match="is no zoo yet: a new one needs a recipe"):
+        train(tmp_path / "new", None, 1)
     with pytest.raises(FileProblem, match="has 9 networks, 10 are asked for"):
         find_zoo(str(folder), 10)
     about = read_about(folder)
@@ -155,10 +193,17 @@ def test_the_command_line(tmp_path, capsys):
     assert code == 0
     talk = capsys.readouterr()
     assert "2 of 2 networks" in talk.err and "2 × lenet on digits" in talk.out
+    assert main(["zoo", "train", str(out), "--networks", "3"]) == 0  # goes on with its options
+    assert "4 of 4 networks" in capsys.readouterr().err
+    (out / "shard-00001.safetensors").unlink()
+    assert main(["zoo", "verify", str(out)]) == 1
+    command = capsys.readouterr().err.split("`")[1].split()
+    assert command[0] == "polymode" and main(command[1:]) == 0  # what it says to do mends it
+    capsys.readouterr()
     assert main(["zoo", "verify", str(out)]) == 0
     assert main(["zoo", "info", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out.split("written\n")[1])
-    assert facts["networks"] == 2 and facts["parameters"] == 21_386
+    assert facts["networks"] == 4 and facts["parameters"] == 21_386
     assert facts["about"]["recipe"]["net_options"] == {"dropout": 0.1}
     assert main(["zoo", "info"]) == 0 and "mnist-optunet" in capsys.readouterr().out
     assert main(["zoo", "train", "digits-lenet", "--set", "epochs=1"]) == 2

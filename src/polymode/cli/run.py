@@ -270,6 +270,7 @@ def _run(
     cluster: Cluster | None,
 ) -> None:
     from polymode.cli.progress import watcher
+    from polymode.metrics.results import EXAMINED
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
     keep_what_is_done()
@@ -287,6 +288,8 @@ def _run(
     board = leaderboard(folder, predictions=True)
     if board is not None and not quiet and not json_:
         write(f"\n{board.table()}\n")
+        if any(name.startswith(EXAMINED) for name in board.groups(full=True)):
+            write(f"What was examined: in the report, or `polymode table {folder.path} --full`")
     written = board is not None and _report(folder, board, json_)
     if outcome.failed:
         say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")

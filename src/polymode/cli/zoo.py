@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,15 +15,13 @@ from polymode.cli.talk import Json, put, say, write
 from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
 
-if TYPE_CHECKING:
-    from polymode.zoo import Shard
-
 HELP = """Train, look at and check zoos: thousands of independent networks in files.
 
 \b
 Examples:
   polymode zoo train digits-lenet --networks 1000
   polymode zoo train mnist-optunet --networks 8192 --set task.num_train=10000 --out my-zoo
+  polymode zoo train my-zoo --networks 10000
   polymode zoo info my-zoo
   polymode zoo verify my-zoo
   polymode run --task digits --method swag --examine symmetry:zoo=my-zoo
@@ -38,11 +36,18 @@ Where = Annotated[str, typer.Argument(metavar="ZOO", help="a folder, or the name
 
 @app.command("train")
 def train_(
-    recipe: Annotated[str, typer.Argument(help="see `polymode zoo info`")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="see `polymode zoo info`; or the folder of a zoo, to go on with it"),
+    ],
     networks: Annotated[int, typer.Option("--networks", help="how many there shall be")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="of all networks")] = 0,
-    per_shard: Annotated[int, typer.Option("--per-shard", help="networks of one file")] = 100,
-    dtype: Annotated[str, typer.Option("--dtype", help="float16, float32 or float64")] = "float16",
+    seed: Annotated[int | None, typer.Option("--seed", help="of all networks (0)")] = None,
+    per_shard: Annotated[
+        int | None, typer.Option("--per-shard", help="networks of one file (100)")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float16, float32 or float64 (float16)")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value of the training, task.key=value, net.key=value"),
@@ -56,10 +61,12 @@ def train_(
     """Train networks until the zoo has as many as are asked for; resumes what is there."""
     from polymode.core.store import cache_folder
     from polymode.zoo import RECIPES, Zoo, train
+    from polymode.zoo.train import progress_line
 
     cluster = cluster_for(backend, address)
     with _as_usage():
-        chosen = RECIPES.get(recipe).value
+        there = recipe not in RECIPES and Path(recipe).is_dir()
+        chosen = Zoo(recipe).recipe if there else RECIPES.get(recipe).value
         changed = {
             f"{each.owner}.{each.key}" if each.owner else each.key: each.value
             for each in parse_settings(settings or [])
@@ -67,11 +74,13 @@ def train_(
         chosen = chosen.with_settings(changed)
         if changed and out is None:
             raise UsageProblem("--set makes another zoo than the recipe's: give it a folder, --out")
-        folder = out or cache_folder() / "zoo" / recipe
+        folder = out or (Path(recipe) if there else cache_folder() / "zoo" / recipe)
+        say(f"{networks:,} × {chosen.net} on {chosen.task} in {folder}, a line for each file")
         try:
             train(
                 folder, chosen, networks, seed=seed, networks_per_shard=per_shard, dtype=dtype,
-                device=device, watch=_told, cluster=cluster and cluster._replace(workers=jobs),
+                device=device, watch=lambda *done: say(progress_line(*done)),
+                cluster=cluster and cluster._replace(workers=jobs),
             )  # fmt: skip
         except KeyboardInterrupt:
             say(f"Interrupted; complete shards are in {folder}. Run the same command to resume.")
@@ -118,8 +127,11 @@ def verify(where: Where, json_: Json = False) -> None:
         for problem in problems:
             say(f"polymode: {problem}")
         if problems:
-            say("The other shards are as they were. Remove a damaged file, and `zoo train` with the"
-                " zoo's own options makes it again.")  # fmt: skip
+            say(
+                "The other shards are as they were. Remove a damaged file, and"
+                f" `polymode zoo train {where} --networks {sum(s.size for s in zoo.shards)}` makes"
+                " it again."
+            )
             raise typer.Exit(1)
         if not json_:
             write(
@@ -134,10 +146,3 @@ def _as_usage() -> Iterator[None]:
         yield
     except ValueError as error:  # FileProblem is one
         raise UsageProblem(" ".join(str(error).split())) from error
-
-
-def _told(shard: Shard, done: int, wanted: int) -> None:
-    accuracy = ""
-    if shard.accuracy is not None:
-        accuracy = f", accuracy {sum(shard.accuracy) / shard.size:.3f}"
-    say(f"shard {shard.number}: {done:,} of {wanted:,} networks, {shard.seconds:.0f} s{accuracy}")

@@ -88,7 +88,8 @@ def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path:
         who = "the file" if odd[0] in fields else "this run"
         raise FileProblem(f"{path}: only {who} has a state '{odd[0]}'; remove it to start anew")
     changes: dict[str, Any] = {}
-    for field, saved in fields.items():
+    # Stacks first: they bring the memory format of the weights, which an optimiser's moments share.
+    for field, saved in sorted(fields.items(), key=lambda item: item[1]["is"] != "stack"):
         value, kind = mine[field], saved["is"]
         own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
         if kind == "stack":

@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from polymode.core.attention import plain_attention
 from polymode.core.choice import Plan, choose
 from polymode.core.dense import Forward, dense_program
 from polymode.core.memory import keep_freed_memory
@@ -32,8 +33,8 @@ from polymode.core.noise import (
     MemberNoise,
     Streams,
     batch_axes,
+    habits,
     pinned_seeds,
-    shapes_drawn,
     step_seeds,
 )
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from polymode.core.stack import Stack
 
 Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
+Seen = TypeVar("Seen")
 
 
 def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
@@ -52,7 +54,7 @@ def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
     kind = "graph" if torch.is_grad_enabled() else "outputs"
     plan = plan_for(stack, kind, lambda part, xs, _: _trial(part, xs, own, step), x, x, own)
     streams = streams_of(stack, x, own, step)
-    with limit_threads(plan.num_threads):
+    with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, own):
         return _outputs(stack, plan, x, own, streams)
 
 
@@ -108,9 +110,10 @@ def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: i
     streams = streams_of(stack, x, own, step)
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
-    if plan.num_threads is None:
+    attention = _attention(stack, plan.execution, x, own)
+    if plan.num_threads is None and attention is _SILENCE:
         return compute(stack, plan, loss, x, y, own, streams)
-    with limit_threads(plan.num_threads):
+    with limit_threads(plan.num_threads), attention:
         return compute(stack, plan, loss, x, y, own, streams)
 
 
@@ -257,6 +260,11 @@ def pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
     Dense networks run as batched products. Others run member by member on a processor, where vmap
     takes convolutions three times as long, and through vmap elsewhere.
     """
+    with _attention(stack, "batched", x, False):  # may be differentiated in any way
+        return _pure(stack, params, x)
+
+
+def _pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
     streams = streams_of(stack, x, False, 0)
     buffers = stack.buffers
     if stack.mode == "train":
@@ -365,25 +373,29 @@ def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
 
 def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
-    example = x[0] if own else x
-
-    def probe(look: Callable[[nn.Module, Tensor], Any]) -> Any:
-        module = set_mode(stack.views.build(0, share=False), stack.mode)
-        return look(module, example)
-
-    drawn = stack.network.program("noise", stack.mode, lambda _: probe(_drawn_by_two))
-    if not drawn:
+    if not _seen(stack, habits, x, own).draws:
         return None
     if stack.pinned is None:
         return Streams(step_seeds(stack.seeds, step))
-    axes = stack.network.program("pinned", stack.mode, lambda _: probe(batch_axes))
+    axes = _seen(stack, batch_axes, x, own)
     numbers = (stack.pinned,) if isinstance(stack.pinned, int) else stack.pinned
     return Streams(pinned_seeds(stack.seeds, numbers), axes)
 
 
-def _drawn_by_two(module: nn.Module, x: Tensor) -> bool:
-    """Whether a pass of two examples draws anything; BatchNorm in training wants two."""
-    return bool(shapes_drawn(module, x[:1].expand(2, *x.shape[1:])))
+def _attention(stack: Stack, execution: str, x: Tensor, own: bool) -> Any:
+    """Return the context of attention: in steps where vmap, or any derivative, is to follow."""
+    together = execution in ("batched", "chunked")
+    return plain_attention() if together and _seen(stack, habits, x, own).attends else _SILENCE
+
+
+def _seen(stack: Stack, look: Callable[[nn.Module, Tensor], Seen], x: Tensor, own: bool) -> Seen:
+    """Return what `look` finds in the stack's mode, found once."""
+
+    def probe(_: nn.Module) -> Seen:
+        module = set_mode(stack.views.build(0, share=False), stack.mode)
+        return look(module, x[0] if own else x)
+
+    return stack.network.program(look.__name__, stack.mode, probe)
 
 
 def formatted(x: Tensor, channels_last: bool) -> Tensor:

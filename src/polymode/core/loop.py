@@ -28,7 +28,7 @@ from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
 from polymode.core.history import Recorder
 from polymode.core.meeting import Meeting
-from polymode.core.options import Passes
+from polymode.core.options import Augment, Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training_files import load_training, save_training
@@ -68,6 +68,7 @@ def run(
     observers: tuple[Observer, ...] = (),
     checkpoint: Checkpoint | None = None,
     recorder: Recorder | None = None,
+    finished: Callable[[S], bool] | None = None,
 ) -> S:
     """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
     state.
@@ -75,13 +76,16 @@ def run(
     Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
     with one written at that very step. `recorder` hears of every step, those before a resume
-    included.
+    included. `finished` is asked after every pass over the data whether the state is good enough to
+    end before the last one.
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
     mine = checkpoint is not None and ranks.is_first()
     with claimed(checkpoint.folder) if mine and checkpoint else nullcontext():
-        return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
+        return _run(
+            step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
+        )
 
 
 def _run(
@@ -94,6 +98,7 @@ def _run(
     observers: tuple[Observer, ...],
     checkpoint: Checkpoint | None,
     recorder: Recorder | None,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
@@ -113,7 +118,7 @@ def _run(
             try:
                 state = _epochs(
                     step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
-                    recorder, meeting,
+                    recorder, meeting, finished,
                 )  # fmt: skip
             except Exception as error:
                 meeting.failed(error)
@@ -138,10 +143,11 @@ def _epochs(
     interrupted: threading.Event,
     recorder: Recorder,
     meeting: Meeting,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     saved, first = time.perf_counter(), state.step
     finite, loss = math.nan, math.nan
-    while state.step < reporter.total:
+    while state.step < reporter.total and not (finished is not None and finished(state)):
         epoch, position = divmod(state.step, per_epoch)
         before = state.step
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
@@ -203,10 +209,19 @@ def _batches(
     for number, (x, y) in enumerate(pairs, position):
         if augment is not None and own:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
-            x = torch.stack([augment(x[k], g) for k, g in enumerate(streams)])
+            each = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
+            x, y = (torch.stack(part) for part in zip(*each, strict=True))
         elif augment is not None:
-            x = augment(x, generator(seed, "augment", epoch, number))
+            x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
         yield Batch(x, y, own)
+
+
+def _augmented(
+    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
+    pairs = getattr(augment, "pairs", None)
+    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
 
 
 @contextmanager

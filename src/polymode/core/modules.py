@@ -137,6 +137,19 @@ def aliases_of(module: nn.Module) -> dict[str, list[str]]:
     return {group[0]: group for group in names.values()}
 
 
+def tie_again(module: nn.Module, aliases: Mapping[str, list[str]]) -> nn.Module:
+    """Make tensors of one group one tensor again: `to("meta")` and `to_empty` part them."""
+    held: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    held |= dict(module.named_buffers(remove_duplicate=False))
+    for first, group in aliases.items():
+        for name in group[1:]:
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            place = owner._parameters if leaf in owner._parameters else owner._buffers
+            place[leaf] = held[first]  # type: ignore[assignment]
+    return module
+
+
 def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int | None) -> None:
     who = "the given tensors" if k is None else f"member {k}"
     expected = "the network" if k is None else "member 0"

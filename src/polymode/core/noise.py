@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polymode.core.attention import is_fused
 from polymode.core.rng import fold
 
 _aten = torch.ops.aten
@@ -107,7 +108,7 @@ class MemberNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args):
+        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
             return func(*args, **kwargs)
         if func not in _DRAWS:
             raise ValueError(
@@ -155,9 +156,16 @@ class MemberNoise(TorchDispatchMode):
         return stream.manual_seed((seed + self._calls * _GOLDEN) % 2**63)
 
 
-def _is_idle(func: Any, args: Any) -> bool:
-    """Operations that carry the tag of randomness but draw nothing: dropout switched off."""
-    return func is _aten.dropout.default and not args[2]
+def _is_idle(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Operations that carry the tag of randomness but draw nothing: dropout switched off, and the
+    fused kernels of attention without dropout."""
+    if func is _aten.dropout.default:
+        return not args[2]
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            usual = kwargs.get("dropout_p", argument.default_value)
+            return not (args[place] if place < len(args) else usual)
+    return False
 
 
 def pinned_seeds(seeds: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
@@ -171,15 +179,19 @@ def step_seeds(seeds: Sequence[int], step: int) -> list[int]:
 
 
 class _Watch(TorchDispatchMode):
-    """Notices what random operations draw: the shape of each tensor, in their order."""
+    """Notices what random operations draw, the shape of each tensor in their order, and whether
+    attention runs a fused kernel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
+        self.attends = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.attends = self.attends or is_fused(func)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs):
             first = result[0] if isinstance(result, (tuple, list)) else result
             self.shapes.append(tuple(first.shape))
         return result
@@ -190,6 +202,24 @@ def drawing() -> Iterator[list[tuple[int, ...]]]:
     """Note the shapes of what is drawn meanwhile; torch's stream is put back."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
         yield watcher.shapes
+
+
+class Habits(NamedTuple):
+    """What a forward pass does beside arithmetic.
+
+    Attributes:
+        draws: whether it draws random numbers. attends: whether attention runs a fused kernel.
+    """
+
+    draws: bool
+    attends: bool
+
+
+def habits(module: nn.Module, x: Tensor) -> Habits:
+    """Return those of a pass of two examples: BatchNorm in training wants two."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+        module(x[:1].expand(2, *x.shape[1:]))
+    return Habits(bool(watcher.shapes), watcher.attends)
 
 
 def shapes_drawn(module: nn.Module, x: Tensor) -> list[tuple[int, ...]]:

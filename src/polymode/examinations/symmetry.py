@@ -60,6 +60,14 @@ def check(
     samples_per_mode: int | None = None,
 ) -> None:
     """Refuse options that cannot be."""
+    for name, folder, remedy in (
+        ("zoo", zoo, "a folder or the name of a recipe; an open zoo has its own in zoo.folder"),
+        ("against", against, "the folder of a posterior that was saved: other.save(FOLDER)"),
+    ):
+        if not isinstance(folder, str):
+            raise ValueError(
+                f"`{name}` of symmetry must be {remedy}, got a {type(folder).__name__}"
+            )
     if bool(zoo) == bool(against):
         raise ValueError("symmetry needs one reference: zoo=FOLDER or RECIPE, or against=FOLDER")
     for name, value, least in (

@@ -46,6 +46,7 @@ ELSEWHERE = {
     **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
     **dict.fromkeys(("n_estimators", "num_estimators", "num_models"), "num_modes"),
     **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
+    **dict.fromkeys(("hessian_structure", "subset_of_weights"), "structure"),
 }
 """Names that other libraries have for options, and ours."""
 
@@ -129,6 +130,7 @@ def fit(
         kept = None if folder is None else (folder, checkpoint_seconds)
         ready = given and core.post_hoc
         units = _units(net, task, given)
+        _check_targets(config.augment, units)
         with ranks.sharing(share):
             return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
 
@@ -154,6 +156,15 @@ def _units(net: Any, task: Task, given: bool) -> Units:
     if scaling is None:
         return Units(task.likelihood, None)
     return Units(task.likelihood.scaled(scaling.scale, task.target_size), scaling)
+
+
+def _check_targets(augment: Any, units: Units) -> None:
+    """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if getattr(augment, "moves_targets", False) and units.scaling is not None:
+        raise ValueError(
+            f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
+            " which a group's action does not commute; give the task target_scaling=None"
+        )
 
 
 def _in_units(data: Data, units: Units, stack: Stack) -> Data:

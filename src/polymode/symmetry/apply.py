@@ -85,6 +85,12 @@ def _scales(symmetries: Symmetries, num_modes: int, given: dict[str, Any]) -> Te
                 raise ValueError(
                     f"scales of '{group.name}' must be positive and finite, got {value.min():g}"
                 )
+            size = len(group.variables)
+            if tuple(value.shape) not in ((size,), (num_modes, size)):
+                raise ValueError(
+                    f"scales of '{group.name}' must have shape {(size,)} or {(num_modes, size)},"
+                    f" got {tuple(value.shape)}"
+                )
             values[:, torch.from_numpy(group.variables)] = value
     _require_none_left(given, names, "scales")
     return values
@@ -127,6 +133,11 @@ def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = N
         acting: one element per network, or one for all.
         symmetries: from `find`; found here if left out.
     """
+    if not isinstance(acting, Element):
+        raise ValueError(
+            "`acting` of apply must be an Element, which `element` or `random_element` makes, got a"
+            f" {type(acting).__name__}"
+        )
     stack = stack_of(networks)
     found = symmetries_of(networks, stack, symmetries)
     if acting.order.shape[1] != found.num_units or acting.scales.shape[1] != found.num_scales:

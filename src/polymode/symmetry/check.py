@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
-from polymode.core.modules import Tensors, named_tensors
+from polymode.core.modules import Tensors, aliases_of, named_tensors, tie_again
 from polymode.core.rng import generator
 from polymode.symmetry.act import permuted, random_order, random_scales, scaled
 from polymode.symmetry.groups import Symmetries
@@ -22,6 +23,7 @@ def verified(
 ) -> Symmetries:
     """Return the symmetries; drop groups that change the function, and name them as unseen."""
     module = copy.deepcopy(template).to_empty(device="cpu").double().eval()
+    tie_again(module, aliases_of(template))
     if ignore_eps:
         for layer in module.modules():
             if hasattr(layer, "eps"):
@@ -84,5 +86,6 @@ def _random_tensors(module: nn.Module, stream: torch.Generator) -> Tensors:
 
 def _outputs(module: nn.Module, tensors: Tensors, x: Tensor) -> Tensor:
     made = torch.func.functional_call(module, tensors, (x,))
-    parts = made if isinstance(made, (tuple, list)) else (made,)
-    return torch.cat([part.flatten() for part in parts if isinstance(part, Tensor)])
+    parts: list[Tensor] = []
+    map_aggregate(made, lambda part: parts.append(part) if isinstance(part, Tensor) else None)
+    return torch.cat([part.flatten() for part in parts])

@@ -80,6 +80,10 @@ class MMD(NamedTuple):
     lengthscales: Tensor
     between: Tensor | None = None
 
+    def __repr__(self) -> str:
+        null = f", null s.d. {self.null_std:.2g}, p = {self.p_value:.2g}" if len(self.null) else ""
+        return f"MMD({self.aggregate:.4g}, the mean over {self.unbiased.numel()} kernels{null})"
+
     @property
     def aggregate(self) -> float:
         """Mean of the unbiased estimates over the twenty kernels."""
@@ -307,6 +311,12 @@ def _with_diagonal(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, y: Tensor, num_permutations: int) -> None:
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        wrong = type(y if isinstance(x, Tensor) else x).__name__
+        raise ValueError(
+            f"x and y of mmd must be tensors (networks, weights), got a {wrong}; pm.examine(post,"
+            ' task, "symmetry", ...) takes posteriors'
+        )
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
         raise ValueError(
             "mmd takes two samples of at least 2 rows with equally many columns, got"

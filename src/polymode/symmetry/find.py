@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.layers import function_of
-from polymode.core.modules import aliases_of
+from polymode.core.modules import aliases_of, tie_again
 from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
@@ -70,11 +70,9 @@ def find(
         input_shape = net.input_shape if input_shape is None else input_shape
         net = net.weights.like
     module = net.template if isinstance(net, Stack) else net
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"`net` of find must be a module, a stack or a posterior, got a {type(net).__name__}"
-        )
-    template = copy.deepcopy(module).to("meta").eval()
+    _require_module(module)
+    aliases = net.network.aliases if isinstance(net, Stack) else aliases_of(module)
+    template = tie_again(copy.deepcopy(module).to("meta"), aliases).eval()
     graph = _graph(template)
     example = _example(template, graph, input_shape)
     walk, shared = _walk(template, graph, example, ignore_eps)
@@ -84,6 +82,19 @@ def find(
 
         found = verified(found, template, tuple(example.shape[1:]), ignore_eps)
     return found
+
+
+def _require_module(module: object) -> None:
+    """Refuse what is no module, and compiled ones, which have no Python to trace."""
+    if not isinstance(module, nn.Module):
+        made = callable(module) and not isinstance(module, (str, Tensor))
+        remedy = ": a function or class that makes one has to be called" if made else ""
+        raise ValueError(
+            "`net` of find must be a module, a stack or a posterior, got a"
+            f" {type(module).__name__}{remedy}"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError("a scripted module cannot be traced; give the module it was made from")
 
 
 class _Tracer(fx.Tracer):
@@ -118,14 +129,21 @@ def _example(module: nn.Module, graph: fx.Graph, shape: Sequence[int] | None) ->
         raise ValueError(f"the network must have one input, it has {len(inputs)}: {names}")
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     if shape is not None:
+        if not isinstance(shape, Sequence) or not all(type(s) is int and s > 0 for s in shape):
+            raise ValueError(
+                "`input_shape` of find must be the shape of one example, such as (3, 32, 32), got"
+                f" {shape!r}"
+            )
         example = torch.empty(_BATCH, *shape, dtype=dtype, device="meta")
         try:
             with torch.device("meta"):
                 module(example)
         except Exception as error:
+            about = (str(error).splitlines() or [type(error).__name__])[0]
+            if "meta tensor" in about:  # values were asked for, and there are none
+                about += ". Code in `forward` reads values of tensors; use tensors' own operations"
             raise ValueError(
-                f"the network does not take inputs of shape {tuple(shape)}:"
-                f" {str(error).splitlines()[0]}"
+                f"the network does not take inputs of shape {tuple(shape)}: {about}"
             ) from error
         return example
     for guess in _guesses(module):
@@ -160,8 +178,9 @@ def _guesses(module: nn.Module) -> Iterator[tuple[int, ...]]:
 def _walk(
     module: nn.Module, graph: fx.Graph, example: Tensor, ignore_eps: bool
 ) -> tuple[Walk, list[str]]:
-    """Walk the graph; return the record, and names of modules that are used more than once."""
-    names = {other: first for first, group in aliases_of(module).items() for other in group}
+    """Walk the graph; return the record, and names of what is used more than once."""
+    aliases = aliases_of(module)
+    names = {other: first for first, group in aliases.items() for other in group}
     walk, values = Walk(names, ignore_eps), {}
     uses: dict[str, int] = {}
     with torch.device("meta"), torch.no_grad():
@@ -178,7 +197,10 @@ def _walk(
                 ):
                     uses[str(node.target)] = uses.get(str(node.target), 0) + 1
                 values[node] = _step(walk, node, module, values)
-    return walk, [name for name, count in uses.items() if count > 1]
+    shared = [name for name, count in uses.items() if count > 1]
+    tied = [" = ".join(group) for first, group in aliases.items()
+            if len(group) > 1 and first.rpartition(".")[0] not in shared]  # fmt: skip
+    return walk, [*shared, *tied]
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
@@ -231,7 +253,7 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
         result = follow(walk, call)
     if result is NotImplemented:
         kind = type(layer).__name__ if layer is not None else call.name or str(node.target)
-        walk.give_up(f"{kind} ({node.target})" if layer is not None else f"{kind}", inputs)
+        walk.give_up(f"{kind} ({node.target})" if layer is not None else kind, inputs)
         result = each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     number = iter(range(10**9))
     return each_in(

@@ -134,12 +134,12 @@ class Symmetries:
         for group in self.groups:
             inside = f"{group.num_blocks} of {group.blocks}" if group.blocks else ""
             rows.append((group.name, str(group.size), inside))
-        lines += _table(rows)
+        lines += _table(rows) if self.groups else []
         rows = [("scale", "number", "")]
         for scales in self.scale_groups:
             about = ["undone by a normalisation"] * scales.free + ["tied"] * scales.tied
             rows.append((scales.name, str(len(scales.variables)), ", ".join(about)))
-        lines += _table(rows)
+        lines += _table(rows) if self.scale_groups else []
         for what, names in (
             ("held fixed, of unknown effect", self.unseen),
             ("used more than once, units tied", self.shared),

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from polymode.core.registry import Registry
-from polymode.core.store import json_safe
+from polymode.core.store import FileProblem, json_safe
 from polymode.methods.fit import check_options
 from polymode.nets.network import networks_for
 from polymode.tasks.registry import task as make_task
@@ -79,6 +80,14 @@ class Recipe:
         return lambda: made(**self.net_options)
 
 
+def recipe_of(folder: Path, about: dict[str, Any]) -> Recipe:
+    """Return the recipe that a zoo's file holds."""
+    try:
+        return Recipe(**about["recipe"])
+    except (TypeError, ValueError) as error:
+        raise FileProblem(f"{folder}: its recipe cannot be read: {error}") from None
+
+
 RECIPES: Registry[Recipe] = Registry("recipe of a zoo")
 
 _SGD: dict[str, Any] = {
@@ -96,7 +105,7 @@ RECIPES.register("two_moons-mlp", summary="MLP 2-8-2 on two moons, 42 parameters
 )
 RECIPES.register("digits-lenet", summary="LeNet on the 8x8 digits, 21,386 parameters")(
     Recipe(
-        task="digits", net="lenet", options={**_SGD, "lr": 0.05, "epochs": 15, "prior_precision": 1}
+        task="digits", net="lenet", options={**_SGD, "lr": 0.02, "epochs": 30, "prior_precision": 1}
     )  # fmt: skip
 )
 RECIPES.register("mnist-optunet", summary="OptuNet on MNIST, 355 parameters")(

@@ -24,8 +24,17 @@ from polymode.methods.fit import fit
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks.task import Task
-from polymode.zoo.index import DTYPES, SCHEMA, Shard, add_shard, read_index, write_about
-from polymode.zoo.recipe import RECIPES, Recipe
+from polymode.zoo.index import (
+    ABOUT,
+    DTYPES,
+    SCHEMA,
+    Shard,
+    add_shard,
+    read_about,
+    read_index,
+    write_about,
+)
+from polymode.zoo.recipe import RECIPES, Recipe, recipe_of
 
 fcntl: ModuleType | None
 try:
@@ -39,12 +48,12 @@ EVALUATED = 256  # rows at a time
 
 def train(
     folder: str | Path,
-    recipe: Recipe | str,
+    recipe: Recipe | str | None,
     num_networks: int,
     *,
-    seed: int = 0,
-    networks_per_shard: int = 100,
-    dtype: str = "float16",
+    seed: int | None = None,
+    networks_per_shard: int | None = None,
+    dtype: str | None = None,
     execution: str = "auto",
     device: str | torch.device = "cpu",
     watch: Watch | None = None,
@@ -54,12 +63,13 @@ def train(
 
     Args:
         folder: of the zoo; made if it is not there.
-        recipe: what to train, or the name of one in `RECIPES`.
+        recipe: what to train, or the name of one in `RECIPES`; None goes on with the zoo there.
         num_networks: ≥ 1, rounded up to whole shards. A larger number later adds to the zoo.
-        seed: of all networks.
-        networks_per_shard: networks of one file, trained as one stack, ≥ 1.
-        dtype: "float16", "float32" or "float64": how weights are stored. Scores in the index are
-            those of the stored weights.
+        seed: of all networks; by default that of the zoo there, 0 for a new one.
+        networks_per_shard: networks of one file, trained as one stack, ≥ 1; by default as there,
+            100 for a new one.
+        dtype: "float16", "float32" or "float64": how weights are stored; by default as there,
+            "float16" for a new one. Scores in the index are those of the stored weights.
         execution, device: see `pm.fit`.
         watch: called with each shard that was made, how many networks are there, and how many are
             wanted.
@@ -67,8 +77,12 @@ def train(
             All must see the folder.
     """
     folder = Path(folder)
-    if isinstance(recipe, str):
-        recipe = RECIPES.get(recipe).value
+    known = read_about(folder) if (folder / ABOUT).exists() else {}
+    recipe = _recipe(recipe, known, folder)
+    seed = known.get("seed", 0) if seed is None else seed
+    if networks_per_shard is None:
+        networks_per_shard = int(known.get("networks_per_shard", 100))
+    dtype = str(known.get("dtype", "float16")) if dtype is None else dtype
     _check(num_networks, networks_per_shard, dtype)
     task = recipe.make_task()
     about = {
@@ -144,6 +158,25 @@ def _make_shard(
         )  # fmt: skip
         add_shard(folder, shard)
     return shard
+
+
+def _recipe(recipe: Recipe | str | None, known: dict[str, Any], folder: Path) -> Recipe:
+    """Return the recipe that is given, named, or that of the zoo in the folder."""
+    if isinstance(recipe, str):
+        return RECIPES.get(recipe).value
+    if recipe is not None:
+        return recipe
+    if not known:
+        raise ValueError(f"{folder} is no zoo yet: a new one needs a recipe")
+    return recipe_of(folder, known)
+
+
+def progress_line(shard: Shard, done: int, wanted: int) -> str:
+    """Return what is told of a shard that was made."""
+    accuracy = ""
+    if shard.accuracy is not None:
+        accuracy = f", accuracy {sum(shard.accuracy) / shard.size:.3f}"
+    return f"shard {shard.number}: {done:,} of {wanted:,} networks, {shard.seconds:.0f} s{accuracy}"
 
 
 def _check(num_networks: int, networks_per_shard: int, dtype: str) -> None:

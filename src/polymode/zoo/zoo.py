@@ -9,6 +9,7 @@ stack = zoo.stack(0, 100)        # the first hundred, in memory
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ import torch
 
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import human
+from polymode.core.registry import suggest
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, cache_folder, read_tensors
 from polymode.posterior import Posterior
 from polymode.posterior.files import Shards
-from polymode.zoo.index import read_about, read_index
-from polymode.zoo.recipe import RECIPES, Recipe
-from polymode.zoo.train import Watch, train
+from polymode.zoo.index import Shard, read_about, read_index
+from polymode.zoo.recipe import RECIPES, recipe_of
+from polymode.zoo.train import Watch, progress_line, train
 
 CHANCE = (
     1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
@@ -55,10 +57,7 @@ class Zoo:
         self.folder = Path(folder)
         self.about = read_about(self.folder)
         self.shards, self.problems = read_index(self.folder)
-        try:
-            self.recipe = Recipe(**self.about["recipe"])
-        except (TypeError, ValueError) as error:
-            raise FileProblem(f"{self.folder}: its recipe cannot be read: {error}") from None
+        self.recipe = recipe_of(self.folder, self.about)
 
     def __len__(self) -> int:
         return sum(shard.size for shard in self.shards)
@@ -173,6 +172,8 @@ class Zoo:
     def describe(self) -> str:
         """Return the facts as text."""
         facts = self.facts()
+        if not facts.networks:
+            return f"no networks yet; {self.recipe.net} on {self.recipe.task}"
         lines = [
             f"{facts.networks:,} × {self.recipe.net} on {self.recipe.task},"
             f" {facts.parameters:,} parameters each, {facts.dtype}",
@@ -196,26 +197,34 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
     Args:
         where: a folder, or the name of a recipe.
         num_networks: how many there must be at least; None takes what is there.
-        watch: see `train`.
+        watch: see `train`; by default a line on stderr for each shard.
     """
     folder = Path(where).expanduser()
     if not folder.is_dir() and where in RECIPES:
         folder = cache_folder() / "zoo" / where
         if num_networks is not None:
-            train(folder, where, num_networks, watch=watch)
+            train(folder, where, num_networks, watch=watch or _told)
+        elif not folder.is_dir():
+            raise FileProblem(
+                f"the zoo '{where}' has not been trained yet: polymode zoo train {where}"
+            )
     if not folder.is_dir():
-        known = ", ".join(RECIPES.names())
+        near = suggest(where, RECIPES.names())
         raise FileProblem(
-            f"'{where}' is neither the folder of a zoo nor one that `polymode zoo train` has made;"
-            f" recipes: {known}"
+            f"'{where}' is neither the folder of a zoo nor a recipe.{near} Recipes:"
+            f" {', '.join(RECIPES.names())}"
         )
     zoo = Zoo(folder)
     if num_networks is not None and len(zoo) < num_networks:
         raise FileProblem(
-            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; polymode zoo"
-            " train adds to it"
+            f"{folder} has {len(zoo):,} networks, {num_networks:,} are asked for; ask for fewer, or"
+            f" add some: polymode zoo train {folder} --networks {num_networks}"
         )
     return zoo
+
+
+def _told(shard: Shard, done: int, wanted: int) -> None:
+    print(progress_line(shard, done, wanted), file=sys.stderr, flush=True)
 
 
 def _column(parts: list[tuple[tuple[float | None, ...] | None, int]]) -> np.ndarray:

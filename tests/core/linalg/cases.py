@@ -63,6 +63,24 @@ class Attention(nn.Module):
         return self.last(h.mean(1 if self.batch_first else 0))
 
 
+class OneNumber(nn.Module):
+    """A transformer of one's own whose tokens are single numbers, with torch's fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.packed = nn.Linear(1, 4), nn.Linear(4, 12)
+        self.norm, self.last = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x.unsqueeze(-1))
+        q, k, v = (
+            part.unflatten(-1, (2, 2)).transpose(1, 2)
+            for part in self.packed(self.norm(h)).chunk(3, -1)
+        )
+        h = h + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.last(h.mean(1))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +108,14 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
+def one_channel() -> nn.Module:
+    """Kernels of one number: from one channel, and one for each channel."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 1), nn.Tanh(), nn.Conv2d(3, 3, 1, groups=3), nn.ConvTranspose2d(3, 1, 1),
+        nn.Tanh(), nn.Flatten(), nn.Linear(6, 2),
+    )  # fmt: skip
+
+
 def convolutions_1d() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh(),
@@ -113,6 +139,8 @@ CASES = {
     "tied": (partial(Tied, True), torch.randint(5, (5, 4), generator=_STREAM)),
     "attention": (partial(Attention, True), _normal(5, 3, 2)),
     "attention, batch second": (partial(Attention, False), _normal(5, 3, 2)),
+    "one number a token": (OneNumber, _normal(5, 3)),
+    "one channel": (one_channel, _normal(5, 1, 3, 2)),
     "recurrent": (Recurrent, _normal(5, 3, 2)),
     "convolutions": (convolutions, _normal(5, 2, 6, 5)),
     "convolutions 1d": (convolutions_1d, _normal(5, 2, 5)),

@@ -159,3 +159,9 @@ def test_a_pass_leaves_the_network_as_it_was() -> None:
     assert all(tensor.grad is None for tensor in stack.params.values())
     modules = [stack.module(0), tangent.module]
     assert not any(m._forward_hooks or m._backward_hooks for net in modules for m in net.modules())
+
+
+def test_matrices_of_one_column_are_matrices_at_several_positions() -> None:
+    """Their derivative at a position is what came in times what comes back, as for any other."""
+    for name, parameter in (("one number a token", "embed.weight"), ("one channel", "0.weight")):
+        assert survey(*stack_of(name)).kinds[parameter] == "matrix"

@@ -6,16 +6,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import polymode as pm
 from polymode import nets
-from polymode.core.likelihoods import Categorical, Gaussian
+from polymode.core.likelihoods import Categorical, Gaussian, StudentT
 from polymode.core.linalg.tangent import survey
 from polymode.core.stack import Stack
 from polymode.methods.laplace.curvature import Setting, curvature
 from polymode.methods.laplace.evidence import _evidence, _mask, choose_prior
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
-from polymode.methods.laplace.evidence_search import Search, maximise, starting_precision
+from polymode.methods.laplace.evidence_search import (
+    Search,
+    Terms,
+    _MacKay,
+    maximise,
+    starting_precision,
+)
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
@@ -109,3 +116,60 @@ def test_fit_takes_the_prior_of_the_linear_model() -> None:
     values = {name: weights.log_evidence[0] for name, weights in found.items()}
     assert values["linear"] > values["trained"] + 1
     assert not torch.allclose(*(w.precision["0.weight"] for w in found.values()), rtol=0.1)
+
+
+def test_without_a_precision_the_evidence_at_the_linear_optimum_finds_it() -> None:
+    """A precision that is given is taken as it is, also with the same value as the default of
+    training; with an evidence beside it, it belongs to the training alone."""
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    task = pm.Task(train=(x, (x[:, 0] > 0).long()), likelihood="categorical")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+
+    def found(**options) -> tuple[float, list[float] | None]:
+        weights = pm.fit("laplace", net=net, task=task, progress="silent", **options).weights
+        return float(weights.precision["0.weight"]), weights.log_evidence
+
+    usual = found()
+    assert usual == found(evidence="linear") == found(evidence="linear", prior_precision=7.0)
+    assert usual[0] not in (1.0, found(evidence="trained")[0])
+    assert found(prior_precision=1.0) == (1.0, None)
+    with pytest.raises(ValueError, match="with a given `prior_precision` all"):
+        found(prior="per_layer", prior_precision=1.0)
+
+
+def test_a_likelihood_beyond_the_linear_model_takes_the_trained_weights() -> None:
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    likelihood = StudentT(df=4.0, scale=0.5)
+    task = pm.Task(train=(x, x[:, :1]), likelihood=likelihood, target_scaling=None)
+    with pytest.warns(UserWarning, match="no evidence for the likelihood student_t"):
+        usual = pm.fit("laplace", net=nn.Linear(2, 1), task=task, progress="silent", seed=3)
+    assert usual.weights.log_evidence is not None
+
+
+def test_a_structure_that_counts_more_weights_than_values_keeps_the_noise() -> None:
+    """γ beyond N says nothing of the noise: one update moves it tenfold at most, and back."""
+    terms = Terms(
+        0.0, torch.tensor([50.0]), torch.tensor([1.0]), torch.tensor([50.0]), torch.tensor([4.0]),
+        torch.tensor([40.0]),
+    )  # fmt: skip
+    _, beta = _MacKay()(terms, torch.ones(1), torch.ones(1))
+    assert float(beta) == pytest.approx(0.1)
+
+
+def test_starts_that_cannot_be_better_are_not_looked_at() -> None:
+    """The bound is above the evidence at any precision, and saves what lies below another."""
+    seen: list[float] = []
+
+    class Evidence:
+        def __call__(self, precision: torch.Tensor, beta: torch.Tensor) -> Terms:
+            seen.append(float(precision))
+            none = torch.zeros(0)
+            return Terms(-1.0, precision.new_zeros(1), precision.new_ones(1), none, none, none)
+
+        def bound(self, precision: torch.Tensor, beta: torch.Tensor) -> float:
+            return -2.0 if float(precision) < 1e-3 else 0.0
+
+    maximise(Evidence(), torch.ones(1), torch.zeros(0), Search(steps=1))
+    assert seen == [1.0, pytest.approx(0.01)]

@@ -35,6 +35,8 @@ def classes() -> pm.Task:
 def fit(**options) -> pm.Posterior:
     if options.get("structure") == "subnetwork":
         options.setdefault("subnetwork", list(range(0, 31, 2)))
+    if "evidence" not in options:
+        options.setdefault("prior_precision", 1.0)
     usual = {"net": net(), "task": classes(), "progress": "silent"}
     return pm.fit("laplace", **(usual | options))
 

@@ -69,7 +69,7 @@ def test_scores_are_the_formulas(found) -> None:
 
 def fit(**options) -> pm.Posterior:
     task = pm.Task(train=(X, Y), likelihood="categorical")
-    how = {"structure": "subnetwork", "progress": "silent"}
+    how = {"structure": "subnetwork", "progress": "silent", "prior_precision": 1.0}
     return pm.fit("laplace", net=network(), task=task, **how, **options)
 
 

@@ -64,10 +64,13 @@ class Record(NamedTuple):
         return self._replace(moving=self.moving.detach(), fixed=self.fixed.detach())
 
     def summed(self) -> Record:
-        """Return the same with one position where the fixed part is one everywhere."""
+        """Return the same with one position where the fixed part is one number at each."""
         if self.width > 1 or self.labels or self.positions == 1:
             return self
-        return self._replace(moving=self.moving.sum(3, keepdim=True), fixed=self.fixed[:, :, :1])
+        ones = self.fixed.stride()[:3] == (0, 0, 0)  # one number for all, expanded: a bias's one
+        moving = self.moving if ones else self.moving * self.fixed
+        fixed = self.fixed[:, :, :1] if ones else torch.ones_like(self.fixed[:, :, :1])
+        return self._replace(moving=moving.sum(3, keepdim=True), fixed=fixed)
 
     def dense(self) -> Record:
         """Return the same with one-hot rows written out."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from polymode.core.attention import plain_attention
 from polymode.core.linalg.operations import Build
 from polymode.core.linalg.records import Record, joined
 from polymode.core.linalg.watch import Look, Watch
@@ -91,7 +92,7 @@ class Tangent:
         """Evaluate the network; differentiable with respect to x where that requires gradients."""
         survey, further = self.survey, torch.is_grad_enabled() and x.requires_grad
         watch = Watch(self._noted, self._everything, survey.layouts, len(x), survey.copies)
-        with torch.enable_grad(), watch:
+        with torch.enable_grad(), plain_attention(), watch:
             outputs = self.module(x)
 
         def pull(cotangents: Tensor) -> Iterator[tuple[str, Record]]:
@@ -125,7 +126,8 @@ class Tangent:
 
         def of_one(example: Tensor, mine: Tensor) -> Tensors:
             def outputs(params: Tensors) -> Tensor:
-                return functional_call(self.module, params, (example[None],))[0]
+                with plain_attention():
+                    return functional_call(self.module, params, (example[None],))[0]
 
             back = vjp(outputs, params)[1]
             if self.survey.loops:

@@ -32,6 +32,9 @@ from polymode.methods.laplace.linear_model_observed import observed
 from polymode.methods.laplace.linear_model_solve import Products, solve_iterative
 from polymode.methods.method import Problem
 
+_DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
+# for to one per cent, for which these change ‖θ*‖² by less than a thousandth
+
 
 class Prior(NamedTuple):
     """What was chosen.
@@ -85,18 +88,28 @@ class StructuredEvidence:
         return torch.stack([theta[p].double().square().sum() for p in self.places])
 
     @torch.no_grad()
-    def __call__(self, precision: Tensor, beta: Tensor) -> Terms:
+    def bound(self, precision: Tensor, beta: Tensor) -> float:
+        """Return log E of a linear model that fits all targets with weights of 0."""
         factor = float(beta[0]) if len(beta) else 1.0
+        return self.products_at(factor).most_likely() - 0.5 * self._spread(precision, beta)[0]
+
+    def _spread(self, precision: Tensor, beta: Tensor) -> tuple[float, dict[str, float]]:
+        """Return log det H − log det Λ, and γ of each group."""
         by_group = dict(zip(self.names, precision, strict=True))
         by_name = {name: by_group[group] for name, group in self.group_of.items()}
         effective = dict.fromkeys(self.names, 0.0)
         spread = 0.0
         for block in self.blocks:
-            block = block.scaled(factor) if len(beta) else block
+            block = block.scaled(float(beta[0])) if len(beta) else block
             spread += float(block.logdet(by_name))
             for name, value in block.effective(by_name).items():
                 effective[self.group_of[name]] += float(value)
-        spread -= float((self.sizes * precision.log()).sum())
+        return spread - float((self.sizes * precision.log()).sum()), effective
+
+    @torch.no_grad()
+    def __call__(self, precision: Tensor, beta: Tensor) -> Terms:
+        factor = float(beta[0]) if len(beta) else 1.0
+        spread, effective = self._spread(precision, beta)
         outputs, squares = self._mean(precision, factor)
         fit = float(self.products_at(factor).log_likelihood(outputs))
         value = fit - 0.5 * float((precision * squares).sum()) - 0.5 * spread
@@ -123,7 +136,10 @@ class StructuredEvidence:
         for places, value in zip(self.places, precision, strict=True):
             full[places] = value.to(full)
         products = self.products_at(factor)
-        self.theta = solve_iterative(products, full, start=self.theta, inner=self.inner)
+        self.theta = solve_iterative(
+            products, full, start=self.theta, inner=self.inner,
+            tolerance=_DECREASE, forcing=_FORCING,
+        )  # fmt: skip
         return products.outputs(self.theta), self._squares(self.theta)
 
 

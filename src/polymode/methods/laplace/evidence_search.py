@@ -43,6 +43,7 @@ from torch import Tensor
 SPAN = 1e8  # a precision stays within this factor of its start
 PRUNED = 1e-3  # weights
 STARTS = (1e-2, 1e-4)  # factors of λ that are tried at first
+_TENFOLD = math.log(10.0)
 
 
 class Terms(NamedTuple):
@@ -70,7 +71,8 @@ class Terms(NamedTuple):
 
 
 Evaluate = Callable[[Tensor, Tensor], Terms]
-"""(λ (G,), β (D,)) -> Terms. It may begin at the optimum of the call before."""
+"""(λ (G,), β (D,)) -> Terms. It may begin at the optimum of the call before, and may have a cheap
+`bound`, (λ, β) -> a number that log E cannot exceed there."""
 
 
 class Choice(NamedTuple):
@@ -151,7 +153,10 @@ def _best_start(evaluate: Evaluate, start: Tensor, beta: Tensor) -> tuple[Tensor
     Where a tight prior leaves nothing to learn, the evidence is flat and updates do not move.
     """
     precision, terms = start, evaluate(start, beta)
+    bound = getattr(evaluate, "bound", None)
     for factor in STARTS:
+        if bound is not None and bound(factor * start, beta) <= terms.value:
+            continue
         other = evaluate(factor * start, beta)
         if other.value > terms.value:  # never where values are not known
             precision, terms = factor * start, other
@@ -164,7 +169,8 @@ def _gaps(terms: Terms, precision: Tensor, beta: Tensor) -> tuple[Tensor, Tensor
     new = effective / terms.squares.clamp_min(1e-300)
     left = (terms.counts - terms.output_effective).maximum(1e-9 * terms.counts)
     new_beta = left / terms.residual_squares.clamp_min(1e-300)
-    return (new / precision).log(), (new_beta / beta).log()
+    # factors of a structure may count more weights than there are values, which says nothing of β
+    return (new / precision).log(), (new_beta / beta).log().clamp(-_TENFOLD, _TENFOLD)
 
 
 class _MacKay:
@@ -187,7 +193,7 @@ class _MacKay:
             factor = secant.where(usable & (secant > 0), torch.ones_like(gap)).clamp(0.3, 10.0)
         self.last = place, gap
         step = gap * factor
-        longest = gap.abs().clamp_min(math.log(10.0))  # longer than plain, at most tenfold
+        longest = gap.abs().clamp_min(_TENFOLD)  # longer than plain, at most tenfold
         return (place + step.clamp(-longest, longest)).exp(), beta * noise_gap.exp()
 
 

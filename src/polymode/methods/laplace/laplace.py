@@ -11,10 +11,11 @@ for classes by draws of the logits, the probit approximation or the Laplace brid
 Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained
 as by `map` first. `num_modes` networks give a mixture of Laplace approximations.
 
-The prior precision is `prior_precision` where `evidence` is None; otherwise it is what makes the
-evidence largest, at the trained weights ("trained", MacKay's classic) or at the optimum of the
-linear model ("linear", the recommendation of Antorán et al.). Networks from a factory are trained
-with `prior_precision` in any case.
+The prior precision is `prior_precision` where that is given and `evidence` is not; otherwise it is
+what makes the evidence largest, at the optimum of the linear model ("linear", the recommendation of
+Antorán et al., and what is done where neither is given) or at the trained weights ("trained",
+MacKay's classic). Networks from a factory are trained with `prior_precision`, or 1, in any case.
+Why so: docs/decisions/0012.
 
 Normalisation layers keep their running statistics. Parameters that require no gradient are known.
 
@@ -32,12 +33,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymode.core.likelihoods import Likelihood
 from polymode.core.linalg.tangent import Survey, survey
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
@@ -49,6 +51,7 @@ from polymode.methods.laplace.fisher import FISHERS
 from polymode.methods.laplace.gaussian import GaussianPosterior
 from polymode.methods.laplace.groups import KINDS as PRIORS
 from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.linear_model_observed import COVERED
 from polymode.methods.laplace.links import LINKS
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
 from polymode.methods.laplace.trained import by_parameter, choose
@@ -56,7 +59,7 @@ from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
 
-EVIDENCES = ("trained", "linear")
+EVIDENCES = ("auto", "trained", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,11 @@ class Laplace(MAP):
             "low_rank".
         prior: which parameters share a precision that the evidence finds: "single", "per_layer" or
             "per_group" (weights that normalisation makes scale-free have their own).
-        evidence: how the prior is found: "trained", "linear", or None for `prior_precision`.
+        evidence: how the prior is found: "trained", "linear", or "auto": linear, and trained for
+            likelihoods that the linear model does not cover. None is `prior_precision` as it is
+            given, and "auto" where it is not.
         prior_precision: λ of the prior, > 0; where the evidence finds it, of the training of a
-            factory's networks, and where the search begins.
+            factory's networks, by default 1.
         fisher: "exact", "mc" (targets drawn from the prediction) or "empirical" (not a curvature of
             the loss; for comparison).
         mc_samples: targets drawn per example with fisher="mc", ≥ 1.
@@ -86,6 +91,7 @@ class Laplace(MAP):
         samples_per_mode: L draws, ≥ 1, of logits or of networks; the closed links have one.
     """
 
+    prior_precision: float = None  # type: ignore[assignment]  # a number once it is made
     structure: str = "kron"
     prior: str = "single"
     evidence: str | None = None
@@ -101,6 +107,9 @@ class Laplace(MAP):
     samples_per_mode: int = 100
 
     def __post_init__(self) -> None:
+        if self.prior_precision is None:
+            object.__setattr__(self, "prior_precision", MAP.prior_precision)
+            object.__setattr__(self, "evidence", self.evidence or "auto")
         super().__post_init__()
         self._require_name("structure", STRUCTURES)
         self._require_name("prior", PRIORS)
@@ -147,8 +156,9 @@ class Laplace(MAP):
                 )
         if self.prior != "single" and self.evidence is None:
             raise ValueError(
-                f"`prior` of Laplace is '{self.prior}', but without `evidence` all parameters have"
-                " prior_precision; take evidence='trained' or 'linear'"
+                f"`prior` of Laplace is '{self.prior}', but with a given `prior_precision` all"
+                " parameters have that; leave it out, or take evidence='linear' or 'trained', which"
+                " find one for each"
             )
         if self.link != "mc" and self.samples_per_mode != usual.samples_per_mode:
             raise ValueError(
@@ -194,8 +204,24 @@ def step(config: Laplace, problem: Problem, state: State, batch: Any) -> Any:
     return map_.step(config, problem, state, batch)
 
 
+def settled(config: Laplace, likelihood: Likelihood) -> Laplace:
+    """Return the options with the evidence that "auto" stands for."""
+    if config.evidence != "auto":
+        return config
+    if likelihood.name in COVERED:
+        return replace(config, evidence="linear")
+    warnings.warn(
+        f"the linear model has no evidence for the likelihood {likelihood.name}, so the prior"
+        " precision is that of the largest evidence at the trained weights, which is often too"
+        " small; give `prior_precision` where you know better",
+        stacklevel=5,
+    )
+    return replace(config, evidence="trained")
+
+
 def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     """Return a Gaussian around each network."""
+    config = settled(config, problem.likelihood)
     stack = state.stack.clone().eval()
     known = survey(stack, next(problem.inputs(config.batch_size)))
     look_at_coverage(config, known, stack)
@@ -341,7 +367,8 @@ METHODS.register(
     summary="a Gaussian around a trained network, linear in its weights",
     kind="one mode",
     equation="f(x) ~ N(f(x; θ̃), J H⁻¹ Jᵀ),  H = Σₙ Jₙᵀ Λₙ Jₙ + Λ",
-    cost="1 × training, about C × prediction",
+    cost="1 × training, then about 100 products with the Jacobian for the prior; about C ×"
+    " prediction",
     limits="A Gaussian at one point of the weights; its structure leaves covariances out; the"
     " predictive is that of a linear model.",
     paper="Immer et al. 2021",

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polymode.core.attention import plain_attention
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
 
@@ -130,7 +131,8 @@ class Tangent:
             sizes = [each.numel() for each in self.statistics.values()]
             parts = dict(zip(self.statistics, statistics.split(sizes), strict=True))
         own = self._named(point, parts)
-        return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
+        with plain_attention():
+            return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
 
     @property
     def _flat_statistics(self) -> Tensor | None:

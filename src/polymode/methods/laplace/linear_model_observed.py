@@ -55,6 +55,13 @@ class Observed(NamedTuple):
         labels = self.targets.to(outputs).view_as(outputs)
         return -F.binary_cross_entropy_with_logits(outputs, labels, reduction="sum")
 
+    def most_likely(self) -> float:
+        """Return the largest value that `log_likelihood` can have."""
+        if not self.gaussian:
+            return 0.0
+        rows = self.targets if self.targets.dim() > 1 else self.targets.unsqueeze(-1)
+        return 0.5 * float((self.precision / (2 * math.pi)).log().expand_as(rows).double().sum())
+
     def residual(self, outputs: Tensor) -> Tensor:
         """Return −∇ℓ, (N, K)."""
         if self.kind == "gaussian":

@@ -135,8 +135,12 @@ def solve_iterative(
     steps: int = 20,
     tolerance: float = 1e-3,
     inner: int = 100,
+    forcing: float = 0.1,
 ) -> Tensor:
     """Return θ* (P,) by Newton steps with conjugate gradients, preconditioned with Λ.
+
+    Kronecker factors at the network's outputs make no better preconditioner: where the network is
+    sure they are next to nothing, and on the way to θ* the linear model is not.
 
     Args:
         products: of the linear model with its data.
@@ -144,6 +148,7 @@ def solve_iterative(
         start: θ to begin with; by default 0.
         tolerance: the decrease, nats, that a further step would bring.
         inner: at most so many conjugate gradients per step.
+        forcing: error of a step at most, relative; a quadratic loss is solved at once.
     """
     theta = torch.zeros_like(precision) if start is None else start
     for _ in range(steps):
@@ -153,7 +158,7 @@ def solve_iterative(
         def product(v: Tensor, outputs: list[Tensor] = outputs) -> Tensor:
             return products.curvature(outputs, v) + precision * v
 
-        accuracy = min(0.1, gradient.norm().item() ** 0.5) if not products.quadratic else 1e-5
+        accuracy = min(forcing, gradient.norm().item() ** 0.5) if not products.quadratic else 1e-5
         step = conjugate_gradients(product, -gradient, 1 / precision, relative=accuracy, most=inner)
         expected = -(step * gradient).sum()
         theta = _descend(lambda t: products.loss(t, precision), theta, step)
@@ -165,7 +170,7 @@ def solve_iterative(
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     target: Tensor,
-    preconditioner: Tensor,
+    preconditioner: Tensor | Callable[[Tensor], Tensor],
     *,
     start: Tensor | None = None,
     relative: float = 1e-5,
@@ -173,25 +178,38 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return x with ‖product(x) − target‖ ≤ `relative` ‖target‖, norms by the preconditioner.
 
+    Several right-hand sides are solved at once, rows of `target` (..., P); `product` is then given
+    as many rows. It ends when all are solved.
+
     Args:
-        preconditioner: diagonal, like `target`.
+        preconditioner: diagonal, like `target`, or a function of rows.
         most: at most so many products; what is reached then is returned.
     """
+    improve = preconditioner if callable(preconditioner) else preconditioner.mul
     x = torch.zeros_like(target) if start is None else start
     rest = target.clone() if start is None else target - product(start)
-    better = preconditioner * rest
-    direction, size = better, (rest * better).sum()
-    goal = relative**2 * (target * preconditioner * target).sum()
+    better = improve(rest)
+    direction, size = better, _inner_products(rest, better)
+    goal = relative**2 * _inner_products(target, improve(target))
     for _ in range(most):
-        if size <= goal:
+        if bool((size <= goal).all()):
             break
         image = product(direction)
-        length = size / (direction * image).sum()
+        length = _ratio(size, _inner_products(direction, image))
         x, rest = x + length * direction, rest - length * image
-        better = preconditioner * rest
-        before, size = size, (rest * better).sum()
-        direction = better + (size / before) * direction
+        better = improve(rest)
+        before, size = size, _inner_products(rest, better)
+        direction = better + _ratio(size, before) * direction
     return x
+
+
+def _inner_products(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, keepdim=True)
+
+
+def _ratio(upper: Tensor, lower: Tensor) -> Tensor:
+    """Return upper / lower, 0 where a row is solved exactly and both are 0."""
+    return torch.where(lower == 0, torch.zeros_like(lower), upper / lower)
 
 
 class Products:
@@ -245,6 +263,9 @@ class Products:
 
     def log_likelihood(self, outputs: list[Tensor]) -> Tensor:
         return _sum(data.log_likelihood(h) for data, h in zip(self.data, outputs, strict=True))
+
+    def most_likely(self) -> float:
+        return sum(data.most_likely() for data in self.data)
 
     def loss(self, theta: Tensor, precision: Tensor) -> Tensor:
         """Return −Σ log p + ½ θᵀ Λ θ."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from polymode.metrics.paired import Difference, paired
-from polymode.studies.linearised_laplace.networks import NORMALISED
+from polymode.studies.linearised_laplace.networks import NORMALISED, part_of
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.shown import gap, name_of, ratio, said, values
 from polymode.studies.study import Claim, Runs, judged
@@ -21,7 +21,7 @@ def claims(runs: Runs) -> list[Claim]:
     if runs.arms("scale"):
         found += [_invariant(runs), _single_is_not(runs)]
     for net in NORMALISED:
-        if runs.of("networks", net):
+        if runs.of(part_of(net), net):
             found.append(_recommendation_1(runs, net))
             found.append(_recommendation_2(runs, net))
     if runs.of("networks", "fixup"):
@@ -119,8 +119,8 @@ def _single_is_not(runs: Runs) -> Claim:
 
 
 def _recommendation_1(runs: Runs, net: str) -> Claim:
-    single = gap(runs, "networks", net, "nll_linear_single", "nll_trained_single")
-    multiple = gap(runs, "networks", net, "nll_linear_multiple", "nll_trained_multiple")
+    single = gap(runs, part_of(net), net, "nll_linear_single", "nll_trained_single")
+    multiple = gap(runs, part_of(net), net, "nll_linear_multiple", "nll_trained_multiple")
     row = TABLE[net]
     paper = f"{row.linear_multiple[0]:g} and {row.trained_multiple[0]:g} with multiple λ"
     if row.linear_single is not None and row.trained_single is not None:
@@ -134,7 +134,7 @@ def _recommendation_1(runs: Runs, net: str) -> Claim:
 
 
 def _recommendation_2(runs: Runs, net: str) -> Claim:
-    found = gap(runs, "networks", net, "nll_linear_multiple", "nll_linear_single")
+    found = gap(runs, part_of(net), net, "nll_linear_multiple", "nll_linear_single")
     row = TABLE[net]
     paper = "no single λ printed"
     if row.linear_single is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polymode import nets
 
@@ -25,9 +25,16 @@ def cnn(input_shape: Sequence[int], num_outputs: int, *, channels: Sequence[int]
     return nn.Sequential(*layers, *head)
 
 
+class Grid(nn.Module):
+    """Every fourth pixel of every fourth row, as one row per image: (B, 1, H, W) to (B, K)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., 2::4, 2::4].flatten(1)
+
+
 def image_to_image(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.Module:
-    """Return a U-Net whose output is one row per image."""
-    return nn.Sequential(nets.unet(input_shape, 1, **options), nn.Flatten())
+    """Return a U-Net of whose image a grid of pixels is kept, so that many images make few rows."""
+    return nn.Sequential(nets.unet(input_shape, 1, **options), Grid())
 
 
 _BLOCKS = (1, 1, 1)
@@ -39,6 +46,17 @@ IMAGE_NETS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "fixup": (nets.resnet, {"blocks": _BLOCKS, "width": 12, "norm": None}),
     "unet": (image_to_image, {"channels": (24, 24, 24), "skips": (4, 4), "norm": "group"}),
 }
+
+
+def part_of(net: str) -> str:
+    """Return the part of the study that a network belongs to.
+
+    >>> part_of("cnn"), part_of("unet")
+    ('networks', 'unet')
+    """
+    return "unet" if net == "unet" else "networks"
+
+
 NORMALISED = [name for name in IMAGE_NETS if name != "fixup"]
 
 

@@ -10,9 +10,10 @@ the tangent. The transformer and the U-Net of the talk have other data (recalled
 clouds, tomography). With all of MNIST the whole curvature of 50,000 weights is a matrix of 20 GB.
 
 cpu: the toy with three seeds and four lengths of training; the scale of its normalised weights; the
-six networks on few images, so that kernels of N K rows hold the whole curvature; rotated and
+six networks on few images, so that kernels of N K rows hold the whole curvature (of the U-Net's
+images a grid of 9 pixels each, so that they need not be fewer); rotated and
 corrupted MNIST with LeNet, where `laplace` and its rivals are trained as usual; `large`, ResNet-20
-with 272,474 weights on a part of CIFAR-10 and Kronecker factors.
+with 272,474 weights on 100 images of CIFAR-10 and Kronecker factors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.linearised_laplace import experiments
-from polymode.studies.linearised_laplace.networks import IMAGE_NETS
+from polymode.studies.linearised_laplace.networks import IMAGE_NETS, part_of
 
 STEPS = (50, 200, 1000, 3000)
 SCALES = (1 / 3, 1.0, 3.0, 10.0)
@@ -66,30 +67,36 @@ def _toy(steps: tuple[int, ...], scales: tuple[float, ...], seeds: int, trained:
     }
 
 
-def _networks(seeds: int, **options: Any) -> Experiment:
-    return Experiment(
-        function=experiments.networks,
-        arms={name: {"net": name, **options} for name in IMAGE_NETS},
-        seeds=tuple(range(seeds)),
-    )
+def _networks(seeds: int, **options: Any) -> dict[str, Experiment]:
+    """Return Table 1: the classifiers, and the U-Net, whose data are others."""
+    return {
+        part: Experiment(
+            function=experiments.networks,
+            arms={name: {"net": name, **options} for name in IMAGE_NETS if part_of(name) == part},
+            seeds=tuple(range(seeds)),
+        )
+        for part in ("networks", "unet")
+    }
 
 
 def _smoke() -> dict[str, Part | Experiment]:
     small = {"task": "digits", "num_train": 30, "num_test": 40, "epochs": 2, "width": 0.3}
-    return {**_toy((5,), (1.0, 3.0), 2, 5), "networks": _networks(2, **small)}
+    return {**_toy((5,), (1.0, 3.0), 2, 5), **_networks(2, **small)}
 
 
 def _cpu() -> dict[str, Part | Experiment]:
     sizes = {"task": "mnist", "num_train": 100, "num_test": 200, "epochs": 80}
-    images = {"num_train": 500, "num_test": 200, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
-    colour = {"num_train": 2000, "num_test": 500, "num_val": 100, "ood": [], "shifts": []}
+    images = {"num_train": 500, "num_test": 400, "num_val": 100, "ood": [], "shifts": list(SHIFTED)}
+    colour = {"num_train": 100, "num_test": 100, "num_val": 100, "ood": [], "shifts": []}
     return {
         **_toy(STEPS, SCALES, 3, 1000),
-        "networks": _networks(3, **sizes),
+        **_networks(3, **sizes),
         "shifts": _shifts(
             images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=3
         ),
-        "large": _large("cifar10_subset", colour, "resnet20", {"epochs": 15}, 2000, seeds=3),
+        "large": _large(
+            "cifar10_subset", colour, "resnet20", {"epochs": 40, "batch_size": 50}, 100, seeds=3
+        ),
     }
 
 
@@ -98,7 +105,7 @@ def _paper() -> dict[str, Part | Experiment]:
     colour: dict[str, Any] = {"ood": [], "shifts": []}
     return {
         **_toy((50, 200, 1000, 3000, 10_000), SCALES, 10, 3000),
-        "networks": _networks(5, task="mnist", num_train=1000, num_test=10_000, epochs=100),
+        **_networks(5, task="mnist", num_train=1000, num_test=10_000, epochs=100),
         "shifts": _shifts(images, "resnet18", {"epochs": 90}, 60_000, members=5, seeds=5),
         "large": _large("cifar10", colour, "resnet18", {"epochs": 200}, 50_000, seeds=5),
     }
@@ -124,6 +131,9 @@ def _shifts(
         "Laplace, diagonal": Arm("laplace", {**linear, "structure": "diag"}),
         "Laplace, last layer": Arm("laplace", {**linear, "structure": "last_layer"}),
         "subnetwork, energy": Arm("laplace", {**linear, **some, "subnetwork": "jacobian_energy"}),
+        "subnetwork, variance": Arm(
+            "laplace", {**linear, **some, "subnetwork": "largest_variance"}
+        ),
         "dropout": Arm("dropout", shared, {"dropout": 0.2}),
         "deep ensemble": Arm("deep_ensemble", {**shared, "num_modes": members}),
         "SWAG": Arm("swag", {**shared, "lr": 0.02}),

@@ -62,12 +62,43 @@ def columns_of(runs: Runs, part: str) -> dict[str, Column]:
 def tables(runs: Runs) -> dict[str, Table]:
     """Return, for each data set, the table and what lies behind its first columns; the paper's."""
     found: dict[str, Table] = {}
+    if runs.arms("zoo"):
+        found["zoo"] = zoos(runs)
     for part in tables_of(runs):
         found[f"table_{part}"] = table(runs, part)
         found[f"quality_{part}"] = quality(runs, part)
     for name in TABLES if tables_of(runs) else ():
         found[f"paper_{name}"] = published(name)
     return found
+
+
+def zoos(runs: Runs) -> Table:
+    """Return scores, diversity and exchangeability of the reference networks."""
+    measures = {
+        "networks": ("networks", 1, 0), "accuracy %": ("accuracy", 100, 2),
+        "ID MI of pairs, nats × 100": ("id_pair_mi", 100, 2),
+        "OOD MI of pairs, nats × 100": ("ood_pair_mi", 100, 2),
+        "correlation of the two": ("correlation", 1, 2), "corollary p": ("corollary_p", 1, 2),
+    }  # fmt: skip
+    lines = []
+    for arm in runs.arms("zoo"):
+        for findings in list(runs.findings("zoo", arm).values())[:1]:
+            cells = [arm]
+            for metric, factor, digits in measures.values():
+                row = findings[metric]
+                value, error = (
+                    None if each is None else factor * each
+                    for each in (row.value, row.standard_error)
+                )
+                cells.append(number(value, error, digits))
+            lines.append(tuple(cells))
+    return Table(
+        title="The zoo",
+        head=("zoo", *measures),
+        lines=tuple(lines),
+        note="mean ± s.e. over networks, of pairs by the jackknife over networks; corollary p:"
+        " smallest of the layers' times their number",
+    )
 
 
 def table(runs: Runs, part: str) -> Table:
