@@ -49,6 +49,9 @@ SWAG = ROOT / "docs" / "methods" / "swag.md"
 HMC = ROOT / "docs" / "methods" / "hmc.md"
 VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
+SCALE = ROOT / "docs" / "scale.md"
+RANKS = ROOT / "results" / "scale.json"
+FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
@@ -144,6 +147,20 @@ def moving_table(found: dict[str, Any]) -> str:
         value, error = cell["variance"]
         rows.append([f"{cell['rate']:g}", f"{value:.3f} ± {error:.3f}"])
     return "\n" + markdown(rows) + "\n"
+
+
+def scale_table(ranks: dict[str, Any], fleet: dict[str, Any]) -> str:
+    """Return what ranks and clusters were measured to cost, beside the model."""
+    from docs.scale_model import measured_rows, measured_text
+
+    return f"{markdown(measured_rows(ranks))}\n\n{measured_text(ranks, fleet)}"
+
+
+def outlook_table(ranks: dict[str, Any]) -> str:
+    """Return what the model says beyond that."""
+    from docs.scale_model import outlook_rows
+
+    return markdown(outlook_rows(ranks))
 
 
 def metrics_table() -> str:
@@ -251,6 +268,7 @@ def with_parts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def sections() -> list[tuple[Path, str, str]]:
     """Return all that is generated: the page, the name of the place in it, and the text."""
     report, bias = json.loads(BENCHMARKS.read_text()), json.loads(BIAS.read_text())
+    ranks, fleet = json.loads(RANKS.read_text()), json.loads(FLEET.read_text())
     studies = [(page, page.stem, study_text(page.stem)) for page in sorted(STUDIES.glob("*.md"))]
     return [
         (README, "speed", speed_table(report)),
@@ -272,6 +290,8 @@ def sections() -> list[tuple[Path, str, str]]:
         (SYMMETRIES, "speed", symmetry_table(report)),
         (KERNELS, "kernels", kernels_table(report)),
         (TOMOGRAPHY, "tomography", tomography_table(report)),
+        (SCALE, "measured", scale_table(ranks, fleet)),
+        (SCALE, "outlook", outlook_table(ranks)),
     ]
 
 

@@ -21,14 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
+from polymode.core import ranks
+from polymode.core.checkpoint import claimed
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
 from polymode.core.history import Recorder
+from polymode.core.meeting import Meeting
 from polymode.core.options import Augment, Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
+from polymode.core.training_files import load_training, save_training
 
 S = TypeVar("S", bound=Any)
 
@@ -52,10 +55,6 @@ class Checkpoint(NamedTuple):
     identity: dict[str, Any]
     seconds: float = 30.0
     threads: int | None = None  # of torch when the run began
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "training.safetensors"
 
 
 def run(
@@ -82,7 +81,8 @@ def run(
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
-    with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
+    mine = checkpoint is not None and ranks.is_first()
+    with claimed(checkpoint.folder) if mine and checkpoint else nullcontext():
         return _run(
             step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
         )
@@ -103,8 +103,9 @@ def _run(
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
-    if checkpoint is not None and checkpoint.path.exists():
-        state = _load(checkpoint, state, recorder, reporter.total)
+    before = None if checkpoint is None else _load(checkpoint, state, recorder, reporter.total)
+    if before is not None:
+        state = before
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -113,13 +114,18 @@ def _run(
     stack.train()
     try:
         with _interrupts() as interrupted, limit_threads(None):
-            state = _epochs(
-                step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
-                recorder, finished,
-            )  # fmt: skip
+            meeting = Meeting(state.step, reporter.total)
+            try:
+                state = _epochs(
+                    step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
+                    recorder, meeting, finished,
+                )  # fmt: skip
+            except Exception as error:
+                meeting.failed(error)
     finally:
         stack.eval()
-    _require_finite(stack, state.step, passes)
+    with ranks.together():
+        _require_finite(stack, state.step, passes)
     if checkpoint is not None:
         _save(checkpoint, state, recorder)
     return state
@@ -136,6 +142,7 @@ def _epochs(
     checkpoint: Checkpoint | None,
     interrupted: threading.Event,
     recorder: Recorder,
+    meeting: Meeting,
     finished: Callable[[S], bool] | None,
 ) -> S:
     saved, first = time.perf_counter(), state.step
@@ -151,18 +158,21 @@ def _epochs(
                 raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
-            losses = info.loss.tolist()
-            loss = sum(losses) / len(losses)
+            losses, seen = info.loss.tolist(), meeting.seen(info.loss)
+            loss = sum(seen) / len(seen)
             if not math.isfinite(loss):
-                raise _divergence(state.stack, state.step - 1, info.loss, finite, passes)
+                raise _divergence(state.step - 1, seen, finite, passes)
             finite = loss
             recorder.add(state.step, losses, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
-            if interrupted.is_set():
+            due = checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds
+            due, stop = meeting.at(state.step, due, interrupted.is_set())
+            if stop:
                 _stop(state, checkpoint, recorder)
-            if checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds:
-                _require_finite(state.stack, state.step, passes)
+            if due and checkpoint is not None:
+                with ranks.together():
+                    _require_finite(state.stack, state.step, passes)
                 _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
@@ -239,6 +249,7 @@ class _Kept:
 
     def __init__(self, state: Any, history: dict[str, Any] | None) -> None:
         self.state, self.history = state, history
+        self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {})
 
     def _asdict(self) -> dict[str, Any]:
         return {**self.state._asdict(), "history": self.history}
@@ -250,17 +261,19 @@ class _Kept:
 
 def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
     history = {**recorder.numbers(), "threads": checkpoint.threads}
-    save_checkpoint(checkpoint.path, _Kept(state, history), checkpoint.identity)
+    save_training(checkpoint.folder, _Kept(state, history), state.step, checkpoint.identity)
 
 
-def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S:
-    kept: Any = _Kept(state, None)
-    kept = load_checkpoint(checkpoint.path, kept, checkpoint.identity)
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S | None:
+    """Return the state of the last checkpoint, None if there is none."""
+    kept: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
+    if kept is None:
+        return None
     before = (kept.history or {}).pop("threads", checkpoint.threads)
     recorder.load(kept.history)
     if before != checkpoint.threads and kept.state.step < total:
         warnings.warn(
-            f"{checkpoint.path} was written by a training with {before} of torch's threads, and"
+            f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"
             f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
             f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
             stacklevel=5,
@@ -276,18 +289,19 @@ def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None
         )
     _save(checkpoint, state, recorder)
     raise KeyboardInterrupt(
-        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.path}"
+        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.folder}"
     )
 
 
-def _divergence(
-    stack: Stack, step: int, losses: Tensor, finite: float, passes: Passes
-) -> Divergence:
-    bad = [k for k, value in enumerate(losses.tolist()) if not math.isfinite(value)]
+def _divergence(step: int, losses: list[float], finite: float, passes: Passes) -> Divergence:
+    """Return what to raise; `losses` are those of all modes, or of this rank's."""
+    bad = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
     before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
+    mine = len(losses) < ranks.num_modes(len(losses))
+    member = ranks.mode_number(bad[0]) if mine else bad[0]
     return Divergence(
-        f"training diverged at step {step:,}: the loss of member {bad[0] if bad else 0} is"
-        f" {losses[bad[0] if bad else 0].item()} ({len(bad)} of {len(losses)} members; mean loss"
+        f"training diverged at step {step:,}: the loss of member {member} is"
+        f" {losses[bad[0]]} ({len(bad)} of {len(losses)} members; mean loss"
         f" {before}). {passes.advice}"
     )
 
