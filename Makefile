@@ -2,13 +2,16 @@
 # make test   the whole test suite, one process a core
 # make test-browser   the report in a real browser, which is installed by apt-get where there is none
 # make test-data   statistics of the real data sets in $POLYMODE_DATA; those that are not there are skipped
+# make test-hub   publishing and loading through huggingface_hub, in an environment of its own
+# make test-ray   cells and shards on a local Ray cluster of two workers, in an environment of its own
+# make test-cuda   devices: on `meta`, and on a GPU, which must be there
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo test test-browser test-data check bench docs clean
+.PHONY: help demo test test-browser test-data test-hub test-ray test-cuda check bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -35,6 +38,17 @@ test-browser: $(STAMP)
 test-data: $(STAMP)
 	$(PYTHON) -m pytest tests/real_data -rs
 
+test-hub test-ray: test-%:
+	python3 -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,$*]'
+	.venv-$*/bin/python -m pytest -rs $(TESTS_$*)
+
+TESTS_hub := tests/posterior/test_hub.py
+TESTS_ray := tests/runs/test_ray.py
+
+test-cuda: $(STAMP)
+	POLYMODE_CUDA=required $(PYTHON) -m pytest -rs tests/core/test_devices.py
+
 check: $(STAMP)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
@@ -47,4 +61,4 @@ docs: $(STAMP)
 	$(PYTHON) -m docs.tables
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-hub .venv-ray runs .pytest_cache .mypy_cache .ruff_cache

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import CASES, Case, flops
-from .contenders import KINDS, LAPLACE, MATMUL, PEERS
+from .contenders import ASTRA, KINDS, LAPLACE, MATMUL, PEERS, TANGENTS
 from .process import Worker
 from .table import BUSY, render
 
@@ -50,6 +50,18 @@ def parse() -> argparse.Namespace:
         default=os.environ.get("POLYMODE_LAPLACE_PYTHON"),
         metavar="PATH",
         help="interpreter with laplace-torch; default $POLYMODE_LAPLACE_PYTHON",
+    )
+    parser.add_argument(
+        "--tangents-python",
+        default=os.environ.get("POLYMODE_TANGENTS_PYTHON"),
+        metavar="PATH",
+        help="interpreter with neural-tangents; default $POLYMODE_TANGENTS_PYTHON",
+    )
+    parser.add_argument(
+        "--astra-python",
+        default=os.environ.get("POLYMODE_ASTRA_PYTHON"),
+        metavar="PATH",
+        help="interpreter with torch and the ASTRA toolbox; default $POLYMODE_ASTRA_PYTHON",
     )
     options = parser.parse_args()
     if options.rounds < 1:
@@ -98,6 +110,8 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             file = kind.contenders.get(label, "").split(".")[0]
             python = options.peer_python if file in PEERS else sys.executable
             python = options.laplace_python if file == LAPLACE else python
+            python = options.tangents_python if file == TANGENTS else python
+            python = options.astra_python if file == ASTRA else python
             print(f"{case.name}: preparing {label}", file=sys.stderr)
             workers.append(Worker(python, case.name, label, options.threads))
         disturbed = play(case.name, workers, options.rounds, options.patience)

@@ -236,6 +236,7 @@ _OVERHEAD = dict(
     make_net=_mlp_20, input_shape=(20,), num_classes=3, num_examples=1920, batch_size=32
 )
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_DENSE = "1,000 × 1,000 inputs of 784 numbers, 3 hidden ReLU layers"
 NUM_INPUTS = 64  # at which variances of outputs are wanted
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "defocus_blur", "glass_blur",
@@ -354,6 +355,24 @@ CASES = {
              input_shape=(10,), num_examples=45_730, option="npz"),
         Case("read_uci_text", "read", "45,730 rows of 10 numbers, text", input_shape=(10,),
              num_examples=45_730, option="txt"),
+        Case("kernel_dense", "kernel", f"NNGP and NTK of {_DENSE}", input_shape=(784,),
+             num_examples=1000),
+        Case("kernel_dense_cold", "kernel_cold", f"first NNGP and NTK of {_DENSE}",
+             input_shape=(784,), num_examples=1000),
+        Case("kernel_dense_process", "kernel_process",
+             f"a fresh process with NNGP and NTK of {_DENSE}", input_shape=(784,),
+             num_examples=1000),
+        Case("kernel_pooled", "kernel",
+             "NNGP and NTK of 8 × 8 images 3x16x16, 4 convolutions, 2 + 1 poolings",
+             input_shape=(3, 16, 16), num_examples=8),
+        Case("kernel_flatten", "kernel",
+             "NNGP and NTK of 40 × 40 images 3x16x16, 4 convolutions, flattened",
+             input_shape=(3, 16, 16), num_examples=40, option="flatten"),
+        *(Case(f"ising_{width}", "ising",
+               f"{steps} steps of 1,000 MLPs 25-{width}-{width}-1, full batch of 128 lattices",
+               input_shape=(25,), num_modes=1000, num_examples=128, epochs=steps, batch_size=128,
+               option=str(width))
+          for width, steps in ((32, 20), (128, 10), (512, 2))),
         Case("scores_shared", "scores",
              "20 metrics that torchmetrics has, 10 members x 10,000 x 100 classes + OOD, one core",
              num_classes=100, num_examples=10_000),
@@ -374,6 +393,24 @@ CASES = {
              lenet, _GREY, num_modes=1000),
         Case("representation_cost_optunet", "cost", "representation cost of 8,192 OptuNets",
              optunet, _GREY, num_modes=8192),
+        Case("project_128_60", "project",
+             "project 128² pixels at 60 angles, 183 cells, and back, 100 times",
+             input_shape=(1, 128, 128), num_modes=60, num_examples=1, epochs=100, batch_size=1),
+        *(Case(f"project_growth_{side}_{angles}", "project_growth",
+               f"project {side}² pixels at {angles} angles and back", input_shape=(1, side, side),
+               num_modes=angles, num_examples=1, epochs=10, batch_size=1)
+          for side, angles in ((28, 30), (64, 30), (128, 30), (256, 30), (128, 15), (128, 60),
+                               (128, 120))),
+        *(Case(f"image_prior_{side}", "image_prior",
+               f"deep image priors of {images} images of {side}² pixels, {steps} steps",
+               input_shape=(1, side, side), num_modes=images, num_examples=1, epochs=steps,
+               batch_size=1)
+          for side, images, steps in ((28, 8, 100), (64, 4, 40), (128, 2, 20))),
+        *(Case(f"image_kernel_{side}_{angles}", "image_kernel",
+               f"kernel of a linearised U-Net, {side}² pixels, {angles} angles",
+               input_shape=(1, side, side), num_modes=angles, num_examples=1, epochs=1,
+               batch_size=1)
+          for side, angles in ((28, 5), (28, 20), (56, 5))),
         Case("report", "report", "report of 10 methods x 5 seeds, 400 test inputs, 10 shifts",
              num_examples=400),
         Case("startup", "startup", "commands in a fresh process"),

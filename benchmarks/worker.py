@@ -42,6 +42,8 @@ NOT_INSTALLED = (
     "foolbox",
     "cvxpy",
     "laplace",
+    "neural_tangents",
+    "astra",
 )
 
 
@@ -108,8 +110,8 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost")
-    if case.kind in plain or case.kind.startswith("laplace"):
+    plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost", "image_prior", "image_kernel")
+    if case.kind in plain or case.kind.startswith(("laplace", "kernel", "ising", "project")):
         return float(result)
     if case.kind == "predict":
         return float(result[2].mean())
@@ -142,6 +144,7 @@ def versions() -> dict[str, str]:
     """Versions of the interpreter and of the packages in play."""
     found = {"python": platform.python_version()}
     peers = ("torch_uncertainty", "lightning", "torchmetrics", "foolbox", "cvxpy", "laplace")
+    peers += ("neural_tangents", "jax", "astra")
     for name in ("torch", "polymode", *peers):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "?"))

@@ -66,6 +66,16 @@ def test_the_code_of_the_page_of_zoos_runs(tmp_path, monkeypatch) -> None:
     assert names["zoo"].verify() == []
 
 
+@pytest.mark.cpu_seconds(10)
+def test_the_code_of_the_equivariance_page_runs() -> None:
+    """Its blocks in order, as one program, with one epoch; what the last line says is so."""
+    page = (ROOT / "docs/equivariance.md").read_text()
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, batch_size=256, progress="silent"', blocks), names)
+    assert names["exact"]["member_same_predictions"].value == 4
+
+
 @pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_symmetry_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/symmetry.md").read_text(), re.S)
@@ -73,6 +83,26 @@ def test_the_code_of_the_symmetry_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", block), names)
     assert round(names["found"].log_permutations, 1) == 786.4
     assert len(names["form"]) == len(names["near"]) == len(names["cost"].minimum) == 4
+
+
+def test_the_code_of_the_page_on_kernels_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/kernels.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["found"].deviation() < 1e-10 < names["found"].deviation(names["needed"]) <= 0.05
+    error = (names["near"] - names["ntk"]).abs().max() / names["ntk"].max()
+    assert error < 0.3
+
+
+def test_the_code_of_the_page_on_tomography_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tomography.md").read_text(), re.S)
+    assert len(blocks[0].strip().splitlines()) - 3 == 5  # an own operator in five lines
+    names: dict[str, Any] = {}
+    with pytest.warns(UserWarning, match="did not come down"):
+        exec(re.sub(r"steps=\d+", "steps=3", "".join(blocks)), names)
+    assert names["found"].samples.shape == (5, 1, 1, 28, 28)
+    assert names["smooth"].shape == names["image"].shape == (1, 1, 28, 28)
+    assert names["outcome"].posterior.std.shape == (28, 28)
 
 
 def test_the_code_of_the_page_on_attacks_runs() -> None:

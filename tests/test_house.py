@@ -15,10 +15,10 @@ import polymode.core.likelihoods
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "chains", "likelihoods", "nets", "tasks", "prediction", "recalibration",
-    "conformal", "posterior",
-    "methods", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots", "runs",
-    "studies", "report", "cli", "__init__", "__main__",
+    "_version", "core", "chains", "likelihoods", "nets", "equivariance", "tasks", "prediction",
+    "recalibration", "conformal", "posterior",
+    "methods", "tomography", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots",
+    "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

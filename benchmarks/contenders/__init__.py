@@ -17,6 +17,8 @@ from ..cases import Case
 PEER = "torch_uncertainty"
 PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
 LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
+TANGENTS = "neural_tangents_kernels"  # likewise
+ASTRA = "astra_toolbox"  # likewise
 MATMUL = "matmul"
 
 
@@ -272,6 +274,33 @@ KINDS = {
         figure="cpu",
         check="precision",
     ),
+    "kernel": Kind(
+        {
+            "neural-tangents": f"{TANGENTS}.warm",
+            "neural-tangents, float64": f"{TANGENTS}.warm_double",
+            "polymode, float32": "kernels.single",
+            "polymode": "kernels.double",
+        },
+        figure="cpu",
+        check="mean NTK",
+    ),
+    "kernel_cold": Kind(
+        {
+            "neural-tangents": f"{TANGENTS}.cold",
+            "polymode, float32": "kernels.single",
+            "polymode": "kernels.double",
+        },
+        figure="cpu",
+        check="mean NTK",
+    ),
+    "kernel_process": Kind(
+        {"neural-tangents": f"{TANGENTS}.fresh", "polymode": "kernels.fresh"}, figure="cpu"
+    ),
+    "ising": Kind(
+        {"loop over members (20, scaled)": "ising.loop", "polymode": "ising.stack"},
+        figure="cpu",
+        check="mean square",
+    ),
     "scores": Kind(
         {"torchmetrics": "torchmetrics_scores.own", "polymode": "scores.polymode_shared"},
         check="AUROC, MI",
@@ -315,6 +344,35 @@ KINDS = {
             "polymode": "symmetry.cost",
         },
         check="mean m* of 20",
+    ),
+    "project": Kind(
+        {
+            "ASTRA, chord lengths": f"{ASTRA}.line",
+            "ASTRA, linear": f"{ASTRA}.linear",
+            "polymode": "projecting.polymode",
+        },
+        figure="cpu",
+        check="norm of A 1",
+    ),
+    "project_growth": Kind(
+        {"polymode": "projecting.polymode", "building the matrix": "projecting.building"},
+        figure="cpu",
+        ratio="in applications",
+        check="norm of A 1",
+    ),
+    "image_prior": Kind(
+        {"one after another": "image_prior.plain_loop", "polymode": "image_prior.polymode"},
+        figure="cpu",
+        check="loss",
+    ),
+    "image_kernel": Kind(
+        {
+            "row by row": "image_kernel.row_by_row",
+            "rows of J one by one": "image_kernel.jacobian_rows",
+            "polymode": "image_kernel.polymode",
+        },
+        figure="cpu",
+        check="trace",
     ),
     "report": Kind(
         {

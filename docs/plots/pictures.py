@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import polymode as pm
-from polymode import plots
+from polymode import plots, tomography
 from polymode.metrics.diversity import ensemble_size_curve, pairwise_disagreement
 from polymode.metrics.diversity.pairwise import pairwise_mutual_information
 from polymode.metrics.results import Results
@@ -20,7 +20,7 @@ from polymode.report.embed import compact
 
 HERE = Path(__file__).parent
 SMALL, WIDE = 3.1, 4.6  # inches: those below the second are drawn as wide as the first
-PIXELS = ("uncertainty_maps", "entropy_scatter", "attack_trajectory")
+PIXELS = ("uncertainty_maps", "entropy_scatter", "attack_trajectory", "reconstruction_pictures")
 METHODS = {"map": {}, "deep_ensemble": {"num_modes": 5}}
 
 
@@ -46,7 +46,8 @@ def displays() -> dict[str, plots.Display]:
     digits, moons = fitted("digits", 8, range(2)), fitted("two_moons", 60)
     gap = fitted("gap_regression", 150)
     return {
-        **_of_classes(digits), **_of_inputs(moons, gap), **_of_attacks(), **_of_numbers()
+        **_of_classes(digits), **_of_inputs(moons, gap), **_of_attacks(), **_of_images(),
+        **_of_numbers(),
     }  # fmt: skip
 
 
@@ -125,6 +126,29 @@ def _of_attacks() -> dict[str, plots.Display]:
         "detection_curves": plots.detection_curves(found, label="PGD"),
         "attack_trajectory": plots.attack_trajectory(found["deep_ensemble"], label="deep_ensemble"),
     }
+
+
+def _of_images() -> dict[str, plots.Display]:
+    """Return the displays of a reconstruction, of a disc with two holes."""
+    side, axis = 28, torch.arange(56) - 27.5
+    disc = [((axis - x) ** 2 + (axis[:, None] - y) ** 2 < r * r).float()
+            for x, y, r in ((0, 0, 22), (-6, 5, 6), (8, -7, 4))]  # fmt: skip
+    scan = tomography.simulate(tomography.parallel_beam(side, 10), disc[0] - disc[1] / 2 - disc[2])
+    options = tomography.DeepImagePrior(steps=400)
+    found = tomography.ensemble_dip(scan, options=options, networks_per_image=5)
+    assert scan.truth is not None and found.sd is not None
+    parts = found.sd.flatten().argsort().chunk(8)
+    error = found.error(scan.truth).flatten()
+    bins = [(found.sd.flatten()[part].mean(), error[part].square().mean().sqrt()) for part in parts]
+    return {
+        "reconstruction_pictures": plots.reconstruction_pictures(
+            scan.truth, found.mean, found.sd, label="ensemble of deep image priors",
+            others={"FBP": tomography.fbp(scan.operator, scan.observations)},
+        ),
+        "error_calibration": plots.error_calibration(
+            {"ensemble": tuple(torch.tensor(bins).T), "constant": ([0.05], [float(error.std())])}
+        ),
+    }  # fmt: skip
 
 
 def _of_numbers() -> dict[str, plots.Display]:

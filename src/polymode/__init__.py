@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polymode import (
         adversary,
         conformal,
+        equivariance,
         examinations,
         likelihoods,
         methods,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         recalibration,
         symmetry,
         tasks,
+        tomography,
         zoo,
     )
     from polymode.examinations import examine
@@ -50,9 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
-    "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods", "list_tasks",
-    "load", "methods", "metrics", "nets", "options", "plots", "recalibration", "reference",
-    "report", "symmetry", "task", "tasks", "zoo",
+    "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods",
+    "list_tasks", "load", "methods", "metrics", "nets", "options", "plots", "recalibration",
+    "reference", "report", "symmetry", "task", "tasks", "tomography", "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -77,8 +79,8 @@ _HOMES = {
 }
 
 _ROOMS = (
-    "adversary", "conformal", "examinations", "likelihoods", "methods", "metrics", "nets", "plots",
-    "recalibration", "symmetry", "tasks", "zoo",
+    "adversary", "conformal", "equivariance", "examinations", "likelihoods", "methods", "metrics",
+    "nets", "plots", "recalibration", "symmetry", "tasks", "tomography", "zoo",
 )  # fmt: skip
 
 

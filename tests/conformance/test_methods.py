@@ -17,6 +17,8 @@ from torch import nn
 import polymode as pm
 from polymode.core.events import Event
 from polymode.core.likelihoods import Gaussian
+from polymode.core.store import read_tensors
+from polymode.core.training_files import axis_of_modes
 from polymode.methods import METHODS
 
 STREAM = torch.Generator().manual_seed(0)
@@ -303,3 +305,21 @@ def test_registered_with_what_lists_and_reports_need(method) -> None:
     assert entry.value.config.__doc__
     assert entry.value.init.__doc__
     assert entry.value.step.__doc__
+
+
+def test_a_checkpoint_shows_where_its_modes_are(method: str, tmp_path) -> None:
+    """Ranks that resume take their modes from files of others: every tensor of a state has the
+    modes on one axis that is known, or is shared by all of them."""
+    shapes = []
+    for number in (3, 4):
+        folder = tmp_path / str(number)
+        fit(method, num_modes=number, checkpoint=folder)
+        tensors, metadata = read_tensors(folder / "training.safetensors")
+        shapes.append({name: list(tensor.shape) for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        axis = axis_of_modes(name, tensor, metadata["mode_axes"])
+        three, four = (shape[name] for shape in shapes)
+        if axis is not None:
+            assert (three[axis], four[axis]) == (3, 4), name
+            three[axis] = 4
+        assert three == four, name

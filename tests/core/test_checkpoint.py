@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
+from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, write_tensors
+from polymode.core.training import Optimization, Training
 
 
 class State(NamedTuple):
@@ -140,3 +142,37 @@ def test_two_trainings_do_not_share_a_folder(tmp_path) -> None:
                 pass
     with claimed(tmp_path / "run"):
         pass
+
+
+class Trained(NamedTuple):
+    """What every gradient-trained method holds."""
+
+    stack: Stack
+    optimization: Optimization
+    step: int
+
+
+def test_moments_come_back_in_the_memory_format_of_the_weights(tmp_path) -> None:
+    """The fused Adam goes through memory as it lies: moments in another format than the weights
+    would be those of other weights. The next step must be the one that would have come."""
+    x, y = torch.rand(4, 3, 6, 6), torch.rand(4, 5, 4, 4)
+
+    def trained() -> Trained:
+        stack = Stack(lambda: nn.Conv2d(3, 5, 3), 2, execution="loop")
+        return Trained(stack, Optimization(Training(lr=0.1), stack.leaves(), 1, 9), 0)
+
+    def advance(state: Trained) -> None:
+        loss = lambda out, y, extra: (out - y).square().mean((-1, -2, -3, -4))  # noqa: E731
+        state.stack.train().gradients(loss, x, y, step=0)
+        state.optimization.update(0)
+
+    begun = trained()
+    begun.stack.lay_out(True)
+    advance(begun), advance(begun)
+    save_checkpoint(tmp_path / "file", begun, {})
+    found = load_checkpoint(tmp_path / "file", trained(), {})
+    for leaf in found.stack.leaves():
+        assert found.optimization.optimizer.state[leaf]["exp_avg"].stride() == leaf.stride()
+    advance(begun), advance(found)
+    for name, tensor in begun.stack.tensors().items():
+        assert torch.equal(tensor, found.stack.tensors()[name]), name

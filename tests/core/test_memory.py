@@ -144,3 +144,34 @@ def test_gradients_and_moments_need_room_too(monkeypatch) -> None:
                 ValueError, match=f"training by {optimizer}: gradients.*fewer modes"
             ):
                 train()
+
+
+@pytest.mark.parametrize(
+    "line, folder, names",
+    [
+        ("0::/job/step", "", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/job/step",
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_limits_of_containers_and_jobs_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, folder: str, names: tuple
+) -> None:
+    """Both versions of control groups; the tightest limit from the process upwards holds."""
+    limit, used, cached = names
+    for path, most in ((tmp_path / folder / "job", 5000), (tmp_path / folder / "job/step", 9000)):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / limit).write_text(f"{most}\n")
+        (path / used).write_text("2000\n")
+        (path / "memory.stat").write_text(f"cache 700\n{cached} 500\n")
+    groups = tmp_path / "cgroup"
+    groups.write_text(f"9:cpu:/\n{line}\n")
+    found = memory._limits(groups, tmp_path)
+    assert len(found) == 2
+    monkeypatch.setattr(memory, "_limits", lambda: found)
+    assert memory.free_bytes() == 5000 - 2000 + 500
+    (tmp_path / folder / "job" / limit).write_text("max\n")
+    assert memory.free_bytes() == 9000 - 2000 + 500

@@ -50,7 +50,10 @@ def test_an_examination_is_called_with_its_options_and_labelled(fitted):
     )
     assert found["spread"].value is None and found["spread"].note == "n/a (undefined)"
     assert found.arrays["heights"].tolist() == [0.0, 2.0, 4.0]
-    assert found.name == "weighing" and found.displays() == {}
+    assert found.name == "weighing" and pm.examine(fitted[0], "two_moons", "weighing").rows
+    with pytest.raises(ValueError, match="`task` of examine is a list; give a name"):
+        pm.examine(fitted[0], [], "weighing")
+    assert found.displays() == {}
     assert "mean height ↑" in found.table() and "mean height ↑" in found._repr_html_()
     with pytest.raises(KeyError, match="no number 'mean_heigt' .* Did you mean 'mean_height'"):
         found["mean_heigt"]

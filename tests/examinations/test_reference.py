@@ -115,6 +115,14 @@ def test_hmc_is_close_to_its_reference_and_a_point_is_not() -> None:
     assert other["w1"].value > 2 * found["w1"].value
     assert other["std_ratio"].value < 0.9 and other["std_ratio_ood"].value < 0.6
     assert other["reference_r_hat"].value == found["reference_r_hat"].value < 1.1
+    assert found["reference_r_hat_median"].value <= found["reference_r_hat"].value
+    yardstick = found["reference_w1"]  # two halves of half as many draws: about twice the distance
+    assert yardstick == other["reference_w1"] and 0 < yardstick.value < 4 * found["w1"].value
+    held = pm.reference(
+        few, net=lambda: fresh(net()), seed=1000, progress="silent", mass="diagonal", **sizes
+    ).post
+    halves = held[:2].predict(X), held[2:].predict(X)
+    assert yardstick.value == pytest.approx(pm.metrics.reference.w1(*halves).value)
 
 
 def test_a_fresh_network_has_the_architecture_and_values_of_its_own() -> None:

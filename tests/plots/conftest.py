@@ -94,6 +94,12 @@ def displays(digits_results, digits_board, gap_results, moons_results):
             axis="distance",
             caption="Two methods, a point per seed.",
         ),
+        "reconstruction_pictures": plots.reconstruction_pictures(
+            *stream.random((3, 1, 28, 28)), others={"FBP": stream.random((28, 28))}
+        ),
+        "error_calibration": plots.error_calibration(
+            {"e": (np.geomspace(0.01, 0.1, 5), np.geomspace(0.02, 0.09, 5)), "x": ([0.05], [0.06])}
+        ),
         "orbit_curve": plots.orbit_curve(theta, orbit, control=orbit[0]),
         "sweep": plots.sweep(grid, {"nll": stream.random((5, 3))}, name="lengthscale", chosen=0.1),
         "severity": plots.severity(digits_board, "rotation"),

@@ -10,7 +10,7 @@ import torch
 from polymode import nets
 from polymode.prediction import MixturePrediction
 from polymode.studies import STUDIES, Runs
-from polymode.studies.alpha_dropout import mnist, published, uci
+from polymode.studies.alpha_dropout import chains, mnist, published, uci
 from polymode.studies.alpha_dropout.claims import name_of
 
 STUDY = STUDIES.get("alpha_dropout").value
@@ -168,3 +168,60 @@ def test_comparisons_with_the_paper(runs) -> None:
     assert found["boston, α = 0.5, NLL"].verdict == "n/a"
     assert not any("naval" in label or "energy" in label for label in found)
     assert STUDY.comparisons("smoke", runs) == []
+
+
+@pytest.mark.parametrize("method", ["hmc", "mile"])
+def test_chains_choose_their_prior_inside_the_training_part(monkeypatch, method) -> None:
+    """Every precision is tried on the task with a fifth held out; the best of them there is
+    sampled, longer, on the whole part, and its test set is scored once."""
+    sampled, scored = [], []
+    (part, _), (whole, _) = uci.tasks_of("wiggle", 1), uci.tasks_of("wiggle", 1)
+    plain, predicted = chains.fit, chains.predicted
+
+    def watched(name, **how):
+        sampled.append((name, how["prior_precision"], how["epochs"], how["task"] is whole))
+        return plain(name, **how)
+
+    def seen(post, data):
+        found, values = predicted(post, data)
+        scored.append((-found.log_prob(values).mean().item(), len(values)))
+        return found, values
+
+    monkeypatch.setattr(chains, "fit", watched)
+    monkeypatch.setattr(chains, "predicted", seen)
+    monkeypatch.setattr(chains, "tasks_of", lambda dataset, seed: (part, whole))
+    found = chains.split(
+        1, dataset="wiggle", method=method, precisions=[1.0, 30.0], steps=[8, 10], leapfrog_steps=2,
+        training_steps=3, hidden=4, num_chains=2, samples=4,
+    )  # fmt: skip
+    longer = 3 if method == "mile" else 0
+    assert sampled[:2] == [(method, each, 8 + longer, False) for each in (1.0, 30.0)]
+    best = min(zip(scored[:2], (1.0, 30.0), strict=True))[1]
+    assert sampled[2] == (method, best, 10 + longer, True) and len(scored) == len(sampled) == 3
+    assert found["chosen_precision"].value == best
+    assert found["nll"].value == pytest.approx(scored[2][0]) and found["r_hat"].value > 0
+
+
+def test_the_hmc_column_stands_beside_dropout_on_the_same_splits(make) -> None:
+    """Dropout has a split more than the chains; it is left out. The verdict is that of the paired
+    difference; without dropout the claim is not run."""
+    part, own = "uci_boston", "uci_hmc_boston"
+    numbers = {0: (2.5, 2.3), 1: (2.6, 2.41), 2: (2.4, 2.19)}
+    alpha = [
+        make("α = 0.5", seed, {(f"examined:{part}", "nll"): value})
+        for seed, value in [*((s, a) for s, (a, _) in numbers.items()), (3, 9.0)]
+    ]
+    hmc = [
+        make("HMC", seed, {(f"examined:{own}", "nll"): value})
+        for seed, (_, value) in numbers.items()
+    ]
+    both = Runs({part: alpha, own: hmc})
+    table = chains.tables(both)["uci_hmc_nll"]
+    line = dict(zip(table.head, table.lines[0], strict=True))
+    assert line["HMC"].startswith("2.30") and line["α = 0.5"].startswith("2.50")
+    assert line["HMC, quoted in the paper"] == "2.27 ± 0.03" and line["MILE"] == "n/a"
+    claim = next(each for each in chains.claims(both) if "HMC" in each.text)
+    assert claim.verdict == "holds" and claim.paper == "−0.11 nats"
+    assert chains.claims(Runs({own: hmc}))[0].verdict == "not run"
+    compared = chains.comparisons("cpu", both)
+    assert [each.verdict for each in compared] == ["reproduced", "n/a", "n/a"]

@@ -97,6 +97,8 @@ def _warn_once() -> Callable[..., None]:
 def _run(words: list[str], json_: bool) -> int:
     try:
         code = typer.main.get_command(app).main(words, "polymode", standalone_mode=False)
+        if "polymode.core.ranks" in sys.modules:
+            sys.modules["polymode.core.ranks"].leave_together()
         return code if isinstance(code, int) else 0
     except UsageProblem as problem:
         return _complain(str(problem), 2, json_)
@@ -114,7 +116,12 @@ def _run(words: list[str], json_: bool) -> int:
         where = f" {problem.filename}" if problem.filename else ""
         return _complain(f"cannot use{where or ' a file'}: {problem.strerror or problem}", 1, json_)
     except Exception as problem:
-        if type(problem).__name__ not in ("WriteProblem", "FileProblem"):
+        if type(problem).__name__ not in (
+            "WriteProblem",
+            "FileProblem",
+            "RankProblem",
+            "ClusterProblem",
+        ):
             raise  # by name: their modules import torch, this one must not
         return _complain(str(problem), 1, json_)
 

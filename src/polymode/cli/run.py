@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from polymode.cli import keep_what_is_done
-from polymode.cli.talk import Json, put, say, tell_damage, write
+from polymode.cli.talk import Json, follows, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
+    from polymode.core.cluster import Cluster
     from polymode.metrics import Leaderboard
     from polymode.runs.folder import RunFolder
     from polymode.runs.part import Request
@@ -70,6 +72,13 @@ Examine = Annotated[
     ),
 ]
 Jobs = Annotated[int, typer.Option(metavar="N", help="cells at a time, each in its own process")]
+Backend = Annotated[
+    str, typer.Option(metavar="BACKEND", help="processes of this machine, or ray: a Ray cluster")
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="of a Ray cluster; by default one on this machine"),
+]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:0 or mps")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="run all cells, done or not")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show plan and estimate, write nothing")]
@@ -89,6 +98,8 @@ def run(
     examine: Examine = None,
     out: Out = None,
     jobs: Jobs = 1,
+    backend: Backend = "processes",
+    address: ClusterAddress = None,
     device: Device = "cpu",
     fresh: Fresh = False,
     dry_run: DryRun = False,
@@ -110,6 +121,8 @@ def run(
     from polymode.runs.plan import make_plan
 
     _check_jobs(jobs)
+    _join_ranks(jobs)
+    cluster = cluster_for(backend, address)
     if study is not None:
         _refuse_other_names(study)
         from polymode.cli.run_study import run_study
@@ -126,6 +139,7 @@ def run(
             device=device,
             out=out,
             jobs=jobs,
+            cluster=cluster,
             fresh=fresh,
             dry_run=dry_run,
             quiet=quiet,
@@ -149,12 +163,43 @@ def run(
     if dry_run:
         _dry_run(plan, folder, jobs, fresh, json_)
     else:
-        _run(plan, folder, jobs, fresh, quiet, json_)
+        _run(plan, folder, jobs, fresh, quiet, json_, cluster)
 
 
 def _check_jobs(jobs: int) -> None:
     if jobs < 1:
         raise UsageProblem(f"--jobs must be at least 1, got {jobs}")
+
+
+def cluster_for(backend: str, address: str | None) -> Cluster | None:
+    """Return the Ray cluster that was asked for, None for processes of this machine."""
+    from polymode.core import ranks
+    from polymode.core.cluster import Cluster
+
+    if backend not in ("processes", "ray"):
+        raise UsageProblem(f"--backend must be processes or ray, got '{backend}'")
+    if backend == "processes":
+        if address is not None:
+            raise UsageProblem("--address is that of a Ray cluster: add --backend ray")
+        return None
+    if ranks.launched():
+        raise UsageProblem("--backend ray and torchrun exclude each other: take one of the two")
+    return Cluster(address)
+
+
+def _join_ranks(jobs: int) -> None:
+    """Find the other processes that torchrun started, if it started this one."""
+    from polymode.core import ranks
+
+    if not ranks.launched():
+        return
+    if jobs > 1:
+        raise UsageProblem(
+            f"--jobs {jobs} runs cells side by side, torchrun the modes of one cell: take one of"
+            " the two"
+        )
+    ranks.start()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _refuse_other_names(study: str) -> None:
@@ -215,21 +260,36 @@ def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool)
         write(str(folder.path))
 
 
-def _run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool, json_: bool) -> None:
+def _run(
+    plan: Plan,
+    folder: RunFolder,
+    jobs: int,
+    fresh: bool,
+    quiet: bool,
+    json_: bool,
+    cluster: Cluster | None,
+) -> None:
     from polymode.cli.progress import watcher
+    from polymode.metrics.results import EXAMINED
     from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
 
     keep_what_is_done()
     tell_damage(folder, "counts as not done")
-    command = plan.command(str(folder.path), *in_jobs(jobs))
+    command = plan.command(str(folder.path), *in_jobs(jobs, cluster))
     try:
-        outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
+        outcome = run_plan(
+            plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet, cluster=cluster
+        )
+        if follows():
+            raise typer.Exit(1 if outcome.failed else 0)
     except KeyboardInterrupt as stop:
         far = f"after {stop}" if isinstance(stop, Interrupted) else "before the first cell"
         _interrupted(far, command, json_)
     board = leaderboard(folder, predictions=True)
     if board is not None and not quiet and not json_:
         write(f"\n{board.table()}\n")
+        if any(name.startswith(EXAMINED) for name in board.groups(full=True)):
+            write(f"What was examined: in the report, or `polymode table {folder.path} --full`")
     written = board is not None and _report(folder, board, json_)
     if outcome.failed:
         say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")

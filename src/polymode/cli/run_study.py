@@ -12,7 +12,8 @@ from polymode.cli import keep_what_is_done
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
-from polymode.cli.talk import OUTSIDE, put, say, tell_damage, write
+from polymode.cli.talk import OUTSIDE, follows, put, say, tell_damage, write
+from polymode.core.cluster import Cluster
 from polymode.report.run import write_report
 from polymode.report.study import Shown, finish_study, outside
 from polymode.runs.folder import RunFolder
@@ -39,6 +40,7 @@ def run_study(
     device: str,
     out: str | None,
     jobs: int,
+    cluster: Cluster | None,
     fresh: bool,
     dry_run: bool,
     quiet: bool,
@@ -62,14 +64,19 @@ def run_study(
     if dry_run:
         _dry_run(plans, folders, jobs, fresh, json_)
     keep_what_is_done()
+    if follows():
+        failed = sum(
+            run_plan(plan, folders[part], watcher(True)).failed for part, plan in plans.items()
+        )
+        raise typer.Exit(1 if failed else 0)
     begin_study(path, wanted, list(plans))
     outcomes: dict[str, Outcome] = {}
     for part, plan in plans.items():
         try:
-            outcomes[part] = _run_part(part, plan, folders[part], jobs, fresh, quiet)
+            outcomes[part] = _run_part(part, plan, folders[part], jobs, fresh, quiet, cluster)
         except KeyboardInterrupt as stop:
             far = f"after {stop} of part {part}" if isinstance(stop, Interrupted) else f"in {part}"
-            resume = wanted.command(str(path), *in_jobs(jobs))
+            resume = wanted.command(str(path), *in_jobs(jobs, cluster))
             say(f"Interrupted {far}. Resume: {resume}")
             if json_:
                 put({"error": f"interrupted {far}", "exit": 130, "resume": resume})
@@ -79,12 +86,20 @@ def run_study(
 
 
 def _run_part(
-    part: str, plan: Plan, folder: RunFolder, jobs: int, fresh: bool, quiet: bool
+    part: str,
+    plan: Plan,
+    folder: RunFolder,
+    jobs: int,
+    fresh: bool,
+    quiet: bool,
+    cluster: Cluster | None,
 ) -> Outcome:
     if not quiet:
         say(f"\n{part}")
     tell_damage(folder, "counts as not done")
-    outcome = run_plan(plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet)
+    outcome = run_plan(
+        plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet, cluster=cluster
+    )
     board = leaderboard(folder, predictions=True)
     if board is not None:
         write_report(folder, board)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,14 +20,21 @@ OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all messages on stderr")]
 
 
+def follows() -> bool:
+    """Whether this process is one of several that torchrun started, and not the first."""
+    return os.environ.get("RANK", "0") != "0" and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def say(text: str) -> None:
-    """Tell the user something that is not data."""
-    typer.echo(plain(text), err=True)
+    """Tell the user something that is not data; of several ranks, the first one does."""
+    if not follows():
+        typer.echo(plain(text), err=True)
 
 
 def write(text: str, *, end: str = "\n") -> None:
     """Print data as text."""
-    typer.echo(plain(text) + end, nl=False)
+    if not follows():
+        typer.echo(plain(text) + end, nl=False)
 
 
 def tell_damage(folder: RunFolder, what: str) -> None:
@@ -38,4 +46,6 @@ def tell_damage(folder: RunFolder, what: str) -> None:
 def put(content: Any) -> None:
     """Print data as JSON; what a terminal would take for a command is written as its number."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    if follows():
+        return
     typer.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from polymode.cli.arguments import parse_settings
+from polymode.cli.run import cluster_for
 from polymode.cli.talk import Json, put, say, write
 from polymode.core.columns import left_table, terminal_width
 from polymode.runs.settings import UsageProblem
@@ -53,12 +54,16 @@ def train_(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the zoo")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, ...")] = "cpu",
+    jobs: Annotated[int, typer.Option("--jobs", help="shards at a time, with --backend ray")] = 2,
+    backend: Annotated[str, typer.Option("--backend", help="processes, or ray")] = "processes",
+    address: Annotated[str | None, typer.Option("--address", help="of a Ray cluster")] = None,
 ) -> None:
     """Train networks until the zoo has as many as are asked for; resumes what is there."""
     from polymode.core.store import cache_folder
     from polymode.zoo import RECIPES, Zoo, train
     from polymode.zoo.train import progress_line
 
+    cluster = cluster_for(backend, address)
     with _as_usage():
         there = recipe not in RECIPES and Path(recipe).is_dir()
         chosen = Zoo(recipe).recipe if there else RECIPES.get(recipe).value
@@ -75,6 +80,7 @@ def train_(
             train(
                 folder, chosen, networks, seed=seed, networks_per_shard=per_shard, dtype=dtype,
                 device=device, watch=lambda *done: say(progress_line(*done)),
+                cluster=cluster and cluster._replace(workers=jobs),
             )  # fmt: skip
         except KeyboardInterrupt:
             say(f"Interrupted; complete shards are in {folder}. Run the same command to resume.")

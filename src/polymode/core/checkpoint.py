@@ -33,9 +33,12 @@ _SHOWN = 3  # differences to another run
 S = TypeVar("S", bound=NamedTuple)
 
 
-def save_checkpoint(path: Path, state: Any, identity: dict[str, Any]) -> None:
+def save_checkpoint(
+    path: Path, state: Any, identity: dict[str, Any], modes: tuple[int, int] | None = None
+) -> None:
     """Write `state` to `path`, a named tuple of stacks, optimisations, tensors, dictionaries of
-    tensors, and values that JSON holds. Stacks that share memory with another stay out of it."""
+    tensors, and values that JSON holds. Stacks that share memory with another stay out of it.
+    `modes` are first and last of those that it holds, None for all."""
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {}
     for field, value in state._asdict().items():
@@ -54,23 +57,39 @@ def save_checkpoint(path: Path, state: Any, identity: dict[str, Any]) -> None:
             fields[field] = {"is": "value", "value": value}
         tensors |= {f"{field}/{name}": tensor.detach() for name, tensor in own.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, tensors, {"schema": SCHEMA, "identity": identity, "fields": fields})
+    axes = getattr(state, "mode_axes", {})  # where these are not the first ones
+    metadata = {"schema": SCHEMA, "identity": identity, "fields": fields, "mode_axes": axes}
+    write_tensors(path, tensors, metadata if modes is None else {**metadata, "modes": modes})
 
 
 def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
-    """Return `state` as it was saved at `path` by the same run.
+    """Return `state` as it was saved at `path` by the same run."""
+    tensors, metadata = read_checkpoint(path, identity)
+    return restored(state, tensors, metadata["fields"], path)
+
+
+def read_checkpoint(
+    path: Path, identity: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the metadata that the same run saved at `path`."""
+    tensors, metadata = read_tensors(path)
+    _check(path, metadata, identity)
+    return tensors, metadata
+
+
+def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path: Path) -> S:
+    """Return `state` with what was saved, in a file near `path`.
 
     What was saved is what comes back. A tensor that `state` has in the same shape is filled, not
     replaced: an optimiser may hold it. Others (a state that grows) come as they were saved.
     """
-    tensors, metadata = read_tensors(path)
-    _check(path, metadata, identity)
-    fields, mine = metadata["fields"], state._asdict()
+    mine = state._asdict()
     if odd := sorted(fields.keys() ^ mine.keys()):
         who = "the file" if odd[0] in fields else "this run"
         raise FileProblem(f"{path}: only {who} has a state '{odd[0]}'; remove it to start anew")
     changes: dict[str, Any] = {}
-    for field, saved in fields.items():
+    # Stacks first: they bring the memory format of the weights, which an optimiser's moments share.
+    for field, saved in sorted(fields.items(), key=lambda item: item[1]["is"] != "stack"):
         value, kind = mine[field], saved["is"]
         own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
         if kind == "stack":

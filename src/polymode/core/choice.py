@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core import ranks
 from polymode.core.dense import dense_program
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
@@ -73,12 +74,20 @@ _HOPELESS = 3.0  # given up after its first run: no candidate came back from mor
 
 
 def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
-    """Return the plan that the user named, or the fastest one."""
+    """Return the plan that the user named, or the fastest one: the same on all ranks."""
     if stack.execution == "batched":
         return Plan("batched")
+    number = ranks.num_modes(stack.num_modes)
+    return ranks.agreed(lambda: _choose(stack, kind, run, x, y, own, number))
+
+
+def _choose(
+    stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool, num_modes: int
+) -> Plan:
+    """The choice is that of all `num_modes`, so that it is the same for any number of ranks."""
     known = not stack.members_differ and dense_program(stack) is not None
     by_rule = stack.execution == "auto" and stack.horizon < _FEW and known
-    job = _job(stack, kind, x, own)
+    job = _job(stack, kind, x, own, num_modes)
 
     def fit() -> int:
         return stack.chunk_size or members_that_fit(stack, run, x, y, own)
@@ -87,7 +96,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -
         if stack.execution == "chunked":
             return Plan("chunked", chunk_size=fit())
         if by_rule:
-            plan = _by_rule(stack, x, own)
+            plan = _by_rule(stack, x, own, num_modes)
         else:
             plan = _of_machine(job, lambda: _measure(stack, run, x, y, own))
         if plan.execution == "batched" and (size := fit()) < stack.num_modes:
@@ -141,16 +150,16 @@ def _warn_of_no_cache(error: OSError) -> None:
     )
 
 
-def _by_rule(stack: Stack, x: Tensor, own: bool) -> Plan:
+def _by_rule(stack: Stack, x: Tensor, own: bool, num_modes: int) -> Plan:
     """Return the plan of dense networks for work too short to be measured first.
 
     Batched products were the fastest for every width from 64 to 512 units and 4 to 16 members, 1.4
     to 6 times the speed of a plain loop.
     """
     rows = x.shape[1] if own else x.shape[0]
-    operations = 6 * rows * stack.num_modes * stack.num_parameters
+    operations = 6 * rows * num_modes * stack.num_parameters
     threads = 1 if operations < _SHORT and stack.device.type == "cpu" else None
-    return Plan("batched" if stack.num_modes > 1 else "loop", num_threads=threads)
+    return Plan("batched" if num_modes > 1 else "loop", num_threads=threads)
 
 
 def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
@@ -277,14 +286,16 @@ def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) ->
     return max(1, min(stack.num_modes, int(0.5 * free_bytes(stack.device) // max(one, 1))))
 
 
-def _job(stack: Stack, kind: str, x: Tensor, own: bool) -> str:
+def _job(stack: Stack, kind: str, x: Tensor, own: bool, num_modes: int) -> str:
     """Return a hash of everything the choice depends on, but the machine."""
-    shapes = [(n, tuple(t.shape)) for n, t in {**stack.params, **stack.frozen}.items()]
+    tensors = {**stack.params, **stack.frozen}
+    shapes = [(n, (num_modes, *t.shape[1:])) for n, t in tensors.items()]
+    of_x = (num_modes, *x.shape[1:]) if own else tuple(x.shape)
     if torch.is_grad_enabled() and not stack.differentiable:
         kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template), shapes,
-        tuple(x.shape), own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
+        of_x, own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, stack.channels_last, stack.chunk_size,
     ]  # fmt: skip

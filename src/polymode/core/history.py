@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.data import Arrays, Data
 from polymode.core.likelihoods import Likelihood
 from polymode.core.stack import Stack
@@ -72,6 +73,45 @@ class History(NamedTuple):
         return History(**{**content, **curves, **steps})
 
 
+def joined_histories(parts: Sequence[History]) -> History:
+    """Return the curves of all modes from those of ranks that held some each."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def beside(curves: Iterable[Curve]) -> Curve:
+        return tuple(sum(rows, ()) for rows in zip(*curves, strict=True))
+
+    return parts[0]._replace(
+        train_loss=beside(part.train_loss for part in parts),
+        val_nll=beside(part.val_nll for part in parts),
+        seconds=max(part.seconds for part in parts),
+    )
+
+
+def joined_numbers(parts: Sequence[tuple[dict[str, Any], slice]]) -> dict[str, Any]:
+    """Return `Recorder.numbers` of some modes, from those of files and what to take of each."""
+    first, _ = parts[0]
+
+    def values(name: str) -> list[Any] | None:
+        if first[name] is None:
+            return None
+        return [value for numbers, modes in parts for value in numbers[name][modes]]
+
+    def curve(name: str) -> list[Any]:
+        rows = zip(*(numbers[name] for numbers, _ in parts), strict=True)
+        return [
+            [
+                row[0][0],
+                [v for (_, own), (_, modes) in zip(row, parts, strict=True) for v in own[modes]],
+            ]
+            for row in rows
+        ]
+
+    joined = {name: values(name) for name in ("sums", "first")}
+    joined |= {name: curve(name) for name in ("train", "val")}
+    return {**first, **joined, "seconds": max(numbers["seconds"] for numbers, _ in parts)}
+
+
 class Validation(NamedTuple):
     """When and how the validation loss is computed: each member's NLL, (M,)."""
 
@@ -84,7 +124,7 @@ class Recorder:
     """Makes the history of a run, step by step."""
 
     def __init__(self, total: int, num_modes: int, validation: Validation | None = None) -> None:
-        points = max(LEAST_POINTS, min(POINTS, NUMBERS // num_modes))
+        points = max(LEAST_POINTS, min(POINTS, NUMBERS // ranks.num_modes(num_modes)))
         self.window = max(1, math.ceil(total / points))
         self.total, self.validation = total, validation
         self._sums = [0.0] * num_modes

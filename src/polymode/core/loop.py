@@ -21,14 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
+from polymode.core import ranks
+from polymode.core.checkpoint import claimed
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
 from polymode.core.history import Recorder
-from polymode.core.options import Passes
+from polymode.core.meeting import Meeting
+from polymode.core.options import Augment, Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
+from polymode.core.training_files import load_training, save_training
 
 S = TypeVar("S", bound=Any)
 
@@ -53,10 +56,6 @@ class Checkpoint(NamedTuple):
     seconds: float = 30.0
     threads: int | None = None  # of torch when the run began
 
-    @property
-    def path(self) -> Path:
-        return self.folder / "training.safetensors"
-
 
 def run(
     step: Callable[[S, Batch], tuple[S, Any]],
@@ -69,6 +68,7 @@ def run(
     observers: tuple[Observer, ...] = (),
     checkpoint: Checkpoint | None = None,
     recorder: Recorder | None = None,
+    finished: Callable[[S], bool] | None = None,
 ) -> S:
     """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
     state.
@@ -76,12 +76,16 @@ def run(
     Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
     with one written at that very step. `recorder` hears of every step, those before a resume
-    included.
+    included. `finished` is asked after every pass over the data whether the state is good enough to
+    end before the last one.
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
-    with nullcontext() if checkpoint is None else claimed(checkpoint.folder):
-        return _run(step, state, data, passes, seed, what, observers, checkpoint, recorder)
+    mine = checkpoint is not None and ranks.is_first()
+    with claimed(checkpoint.folder) if mine and checkpoint else nullcontext():
+        return _run(
+            step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
+        )
 
 
 def _run(
@@ -94,12 +98,14 @@ def _run(
     observers: tuple[Observer, ...],
     checkpoint: Checkpoint | None,
     recorder: Recorder | None,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     per_epoch = data.num_batches(passes.batch_size)
     reporter = Reporter(what, passes.total_steps(per_epoch), observers)
     recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
-    if checkpoint is not None and checkpoint.path.exists():
-        state = _load(checkpoint, state, recorder, reporter.total)
+    before = None if checkpoint is None else _load(checkpoint, state, recorder, reporter.total)
+    if before is not None:
+        state = before
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -108,13 +114,18 @@ def _run(
     stack.train()
     try:
         with _interrupts() as interrupted, limit_threads(None):
-            state = _epochs(
-                step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
-                recorder,
-            )  # fmt: skip
+            meeting = Meeting(state.step, reporter.total)
+            try:
+                state = _epochs(
+                    step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
+                    recorder, meeting, finished,
+                )  # fmt: skip
+            except Exception as error:
+                meeting.failed(error)
     finally:
         stack.eval()
-    _require_finite(stack, state.step, passes)
+    with ranks.together():
+        _require_finite(stack, state.step, passes)
     if checkpoint is not None:
         _save(checkpoint, state, recorder)
     return state
@@ -131,10 +142,12 @@ def _epochs(
     checkpoint: Checkpoint | None,
     interrupted: threading.Event,
     recorder: Recorder,
+    meeting: Meeting,
+    finished: Callable[[S], bool] | None,
 ) -> S:
     saved, first = time.perf_counter(), state.step
     finite, loss = math.nan, math.nan
-    while state.step < reporter.total:
+    while state.step < reporter.total and not (finished is not None and finished(state)):
         epoch, position = divmod(state.step, per_epoch)
         before = state.step
         for batch in _batches(data, passes, state.stack, seed, epoch, position):
@@ -145,18 +158,21 @@ def _epochs(
                 raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 torch.set_num_threads(state.stack.num_threads)
-            losses = info.loss.tolist()
-            loss = sum(losses) / len(losses)
+            losses, seen = info.loss.tolist(), meeting.seen(info.loss)
+            loss = sum(seen) / len(seen)
             if not math.isfinite(loss):
-                raise _divergence(state.stack, state.step - 1, info.loss, finite, passes)
+                raise _divergence(state.step - 1, seen, finite, passes)
             finite = loss
             recorder.add(state.step, losses, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
-            if interrupted.is_set():
+            due = checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds
+            due, stop = meeting.at(state.step, due, interrupted.is_set())
+            if stop:
                 _stop(state, checkpoint, recorder)
-            if checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds:
-                _require_finite(state.stack, state.step, passes)
+            if due and checkpoint is not None:
+                with ranks.together():
+                    _require_finite(state.stack, state.step, passes)
                 _save(checkpoint, state, recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
@@ -193,10 +209,19 @@ def _batches(
     for number, (x, y) in enumerate(pairs, position):
         if augment is not None and own:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
-            x = torch.stack([augment(x[k], g) for k, g in enumerate(streams)])
+            each = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
+            x, y = (torch.stack(part) for part in zip(*each, strict=True))
         elif augment is not None:
-            x = augment(x, generator(seed, "augment", epoch, number))
+            x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
         yield Batch(x, y, own)
+
+
+def _augmented(
+    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
+    pairs = getattr(augment, "pairs", None)
+    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
 
 
 @contextmanager
@@ -224,6 +249,7 @@ class _Kept:
 
     def __init__(self, state: Any, history: dict[str, Any] | None) -> None:
         self.state, self.history = state, history
+        self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {})
 
     def _asdict(self) -> dict[str, Any]:
         return {**self.state._asdict(), "history": self.history}
@@ -235,17 +261,19 @@ class _Kept:
 
 def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
     history = {**recorder.numbers(), "threads": checkpoint.threads}
-    save_checkpoint(checkpoint.path, _Kept(state, history), checkpoint.identity)
+    save_training(checkpoint.folder, _Kept(state, history), state.step, checkpoint.identity)
 
 
-def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S:
-    kept: Any = _Kept(state, None)
-    kept = load_checkpoint(checkpoint.path, kept, checkpoint.identity)
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S | None:
+    """Return the state of the last checkpoint, None if there is none."""
+    kept: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
+    if kept is None:
+        return None
     before = (kept.history or {}).pop("threads", checkpoint.threads)
     recorder.load(kept.history)
     if before != checkpoint.threads and kept.state.step < total:
         warnings.warn(
-            f"{checkpoint.path} was written by a training with {before} of torch's threads, and"
+            f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"
             f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
             f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
             stacklevel=5,
@@ -261,18 +289,19 @@ def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None
         )
     _save(checkpoint, state, recorder)
     raise KeyboardInterrupt(
-        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.path}"
+        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.folder}"
     )
 
 
-def _divergence(
-    stack: Stack, step: int, losses: Tensor, finite: float, passes: Passes
-) -> Divergence:
-    bad = [k for k, value in enumerate(losses.tolist()) if not math.isfinite(value)]
+def _divergence(step: int, losses: list[float], finite: float, passes: Passes) -> Divergence:
+    """Return what to raise; `losses` are those of all modes, or of this rank's."""
+    bad = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
     before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
+    mine = len(losses) < ranks.num_modes(len(losses))
+    member = ranks.mode_number(bad[0]) if mine else bad[0]
     return Divergence(
-        f"training diverged at step {step:,}: the loss of member {bad[0] if bad else 0} is"
-        f" {losses[bad[0] if bad else 0].item()} ({len(bad)} of {len(losses)} members; mean loss"
+        f"training diverged at step {step:,}: the loss of member {member} is"
+        f" {losses[bad[0]]} ({len(bad)} of {len(losses)} members; mean loss"
         f" {before}). {passes.advice}"
     )
 

@@ -18,14 +18,55 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def free_bytes(device: torch.device | str = "cpu") -> int:
     """Return the memory that can still be taken on `device`, in bytes."""
     if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept  # what torch holds can be taken, too
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
+        free = next(
             int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
         )
     except (OSError, StopIteration):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return int(min([free, *(_left(*files) for files in _limits())]))
+
+
+def _left(limit: Path, used: Path, statistics: Path) -> float:
+    """Return what a control group may still take; files of others that it has cached are given
+    back when needed."""
+    try:
+        lines = (line.split() for line in statistics.read_text().splitlines())
+        cached = {name: int(value) for name, value in lines}
+        back = cached.get("total_inactive_file", cached.get("inactive_file", 0))
+        return max(0, int(limit.read_text()) - int(used.read_text()) + back)
+    except (OSError, ValueError):  # it is gone, or without a limit
+        return math.inf
+
+
+@cache
+def _limits(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> tuple[tuple[Path, Path, Path], ...]:
+    """Return where limits, use and statistics of the control groups of this process are, those
+    above it included: containers and job schedulers give less memory than the machine has."""
+    found = []
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return ()
+    for _, controllers, path in lines:
+        if controllers == "":
+            top, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            if folder == top or top in folder.parents:
+                limit, used = (folder / name for name in names)
+                if limit.is_file() and used.is_file():
+                    found.append((limit, used, folder / "memory.stat"))
+    return tuple(found)
 
 
 def require_free(need: float, what: str, remedy: str, device: torch.device | str = "cpu") -> None:

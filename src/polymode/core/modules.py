@@ -25,9 +25,12 @@ MakeNet = Callable[[], nn.Module]
 
 
 def members_from(
-    networks: MakeNet | nn.Module | Sequence[nn.Module], num_modes: int | None, seed: int
-) -> tuple[Iterable[nn.Module], int]:
-    """Return the members one by one, and their number."""
+    networks: MakeNet | nn.Module | Sequence[nn.Module],
+    num_modes: int | None,
+    seed: int,
+    modes: slice = slice(None),
+) -> tuple[Iterable[nn.Module], range]:
+    """Return the members one by one, and which they are: of all, those in `modes`."""
     if isinstance(networks, nn.Module):
         _require_shapes(networks)
         if num_modes not in (None, 1):
@@ -35,7 +38,7 @@ def members_from(
                 f"{num_modes} members cannot be made of one module: they would be identical. Give a"
                 " factory, e.g. net=lambda: MyNet(), or a list of modules"
             )
-        return [networks], 1
+        return [networks], range(1)
     if isinstance(networks, Sequence):
         modules = list(networks)
         if not modules or not all(isinstance(m, nn.Module) for m in modules):
@@ -48,7 +51,7 @@ def members_from(
             )
         for module in modules:
             _require_shapes(module)
-        return modules, len(modules)
+        return modules[modes], range(len(modules))[modes]
     if not callable(networks):
         raise ValueError(
             f"a network must be a factory, an nn.Module or a list of modules, got a"
@@ -57,14 +60,16 @@ def members_from(
     count = 1 if num_modes is None else num_modes
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"`num_modes` must be an integer of at least 1, got {count!r}")
-    return _from_factory(networks, count, seed), count
+    numbers = range(count)[modes]
+    return _from_factory(networks, numbers, seed), numbers
 
 
-def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Module]:
+def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.Module]:
     held: set[int] = set()
     first: nn.Module | None = None
-    for k, stream in enumerate(fold_each(seed, "init", count)):
-        with global_stream(stream), not_too_large() if k == 0 else nullcontext():
+    streams = fold_each(seed, "init", numbers.stop, numbers.start)
+    for k, stream in zip(numbers, streams, strict=True):
+        with global_stream(stream), not_too_large() if first is None else nullcontext():
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
@@ -74,8 +79,9 @@ def _from_factory(make_net: MakeNet, count: int, seed: int) -> Iterator[nn.Modul
             held = {id(module), *(id(p) for p in module.parameters())}
         elif id(module) in held or any(id(p) in held for p in module.parameters()):
             raise ValueError(
-                f"the factory returned the same network for members 0 and {k} (or networks that"
-                " share parameters); it must build a new one at each call: net=lambda: MyNet()"
+                f"the factory returned the same network for members {numbers.start} and {k} (or"
+                " networks that share parameters); it must build a new one at each call:"
+                " net=lambda: MyNet()"
             )
         yield module
 

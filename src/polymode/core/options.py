@@ -34,6 +34,7 @@ class Passes:
             each member shuffles the data with its own random stream.
         augment: augmentation of every training batch: a name such as 'crop+flip' (see
             `tasks/augment.py`), or a function (inputs (B, ...), generator) -> inputs; None is none.
+            With a method `pairs` (inputs, targets, generator) -> both, it may change targets too.
     """
 
     epochs: int | None = None

@@ -31,6 +31,15 @@ class Entry(Generic[T]):
     metadata: dict[str, Any]
 
 
+_tables: dict[str, Registry[Any]] = {}  # by kind, the last one of each
+
+
+def metadata_of(kind: str, name: str) -> dict[str, Any]:
+    """Return what is said of a registered thing; nothing if it is not known in this process."""
+    table = _tables.get(kind)
+    return table.get(name).metadata if table is not None and name in table else {}
+
+
 class Registry(Generic[T]):
     """A table from names to things of one `kind` ("method", "task", ...).
 
@@ -41,6 +50,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, modules: Sequence[str] = ()) -> None:
         self.kind = kind
+        _tables[kind] = self
         self._modules = list(modules)
         self._entries: dict[str, Entry[T]] = {}
 

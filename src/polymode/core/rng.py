@@ -25,8 +25,8 @@ def fold(seed: int, *path: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def fold_each(seed: int, name: str, count: int) -> Iterator[int]:
-    """Yield `fold(seed, name, k)` for k < `count`, no two of which torch starts alike.
+def fold_each(seed: int, name: str, count: int, first: int = 0) -> Iterator[int]:
+    """Yield `fold(seed, name, k)` for `first` ≤ k < `count`, no two of which torch starts alike.
 
     Its CPU generators take 32 bits of a seed, so among 93,000 streams one pair is alike by chance.
     Of such, the later one is that of (name, k, "again", 1), or 2, ...
@@ -38,7 +38,8 @@ def fold_each(seed: int, name: str, count: int) -> Iterator[int]:
             again += 1
             stream = fold(seed, name, k, "again", again)
         taken.add(stream % 2**32)
-        yield stream
+        if k >= first:
+            yield stream
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:

@@ -54,6 +54,7 @@ class Stack:
         execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
         chunk_size: members whose computation is held in memory at a time, with "chunked" and
             "auto"; by default as many as half of the free memory holds.
+        modes: which of them to hold here, all by default; the others are not built.
 
     Attributes:
         params: trainable network parameters, name -> leaf tensor (M, ...).
@@ -82,6 +83,7 @@ class Stack:
         chunk_size: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        modes: slice = slice(None),
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(
@@ -90,17 +92,16 @@ class Stack:
             )
         if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
             raise ValueError(f"`chunk_size` must be an integer of at least 1, got {chunk_size!r}")
-        self.execution = execution
-        self.chunk_size = chunk_size
+        self.execution, self.chunk_size = execution, chunk_size
         self.channels_last: bool | None = None  # memory format of convolutions; None: not decided
-        self.mode = "eval"
+        self.mode, self._passes = "eval", 0
         self.pinned: int | tuple[int, ...] | None = None
         self.extra: Tensors = {}
         self.horizon: float = math.inf
-        self._passes = 0
-        modules, self.num_modes = members_from(networks, num_modes, seed)
+        modules, numbers = members_from(networks, num_modes, seed, modes)
+        self.num_modes = len(numbers)
         self._gather(modules, dtype, torch.device(device))
-        self.seeds = list(fold_each(seed, "member", self.num_modes))
+        self.seeds = list(fold_each(seed, "member", numbers.stop, numbers.start))
 
     def _gather(
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device

@@ -202,6 +202,14 @@ def read_tensors(
         return _read_body(path, file, entries, described, allocate)
 
 
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of a file of `write_tensors`, without checking the digest."""
+    with open_plain(path) as file:
+        _, described = _read_header(path, file)
+    metadata: dict[str, Any] = json.loads(described["polymode"])
+    return metadata
+
+
 def tensor_shapes(path: Path) -> dict[str, torch.Size]:
     """Return the shapes of the tensors in a file, which is as long as they need."""
     with open_plain(path) as file:

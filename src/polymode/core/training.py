@@ -223,7 +223,7 @@ def _make_optimizer(
             groups = [{"params": network}, {"params": noise, "lr": max(NOISE_LR, training.lr)}]
         options: dict[str, Any] = {"lr": training.lr}
         if training.optimizer in _FUSED:
-            options["fused"] = all(leaf.is_floating_point() for leaf in leaves)
+            options["fused"] = all(leaf.is_floating_point() and not leaf.is_meta for leaf in leaves)
         if training.momentum:
             options["momentum"] = training.momentum
         return OPTIMIZERS[training.optimizer](groups, **options)

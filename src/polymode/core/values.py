@@ -55,3 +55,13 @@ def value_text(value: Any) -> str:
     """
     plain = isinstance(value, str) and read_value(value) == value
     return value if plain else json.dumps(value)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, without a place in a library's source.
+
+    >>> first_line(RuntimeError("[/src/pair.cc:553] Connection closed by peer. This is ..."))
+    'Connection closed by peer'
+    """
+    text = re.sub(r"^\[[^]]*\] *", "", str(error).strip()) or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".")[:200]

@@ -5,7 +5,7 @@ An examination is a function `(post, task, *, options) -> Findings`. It is enter
     @EXAMINATIONS.register(
         "equivariance",
         summary="...",                       # one line
-        measures={"orbit_variance": "..."},  # what each of its numbers is, for the report
+        measures={"same_predictions": "..."},  # what each of its numbers is, for the report
         check=check_options,                 # optional: (**options), raises ValueError
     )
 
@@ -25,6 +25,7 @@ from polymode.core.values import read_value, value_text
 from polymode.examinations.findings import Findings
 from polymode.posterior import Posterior
 from polymode.tasks import Task
+from polymode.tasks.registry import as_task
 
 Examination = Callable[..., Findings]
 
@@ -37,6 +38,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.evidence",
         "polymode.examinations.pairs",
         "polymode.examinations.symmetry",
+        "polymode.examinations.equivariance",
         "polymode.adversary.examination",
     ],
 )
@@ -80,15 +82,17 @@ def read_asked(text: str) -> Asked:
     return ask(name.strip(), options)
 
 
-def examine(post: Posterior, task: Task, name: str, /, **options: Any) -> Findings:
+def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> Findings:
     """Return what an examination finds about a posterior.
 
     Args:
-        post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind.
+        post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind; a
+            name stands for `pm.task(name)`.
         name: see `polymode list examinations`. options: of this examination.
     """
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
+    task = as_task(task, "examine")
     return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
 
 

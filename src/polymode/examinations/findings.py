@@ -23,6 +23,7 @@ DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
         "polymode.plots.chains",
         "polymode.plots.attack",
         "polymode.plots.pairs",
+        "polymode.plots.equivariance",
     ],
 )
 """By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are

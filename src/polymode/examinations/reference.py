@@ -253,6 +253,9 @@ def fresh(template: nn.Module) -> nn.Module:
         "std_ratio": "geometric mean of the ratio of predictive standard deviations to the"
         " reference's",
         "reference_r_hat": "largest R-hat of the reference's own predictions",
+        "reference_r_hat_median": "median R-hat of the reference's own predictions",
+        "reference_total_variation": "total variation between the halves of the reference's chains",
+        "reference_w1": "Wasserstein-1 distance between the halves of the reference's chains",
         **{
             f"{name}_{place}": f"the same on {text}"
             for name in ("agreement", "total_variation", "w1", "w2", "std_ratio")
@@ -268,6 +271,7 @@ def against_reference(
     trajectories: int = USUAL["epochs"],
     leapfrog_steps: int = USUAL["leapfrog_steps"],
     draws: int = USUAL["samples_per_mode"],
+    mass: str = HMC.mass,
     seed: int = 1000,
     net: str | None = None,
     hidden: Sequence[int] | None = None,
@@ -280,6 +284,7 @@ def against_reference(
     Args:
         chains, trajectories, leapfrog_steps, draws: of the reference: chains, trajectories of each,
             mean leapfrog steps, and draws that each chain keeps.
+        mass: of the reference, as in `hmc`.
         seed: of the reference, other than those of the posteriors that are held against it.
         net: of `pm.nets`, the reference's network; None takes the posterior's own.
         hidden: its hidden layers, where it has such an option.
@@ -295,6 +300,7 @@ def against_reference(
         epochs=trajectories,
         leapfrog_steps=leapfrog_steps,
         samples_per_mode=draws,
+        mass=mass,
         prior_precision=float(post.config.get("prior_precision", 1.0)),
     )
     rows = list(_distances(post.predict(task.test), found.predict(task.test), ""))
@@ -303,9 +309,24 @@ def against_reference(
         pairs = [(post.predict(data), found.predict(data)) for data in outside]
         mine, theirs = (Prediction.cat(list(each)) for each in zip(*pairs, strict=True))
         rows += _distances(mine, theirs, "_ood")
-    convergence = found.convergence["r_hat"]
-    rows.append(measure("reference_r_hat", convergence.value, direction="down", n=convergence.n))
+    for name in ("r_hat", "r_hat_median"):
+        own = found.convergence[name]
+        rows.append(measure(f"reference_{name}", own.value, direction="down", n=own.n))
+    if chains > 1:
+        rows.append(_yardstick(found.post, task.test))
     return Findings(tuple(rows))
+
+
+def _yardstick(post: Posterior, test: Any) -> Row:
+    """Return how far one half of the reference's chains is from the other: what is closer to the
+    reference than that cannot be told from it."""
+    half = post.num_modes // 2
+    parts = post[:half].predict(test), post[half:].predict(test)
+    row = next(row for row in _distances(*parts, "") if row.direction == "down")
+    return measure(
+        f"reference_{row.metric}", row.value, unit=row.unit, direction="down", n=row.n,
+        standard_error=row.standard_error,
+    )  # fmt: skip
 
 
 def _network(post: Posterior, net: str | None, hidden: Sequence[int] | None) -> Any:

@@ -43,6 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core import ranks
 from polymode.core.execution import in_layout_of
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
@@ -112,7 +113,7 @@ def init(config: FeatureRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; looks for the head with a few training inputs."""
     warn_of_coincident(stack)
     head = None
-    if stack.num_modes > 1 and config.weight != 0:
+    if ranks.num_modes(stack.num_modes) > 1 and config.weight != 0:
         head = find_head(stack, next(problem.inputs(config.batch_size))[:2])
     return State(*map_.init(config, problem, stack), head)
 
@@ -134,12 +135,14 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     beside = [*own, *stack.extra.values()]
     by_features, *by_beside = torch.autograd.grad(losses.sum(), [features, *beside])
     weight = weight_of(config.weight, problem, len(batch.x))
-    if torch.isfinite(losses).all():  # else the loop tells of divergence
+    if torch.isfinite(ranks.gather(losses)).all():  # else the loop tells of divergence
         by_features = by_features + weight * feature_force(config, features, by_features)
     leaves = list(body.params.values())
     by_body = torch.autograd.grad(features, leaves, by_features, materialize_grads=True)
     if config.head == "shared":
-        by_beside[: len(own)] = [g.mean(0).expand_as(g) for g in by_beside[: len(own)]]
+        by_beside[: len(own)] = [
+            ranks.gather(g).mean(0).expand_as(g) for g in by_beside[: len(own)]
+        ]
     for leaf, grad in zip([*leaves, *beside], [*by_body, *by_beside], strict=True):
         leaf.grad = in_layout_of(leaf, grad)
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
@@ -157,10 +160,12 @@ def feature_force(config: FeatureRDE, features: Tensor, gradients: Tensor) -> Te
         features: φ of every member on the batch. gradients: of its loss by them, of any scale.
     """
     rows = features.detach().flatten(1)
-    axes = leading_directions(gradients.flatten(1), config.num_components).to(rows.dtype)
-    z = (rows - rows.mean(0)) @ axes.T  # (M, K)
+    every = ranks.gather(rows)
+    axes = leading_directions(ranks.gather(gradients.flatten(1)), config.num_components)
+    axes = axes.to(rows.dtype)
+    z = (every - every.mean(0)) @ axes.T  # (M, K)
     matrix = coefficients(config.estimator, squared_distances(z, z))
-    force = (matrix.to(z.dtype) @ z) @ axes
+    force = ranks.own((matrix.to(z.dtype) @ z) @ axes)
     prior = 2 * config.prior_scale * rows / (1 + config.prior_scale * rows.square())
     return (force + prior).view(features.shape)
 
@@ -232,7 +237,7 @@ def _share(stack: Stack, head: str) -> None:
     for name in _names(head):
         if name in stack.params:
             tensor = stack.params[name]
-            tensor.copy_(tensor[:1].clone().expand_as(tensor))
+            tensor.copy_(ranks.gather(tensor)[:1].clone().expand_as(tensor))
 
 
 METHODS.register(

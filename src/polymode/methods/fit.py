@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from polymode.core import ranks
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
-from polymode.core.history import Recorder, validation_for
+from polymode.core.history import Recorder, joined_histories, validation_for
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Checkpoint, run
 from polymode.core.options import Passes
@@ -32,6 +33,7 @@ from polymode.core.training import Training
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.network import check_network, networks_for
 from polymode.posterior import Posterior
+from polymode.posterior.ranked import on_all_ranks
 from polymode.tasks.augment import augmentation
 from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
@@ -102,23 +104,35 @@ def fit(
     """
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
+    ranks.start()
     device = usable_device(device)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
     if task.train is None:
         raise ValueError("the task has no training data: give pm.Task(train=...)")
+    ranks.same("methods, options or seeds", (name, json_safe(dataclasses.asdict(config)), seed))
     observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
+    observers = observers if ranks.is_first() else ()
     folder = None if checkpoint is None else Path(checkpoint)
     search = core.search(config, task) if core.search is not None else None
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
-        how = {"execution": execution, "chunk_size": chunk_size, "dtype": dtype, "device": device}
-        stack, given = _stack(net, task, options, seed, how)
+        how: dict[str, Any] = {
+            "execution": execution,
+            "chunk_size": chunk_size,
+            "dtype": dtype,
+            "device": device,
+        }
+        networks, number, given = _networks(net, task, options)
+        share = ranks.share_of(number)
+        stack = Stack(networks, number, seed=seed, modes=share.modes, **how)
         _warn_of_little_effect(options, given, task)
         kept = None if folder is None else (folder, checkpoint_seconds)
         ready = given and core.post_hoc
         units = _units(net, task, given)
-        return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
+        _check_targets(config.augment, units)
+        with ranks.sharing(share):
+            return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
 
     if search is None:
         return train(config, observers, folder)
@@ -142,6 +156,15 @@ def _units(net: Any, task: Task, given: bool) -> Units:
     if scaling is None:
         return Units(task.likelihood, None)
     return Units(task.likelihood.scaled(scaling.scale, task.target_size), scaling)
+
+
+def _check_targets(augment: Any, units: Units) -> None:
+    """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if getattr(augment, "moves_targets", False) and units.scaling is not None:
+        raise ValueError(
+            f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
+            " which a group's action does not commute; give the task target_scaling=None"
+        )
 
 
 def _in_units(data: Data, units: Units, stack: Stack) -> Data:
@@ -174,7 +197,8 @@ def _train(
     problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, task, units)
-    what = f"{name}, {stack.num_modes} mode{'s' if stack.num_modes > 1 else ''}"
+    num_modes = ranks.num_modes(stack.num_modes)
+    what = f"{name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if ready:
         _warn_of_idle_options(name, config)
     else:
@@ -195,11 +219,12 @@ def _train(
         )
         _warn_of_divergence(config, recorder)
     told: Any = Told(data, what, observers)
-    weights = core.finish(config, problem._replace(data=told), state)
-    found = {"num_modes": stack.num_modes, "epochs": config.num_epochs(steps)}
+    with ranks.together():
+        weights = core.finish(config, problem._replace(data=told), state)
+    found = {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
     done = {**dataclasses.asdict(config), **found}
     return Posterior(
-        weights,
+        on_all_ranks(weights),
         units.likelihood,
         method=name,
         config=json_safe(done),
@@ -207,7 +232,7 @@ def _train(
         input_shape=task.input_shape,
         target_size=target_size,
         target_scaling=units.scaling,
-        history=recorder.history(),
+        history=joined_histories(ranks.everyones(recorder.history())),
     )
 
 
@@ -257,7 +282,8 @@ def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     if grown:
         worst = max(grown, key=lambda k: last[k])
         warnings.warn(
-            f"training has diverged: the loss of member {worst} was {first[worst]:.4g} at the first"
+            f"training has diverged: the loss of member {ranks.mode_number(worst)} was"
+            f" {first[worst]:.4g} at the first"
             f" step and is {last[worst]:.4g} at the end ({len(grown)} of {len(last)} members)."
             f" {config.advice}",
             stacklevel=5,
@@ -385,24 +411,23 @@ def with_augmentation(config: Passes) -> Passes:
     return dataclasses.replace(config, augment=augmentation(config.augment))
 
 
-def _stack(net: Any, task: Task, config: Any, seed: int, how: dict[str, Any]) -> tuple[Stack, bool]:
-    """Return the networks to begin with, and whether they were given."""
+def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
+    """Return the networks to begin with, how many they are, and whether they were given."""
     if isinstance(net, Posterior):
         net = net.members
     networks = networks_for(net, task.input_shape, task.num_outputs)
     given = isinstance(networks, (nn.Module, Sequence))
     number = config.num_modes
-    if given and number is not None:
-        modules = 1 if isinstance(networks, nn.Module) else len(networks)
-        if number != modules:
-            raise ValueError(
-                f"`num_modes` is {number}, but {modules} trained"
-                f" network{'s were' if modules > 1 else ' was'} given, one per mode; leave"
-                " `num_modes` out, or give a factory such as net=lambda: MyNet()"
-            )
-    if not given and number is None:
-        number = config.usual_modes
-    return Stack(networks, number, seed=seed, **how), given
+    if not given:
+        return networks, config.usual_modes if number is None else number, False
+    modules = 1 if isinstance(networks, nn.Module) else len(networks)
+    if number not in (None, modules):
+        raise ValueError(
+            f"`num_modes` is {number}, but {modules} trained"
+            f" network{'s were' if modules > 1 else ' was'} given, one per mode; leave"
+            " `num_modes` out, or give a factory such as net=lambda: MyNet()"
+        )
+    return networks, modules, True
 
 
 def _identity(
@@ -416,6 +441,8 @@ def _identity(
         "data": data.fingerprint(),
         "likelihood": units.likelihood.to_config(),
         "target_scaling": units.scaling and units.scaling.to_dict(),
-        "network": {key: list(t.shape) for key, t in stack.tensors().items()},
+        "network": {
+            key: [ranks.num_modes(len(t)), *t.shape[1:]] for key, t in stack.tensors().items()
+        },
         "dtype": str(stack.dtype),
     }

@@ -55,6 +55,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
@@ -182,6 +183,11 @@ class State(NamedTuple):
     axes: Tensor | None
     basis: Tensor | None
 
+    @property
+    def mode_axes(self) -> dict[str, int | None]:
+        """All members share what the lengthscales are made of."""
+        return {"axes": None, "basis": None}
+
 
 class Info(NamedTuple):
     """What a step tells: each member's mean negative log-likelihood on the batch, (M,) nats, and
@@ -200,7 +206,7 @@ def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
             " own take lengthscales='pca' with an alpha"
         )
     scales, basis = IDENTITY, None
-    if config.lengthscales == "pca" and stack.num_modes > 1:
+    if config.lengthscales == "pca" and ranks.num_modes(stack.num_modes) > 1:
         inputs, number = problem.inputs(config.batch_size), config.num_components
         if config.directions == "components":
             assert number is not None
@@ -223,7 +229,7 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
     """Take one step of every member on its log-posterior and away from the others."""
     stack, optimization, number, axes, basis = state
     weight = weight_of(config.weight, problem, len(batch.x)) * config.every
-    if stack.num_modes == 1 or weight == 0 or number % config.every:
+    if ranks.num_modes(stack.num_modes) == 1 or weight == 0 or number % config.every:
         loss = problem.likelihood.nll
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)

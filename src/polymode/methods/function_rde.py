@@ -49,9 +49,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.components import Categories
 from polymode.core.loop import Batch
-from polymode.core.rng import generator
+from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods.map import MAP, Info, add_prior_gradient
@@ -144,6 +145,11 @@ class State(NamedTuple):
     points: Tensor | None
     prior: Stack | None
 
+    @property
+    def mode_axes(self) -> dict[str, int | None]:
+        """All members share the points."""
+        return {"points": None}
+
 
 def init(config: FunctionRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; warns of members that coincide."""
@@ -165,7 +171,7 @@ def step(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -> t
     """Move every member along its log-posterior, and its outputs away from the others'."""
     stack, optimization, number = state.stack, state.optimization, state.step
     gamma = annealing_factor(config.annealing, number, optimization.total_steps)
-    points = _points(config, state, batch)
+    points = _points(config, problem, state, batch)
     pulled, kernel = None, None
     if points is not None:
         before = {name: tensor.clone() for name, tensor in stack.buffers.items()}
@@ -178,12 +184,15 @@ def step(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -> t
     losses = problem.likelihood.nll(outputs, batch.y, stack.extra)
     driving, *own = torch.autograd.grad(losses.sum(), [outputs, *stack.extra.values()])
     tensors, forces = [outputs], [gamma * driving]
-    if points is None and torch.isfinite(losses).all():  # else the loop tells of divergence
+    if (
+        points is None and torch.isfinite(ranks.gather(losses)).all()
+    ):  # else the loop tells of divergence
         values = compared(config, problem, outputs, stack)
         kernel, force = function_force(config, problem, state, values, batch.x, gamma)
         tensors, forces = [outputs, values], [gamma * driving, force]
     if kernel is not None:
-        forces[0] = (kernel.to(driving.dtype) @ forces[0].flatten(1)).view_as(driving)
+        mixed = kernel.to(driving.dtype) @ ranks.gather(forces[0].flatten(1))
+        forces[0] = ranks.own(mixed).view_as(driving)
     grads = _pull_back(stack, tensors, forces)
     if pulled is not None:
         torch._foreach_add_(grads, pulled)
@@ -218,7 +227,7 @@ def function_force(
         The matrix (M, M) that mixes the members' driving forces, None for no mixing; the force, of
         the shape of `values`.
     """
-    rows = values.detach().flatten(1)
+    rows = ranks.gather(values.detach().flatten(1))
     rows = rows - rows.mean(0)
     squared = squared_distances(rows, rows)
     mixing = None
@@ -227,10 +236,12 @@ def function_force(
         mixing, matrix = kernel / len(rows), matrix / len(rows)
     else:
         matrix = coefficients(config.estimator, squared)
-    force = (matrix.to(rows.dtype) @ rows).view(values.shape)
+    force = ranks.own(matrix.to(rows.dtype) @ rows).view(values.shape)
     if state.prior is not None:
         prior = gamma * _prior_gradient(config, problem, state, values, points).flatten(1)
-        force = force - (prior if mixing is None else mixing.to(prior.dtype) @ prior).view_as(force)
+        if mixing is not None:
+            prior = ranks.own(mixing.to(prior.dtype) @ ranks.gather(prior))
+        force = force - prior.view_as(force)
     return mixing, force / problem.num_examples
 
 
@@ -245,13 +256,14 @@ def _prior_gradient(
         for tensor in prior.params.values():
             noise = torch.randn(tensor[k].shape, generator=stream, dtype=tensor.dtype)
             tensor[k] = scale * noise.to(tensor.device)
-    samples = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
+    own = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
+    samples = ranks.gather(own)
     squared = squared_distances(samples, samples)
     width = _PRIOR_WIDTH * median_lengthscale(squared.double())
     return ssge(samples, width, at=values.detach().flatten(1)).view(values.shape)
 
 
-def _points(config: FunctionRDE, state: State, batch: Batch) -> Tensor | None:
+def _points(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -> Tensor | None:
     """Return the inputs at which members repel, None for the batch itself."""
     if config.points == "batch":
         return None
@@ -261,7 +273,7 @@ def _points(config: FunctionRDE, state: State, batch: Batch) -> Tensor | None:
                 f"points='perturbed' adds noise to the inputs, which are {batch.x.dtype}; use"
                 " points='batch', or give points"
             )
-        stream = generator(state.stack.seeds[0], "points", state.step)
+        stream = generator(fold(problem.seed, "member", 0), "points", state.step)
         noise = torch.randn(batch.x.shape, generator=stream, dtype=batch.x.dtype)
         return batch.x + config.points_noise * noise.to(batch.x.device)
     shape = batch.x.shape[2:] if batch.own else batch.x.shape[1:]
@@ -287,7 +299,7 @@ def _add_weight_prior(stack: Stack, strength: float, mixing: Tensor | None) -> N
         return add_prior_gradient(stack, strength)
     with torch.no_grad():
         for p in stack.params.values():
-            scale = strength * mixing.sum(1).to(p.dtype).view(-1, *(1,) * (p.dim() - 1))
+            scale = strength * ranks.own(mixing).sum(1).to(p.dtype).view(-1, *(1,) * (p.dim() - 1))
             assert p.grad is not None
             p.grad.addcmul_(p, scale)
 

@@ -41,6 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
@@ -99,7 +100,7 @@ def init(config: LIT, problem: Problem, stack: Stack) -> State:
 def step(config: LIT, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior and towards orthogonal gradients."""
     stack, optimization, number = state
-    if stack.num_modes == 1 or config.weight == 0:
+    if ranks.num_modes(stack.num_modes) == 1 or config.weight == 0:
         loss = problem.likelihood.nll
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)

@@ -125,6 +125,11 @@ class State(NamedTuple):
     lost: Tensor
     step: int
 
+    @property
+    def mode_axes(self) -> dict[str, int | None]:
+        """Traces are kept step by step."""
+        return {"tuning/trace": 1}
+
 
 class Info(NamedTuple):
     """What a step tells of each chain, (M,): mean negative log-likelihood, nats per example; energy

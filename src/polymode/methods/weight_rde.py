@@ -43,6 +43,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack
 from polymode.methods.map import MAP, Info, State, add_prior_gradient
@@ -88,7 +89,8 @@ def step(config: WeightRDE, problem: Problem, state: State, batch: Batch) -> tup
     add_prior_gradient(stack, config.prior_precision / problem.num_examples)
     gamma = annealing_factor(config.annealing, number, optimization.total_steps)
     scale_gradients(stack, gamma)
-    if stack.num_modes > 1 and torch.isfinite(losses).all():  # else the loop tells of divergence
+    several = ranks.num_modes(stack.num_modes) > 1
+    if several and torch.isfinite(ranks.gather(losses)).all():  # else the loop tells of divergence
         repel(stack, config.estimator, 1 / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1), Info(losses)
@@ -108,23 +110,24 @@ def repel(stack: Stack, estimator: str, weight: float) -> None:
     Tensor by tensor, so that the flattened (M, P) never exists: distances add up over tensors, and
     the estimate is A θ with one matrix A (M, M) for all.
     """
-    tensors = [p.detach().flatten(1) for p in stack.params.values()]
+    tensors = [ranks.gather(p.detach().flatten(1)) for p in stack.params.values()]
     centred = [tensor - tensor.mean(0) for tensor in tensors]
     squared = sum(squared_distances(c, c).double() for c in centred)
     assert isinstance(squared, Tensor)
     grads = [p.grad for p in stack.params.values()]
     if estimator == "svgd":
         kernel, slope = kernel_and_slope("svgd", squared)
-        smoothing, matrix = kernel / stack.num_modes, slope * (weight / stack.num_modes)
+        number = len(kernel)
+        smoothing, matrix = kernel / number, slope * (weight / number)
     else:
         smoothing, matrix = None, coefficients(estimator, squared) * weight
     matrix = matrix.to(stack.dtype)
     for grad, rows in zip(grads, centred, strict=True):
         assert grad is not None
         if smoothing is not None:
-            mixed = smoothing.to(grad.dtype) @ grad.flatten(1)
-            grad.copy_(mixed.view(grad.shape))
-        grad.add_((matrix @ rows).view(grad.shape))
+            mixed = smoothing.to(grad.dtype) @ ranks.gather(grad.flatten(1))
+            grad.copy_(ranks.own(mixed).view(grad.shape))
+        grad.add_(ranks.own(matrix @ rows).view(grad.shape))
 
 
 METHODS.register(

@@ -121,7 +121,7 @@ def evaluate(
     return Results(
         task=task.name,
         method=post.method,
-        net=type(post.stack.template).__name__,
+        net=type(post.weights.like.template).__name__,
         seed=post.seed,
         config=dict(post.config),
         rows=tuple(rows),

@@ -32,6 +32,7 @@ def unet(
     norm: str | None = None,
     sigmoid: bool = False,
     blank_skips: bool = False,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Return a U-Net.
 
@@ -53,6 +54,7 @@ def unet(
         sigmoid: whether outputs are squeezed into (0, 1).
         blank_skips: whether a skip without channels is a channel of zeros, as in the published
             code; the norm of what is joined turns it into a constant that depends on the image.
+        dropout: probability in [0, 1) with which an entry is dropped after each 3x3 convolution.
 
     Returns:
         module from (B, C, H, W) to (B, K, H, W).
@@ -60,7 +62,7 @@ def unet(
     >>> sum(p.numel() for p in unet((1, 28, 28), 1).parameters())
     76905
     """
-    check_sizes("unet", input_shape, num_outputs)
+    check_sizes("unet", input_shape, num_outputs, dropout)
     _check_scales(channels, skips, norm)
     inputs, _, _ = check_image(
         "unet", input_shape, 2 ** (len(channels) - 1), f" for {len(channels)} scales"
@@ -70,7 +72,9 @@ def unet(
             "`blank_skips` of unet must be False without a norm, got True: zeros would stay zeros"
             ' and their weights unused; take norm="group"'
         )
-    return UNet(inputs, num_outputs, channels, skips, norm is not None, sigmoid, blank_skips)
+    return UNet(
+        inputs, num_outputs, channels, skips, norm is not None, sigmoid, blank_skips, dropout
+    )
 
 
 def _check_scales(channels: Sequence[int], skips: Sequence[int], norm: str | None) -> None:
@@ -98,12 +102,19 @@ def _check_scales(channels: Sequence[int], skips: Sequence[int], norm: str | Non
 
 
 def _conv(
-    inputs: int, outputs: int, groups: int, *, kernel: int = 3, stride: int = 1
+    inputs: int,
+    outputs: int,
+    groups: int,
+    dropout: float = 0.0,
+    *,
+    kernel: int = 3,
+    stride: int = 1,
 ) -> list[nn.Module]:
-    """Convolution, norm with `groups` groups (0 for none), activation."""
+    """Convolution, dropout, norm with `groups` groups (0 for none), activation."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2)
+    drop = [nn.Dropout(dropout)] if dropout else []
     norm = [nn.GroupNorm(groups, outputs)] if groups else []
-    return [conv, *norm, nn.LeakyReLU(0.2)]
+    return [conv, *drop, *norm, nn.LeakyReLU(0.2)]
 
 
 class Blank(nn.Module):
@@ -116,7 +127,9 @@ class Blank(nn.Module):
 class Up(nn.Module):
     """From a scale to the next finer one."""
 
-    def __init__(self, coarse: int, fine: int, skip: int, norm: bool, blank_skips: bool) -> None:
+    def __init__(
+        self, coarse: int, fine: int, skip: int, norm: bool, blank_skips: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.skip: nn.Module | None = None
         if skip > 0:
@@ -126,8 +139,8 @@ class Up(nn.Module):
         groups = 2 if norm else 0
         self.conv = nn.Sequential(
             *([nn.GroupNorm(1, coarse + skip)] if norm else []),
-            *_conv(coarse + skip, fine, groups),
-            *_conv(fine, fine, groups),
+            *_conv(coarse + skip, fine, groups, dropout),
+            *_conv(fine, fine, groups, dropout),
         )
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
@@ -148,17 +161,22 @@ class UNet(nn.Module):
         norm: bool,
         sigmoid: bool,
         blank_skips: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
         groups = 4 if norm else 0
-        self.first = nn.Sequential(*_conv(inputs, channels[0], 2 if norm else 0))
+        self.first = nn.Sequential(*_conv(inputs, channels[0], 2 if norm else 0, dropout))
         pairs = list(zip(channels[:-1], channels[1:], skips, strict=True))  # from fine to coarse
         self.down = nn.ModuleList(
-            nn.Sequential(*_conv(fine, coarse, groups, stride=2), *_conv(coarse, coarse, groups))
+            nn.Sequential(
+                *_conv(fine, coarse, groups, dropout, stride=2),
+                *_conv(coarse, coarse, groups, dropout),
+            )
             for fine, coarse, _ in pairs
         )
         self.up = nn.ModuleList(
-            Up(coarse, fine, skip, norm, blank_skips) for fine, coarse, skip in reversed(pairs)
+            Up(coarse, fine, skip, norm, blank_skips, dropout)
+            for fine, coarse, skip in reversed(pairs)
         )
         self.last = nn.Conv2d(channels[0], num_outputs, kernel_size=1)
         self.squeeze = nn.Sigmoid() if sigmoid else nn.Identity()

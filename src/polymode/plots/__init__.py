@@ -4,8 +4,9 @@ Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selectiv
 `risk_coverage`. Mistakes: `confusion`, `example_pictures`. Uncertainty: `ood_histogram`,
 `entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
 Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. Symmetry:
-`orbit_curve`. Attacks: `attack_curves`, `detection_curves`, `attack_trajectory`. Choices:
-`cost_pareto`, `sweep`. Papers: `dots`, `forest`, `panels`.
+`orbit_curve`. Images: `reconstruction_pictures`, `error_calibration`. Attacks: `attack_curves`,
+`detection_curves`, `attack_trajectory`. Choices: `cost_pareto`, `sweep`. Papers: `dots`, `forest`,
+`panels`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from polymode.plots.ood import ood_histogram
 from polymode.plots.orbit_curve import orbit_curve
 from polymode.plots.pair_density import pair_density
 from polymode.plots.panels import panels
+from polymode.plots.reconstruction import error_calibration, reconstruction_pictures
 from polymode.plots.regression import regression_band
 from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
@@ -49,6 +51,7 @@ __all__ = [
     "diversity_plane",
     "dots",
     "entropy_scatter",
+    "error_calibration",
     "example_pictures",
     "forest",
     "map_limits",
@@ -57,6 +60,7 @@ __all__ = [
     "pair_density",
     "palette",
     "panels",
+    "reconstruction_pictures",
     "regression_band",
     "regression_calibration",
     "reliability",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.devices import usable_device
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
@@ -30,6 +31,7 @@ from polymode.core.store import (
     write_tensors,
 )
 from polymode.nets.network import networks_for
+from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
@@ -39,7 +41,8 @@ from polymode.posterior.manifest import (
     scaling_of,
 )
 from polymode.posterior.posterior import Posterior
-from polymode.posterior.weights import KINDS, Weights
+from polymode.posterior.ranked import Ranked
+from polymode.posterior.weights import KINDS, Weights, of_stack
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
@@ -53,19 +56,15 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         raise ValueError(
             f"`modes_per_file` must be an integer of at least 1, got {modes_per_file!r}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(p.stem.split("-")[1]) for p in _tensor_files(folder)), default=0)
-    size, modes = modes_per_file or post.num_modes, post.num_modes
-    spans = [(a, min(a + size, modes)) for a in range(0, modes, size)]
-    entries = []
-    for place, (a, b) in enumerate(spans):
-        name = f"members-{number}" + (f"-{place}" if len(spans) > 1 else "") + ".safetensors"
-        part = post.weights[a:b]  # of shards, what lies in their files
-        digest = write_tensors(folder / name, part.tensors(), {"schema": SCHEMA})
-        entry: dict[str, Any] = {"file": name, "digest": digest, "modes": [a, b]}
-        if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
-            entry["seeds"] = part.stack.seeds
-        entries.append(entry)
+    apart = isinstance(post.weights, Ranked)
+    number = ranks.firsts(lambda: _next_number(folder)) if apart else _next_number(folder)
+    modes = post.num_modes
+    entries, part = _write_modes(post, folder, number, modes_per_file or modes)
+    if apart:
+        entries = [entry for each in ranks.everyones(entries) for entry in each]
+        if not ranks.is_first():
+            ranks.stop_together(None)
+            return
     stack = post.weights.like
     manifest = {
         "schema": SCHEMA,
@@ -84,7 +83,10 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "tensors": entries,
         "history": post.history.to_dict(),
     }
-    write_json(folder / MANIFEST, manifest)
+    with ranks.sharing(post.weights.share if isinstance(post.weights, Ranked) else None):
+        with ranks.together():
+            _require_files(folder, entries)
+            write_json(folder / MANIFEST, manifest)
     if isinstance(post.weights, Shards) and post.weights.folder == folder:
         post.weights.entries = entries  # those it was read from go now
     written = {entry["file"] for entry in entries}
@@ -93,24 +95,70 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
             old.unlink()
 
 
+def _next_number(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return 1 + max((int(p.stem.split("-")[1]) for p in _tensor_files(folder)), default=0)
+
+
+def _write_modes(
+    post: Posterior, folder: Path, number: int, size: int
+) -> tuple[list[dict[str, Any]], Weights]:
+    """Write the modes that this process holds, `size` to a file; return their entries in the
+    manifest, and some of the weights."""
+    weights, modes, mark = post.weights, range(post.num_modes), ""
+    if isinstance(weights, Ranked):
+        modes, weights = modes[weights.share.modes], weights.mine
+        mark = f"-{ranks.place()[0]}"
+        folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for place, a in enumerate(range(modes.start, modes.stop, size)):
+        b = min(a + size, modes.stop)
+        name = f"members-{number}{mark}" + (f"-{place}" if size < len(modes) else "")
+        part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
+        digest = write_tensors(folder / f"{name}.safetensors", part.tensors(), {"schema": SCHEMA})
+        entry: dict[str, Any] = {"file": f"{name}.safetensors", "digest": digest, "modes": [a, b]}
+        if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
+            entry["seeds"] = part.stack.seeds
+        entries.append(entry)
+    return entries, part
+
+
+def _require_files(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """Refuse to promise what other ranks have written elsewhere."""
+    for entry in entries:
+        if not (folder / entry["file"]).is_file():
+            raise FileProblem(
+                f"{folder} does not have {entry['file']}, which another rank has written: all ranks"
+                " must see the folder that a posterior is saved to"
+            )
+
+
 def _tensor_files(folder: Path) -> list[Path]:
     return [p for p in folder.glob("members-*.safetensors") if p.stem.split("-")[1].isdigit()]
 
 
-def load(folder: str | Path, *, net: Any, device: str | torch.device = "cpu") -> Posterior:
-    """Return the posterior that `Posterior.save` wrote to `folder`.
+def load(
+    folder: str | Path,
+    *,
+    net: Any,
+    device: str | torch.device = "cpu",
+    token: str | None = None,
+) -> Posterior:
+    """Return the posterior that `Posterior.save` wrote to `folder`, or `Posterior.push` published.
 
     Args:
-        folder: where it was saved.
+        folder: where it was saved, or the address where it was published, pinned to a commit:
+            "hf://OWNER/NAME@REVISION".
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
             module. Its weights are not used.
         device: where the networks are to be.
+        token: of the hub, for an address; by default the one that HF_TOKEN or `hf auth login` set.
 
     A file that is truncated, changed, from a newer release or of another architecture is refused
     with a message that says which. Modes that were saved in several files stay there; each file is
     opened when its turn comes.
     """
-    folder = Path(folder)
+    folder = fetch(str(folder), token) if str(folder).startswith(START) else Path(folder)
     manifest = read_manifest(folder)
     likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
@@ -211,7 +259,7 @@ class Shards(Weights):
     def _check_modes(self, path: Path, count: int) -> None:
         """Refuse a file of another number of modes, before memory is taken for them."""
         for name, shape in tensor_shapes(path).items():
-            if _of_stack(name) and shape[:1] != (count,):
+            if of_stack(name) and shape[:1] != (count,):
                 raise FileProblem(
                     f"{path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
                     f" shape {tuple(shape)}"
@@ -249,7 +297,7 @@ class Shards(Weights):
     def _places(self, stack: Stack, shapes: dict[str, torch.Size]) -> Tensors:
         """Return where the stack's tensors are read to; refuse those of another architecture."""
         mine = stack.tensors()
-        theirs = {name: shape for name, shape in shapes.items() if _of_stack(name)}
+        theirs = {name: shape for name, shape in shapes.items() if of_stack(name)}
         for name in [*mine, *theirs]:
             ours, found = mine.get(name), theirs.get(name)
             if ours is None or found is None or ours.shape != found:
@@ -261,7 +309,7 @@ class Shards(Weights):
         return mine
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
-        rest = {n: t.to(self._device) for n, t in tensors.items() if not _of_stack(n)}
+        rest = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
         return self.part_kind.restore(stack, rest, self.manifest["weights"]["numbers"])
 
     def _joined(self, parts: list[Weights]) -> Weights:
@@ -273,7 +321,7 @@ class Shards(Weights):
             name: torch.cat([own[name] for own in each], self.part_kind.mode_axis(name))
             for name in each[0]
         }
-        stack.load_tensors({name: t for name, t in tensors.items() if _of_stack(name)})
+        stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
         return self._restore(stack, tensors)
 
     def _all(self) -> Weights:
@@ -292,10 +340,6 @@ class Shards(Weights):
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Shards:
         raise NotImplementedError("shards are opened by `load`")
-
-
-def _of_stack(name: str) -> bool:
-    return name.startswith(("network/", "extra/"))
 
 
 def _shape(tensor: Tensor | torch.Size | None) -> str:

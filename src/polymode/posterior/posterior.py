@@ -146,7 +146,7 @@ class Posterior:
             Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
             for part in self.weights.parts()
         ]
-        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+        return self.weights.meet(parts)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -180,7 +180,7 @@ class Posterior:
                 next(self._stream(part, batch, samples, seed, len(batch)))
                 for part in self.weights.parts()
             ]
-            yield parts[0] if len(parts) == 1 else Prediction.join(parts)
+            yield self.weights.meet(parts)
 
     def predict_batch(
         self, x: Tensor, *, samples_per_mode: int | None = None, seed: int = 0
@@ -191,8 +191,9 @@ class Posterior:
         an attack follows the gradient of `post.predict_batch(x, seed=step).log_prob(y).sum()`.
         """
         samples = self._samples(samples_per_mode)
+        x = self.weights.spread(x)
         parts = [self._predictor(part, samples, seed)(x) for part in self.weights.parts()]
-        return parts[0] if len(parts) == 1 else Prediction.join(parts)
+        return self.weights.meet(parts)
 
     def _stream(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -317,3 +318,28 @@ class Posterior:
         from polymode.posterior.files import save
 
         save(self, Path(folder), modes_per_file)
+
+    def push(
+        self,
+        name: str,
+        *,
+        results: Any = None,
+        private: bool = False,
+        token: str | None = None,
+        message: str = "Publish a posterior",
+    ) -> str:
+        """Publish the posterior on a Hugging Face hub; return its pinned address for `pm.load`.
+
+        Needs the extra `polymode[hub]`. Tensors go as safetensors, with a model card made of what
+        is known of the method and of the fit.
+
+        Args:
+            name: NAME or OWNER/NAME on the hub; made if it is not there.
+            results: what `pm.evaluate` returned, for the card; None leaves them out.
+            private: whether a new one can be seen by its owner alone.
+            token: of the hub; by default the one that HF_TOKEN or `hf auth login` set.
+            message: of the commit.
+        """
+        from polymode.posterior.hub import push
+
+        return push(self, name, results=results, private=private, token=token, message=message)

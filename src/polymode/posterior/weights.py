@@ -32,6 +32,7 @@ from polymode.core.modules import Tensors
 from polymode.core.passes import noisy_passes
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
+from polymode.prediction import Prediction
 
 Outputs = Callable[[Tensor], Tensor]
 
@@ -71,6 +72,14 @@ class Weights(ABC):
     def parts(self) -> Iterator[Weights]:
         """Yield pieces that fit into memory, in the order of their modes."""
         yield self
+
+    def meet(self, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the prediction of all modes from those of the `parts`."""
+        return predictions[0] if len(predictions) == 1 else Prediction.join(predictions)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return inputs as they go to the `parts`, wherever these are."""
+        return x
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """Return the function x (B, ...) -> outputs (M, L, B, K) of L samples per mode.
@@ -141,6 +150,11 @@ class Weights(ABC):
     @abstractmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Weights:
         """Return what `tensors`, those of the stack left out, and `numbers` gave."""
+
+
+def of_stack(name: str) -> bool:
+    """Whether a tensor that is saved is one of `Stack.tensors`."""
+    return name.startswith(("network/", "extra/"))
 
 
 def changing_tensors(stack: Stack) -> Tensors:

@@ -75,6 +75,7 @@ DEFAULTS: dict[str, Defaults] = {
         options={"epochs": 50, "lr": 2e-3, "schedule": "cosine"},
     ),
     **dict.fromkeys(("mnist", "fashion_mnist", "kmnist", "notmnist"), _GREY),
+    **dict.fromkeys(("histology", "nct_crc_he"), _GREY),
     **dict.fromkeys(
         ("cifar10", "cifar10_subset", "cifar100", "svhn", "tiny_imagenet", "image_folder"), _COLOUR
     ),
@@ -95,6 +96,7 @@ SMOKE_SIZES: dict[str, dict[str, Any]] = {
         ),
         {**_FEW, "shifts": ["gaussian_noise"]},
     ),
+    **dict.fromkeys(("histology", "nct_crc_he"), {"num_train": 512, "num_test": 256}),
     "mnist1d": _FEW,
 }  # fmt: skip
 """Options of tasks under `smoke`; the others are small, or cannot be made smaller."""

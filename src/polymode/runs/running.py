@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from polymode.core.events import Event
+from polymode.core import ranks
+from polymode.core.cluster import Cluster
+from polymode.core.events import Event, Observer
 from polymode.core.execution import limit_threads
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.results import Results, is_headline
 from polymode.runs.cell import Failed, Finished, failure, run_cell
 from polymode.runs.environment import environment
 from polymode.runs.estimate import Pace, probe, recorded_pace
+from polymode.runs.fleet import run_on_cluster
 from polymode.runs.folder import RunFolder, WriteProblem
 from polymode.runs.plan import Cell, Plan
 from polymode.runs.pool import run_cells
@@ -98,23 +101,28 @@ def run_plan(
     jobs: int = 1,
     fresh: bool = False,
     quiet: bool = False,
+    cluster: Cluster | None = None,
 ) -> Outcome:
     """Run what is missing and write the folder; nobody else may write it meanwhile.
 
-    Raises `Interrupted` on Ctrl-C, when all that is done is written.
+    Of several ranks (`core/ranks.py`) all train and score, and the first one does the rest. Raises
+    `Interrupted` on Ctrl-C, when all that is done is written.
     """
+    if not ranks.is_first():
+        return _follow(plan, folder)
     with folder.writing(plan.data):
         watch = show(Pace(), jobs)
         watch.say(plan.text())
-        ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=not quiet)
+        timed = not quiet and ranks.place()[1] == 1
+        ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh, timed=timed)
         watch.pace, watch.jobs = ahead.pace, ahead.jobs
-        _prepare(plan, folder, ahead, fresh, jobs)
+        _prepare(plan, folder, ahead, fresh, in_jobs(jobs, cluster))
         cells, todo = ahead.cells, ahead.todo
         watch.say(ahead.text)
         book = _Book(plan, folder, watch, ahead)
         try:
             watch.open(todo, len(cells) - len(todo))
-            _run(plan, folder, book, ahead)
+            _run(plan, folder, book, ahead, cluster)
         except KeyboardInterrupt:
             book.stopped()
             done = len(cells) - len(todo) + book.done
@@ -125,14 +133,17 @@ def run_plan(
         return Outcome(len(cells), len(cells) - len(todo), book.failed)
 
 
-def in_jobs(jobs: int) -> list[str]:
-    """Return the words of the command line for so many processes."""
-    return [] if jobs == 1 else ["--jobs", str(jobs)]
+def in_jobs(jobs: int, cluster: Cluster | None = None) -> list[str]:
+    """Return the words of the command line for so many processes, or for a cluster."""
+    words = [] if jobs == 1 else ["--jobs", str(jobs)]
+    if cluster is not None:
+        words += ["--backend", "ray"]
+        words += ["--address", cluster.address] if cluster.address else []
+    return words
 
 
-def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: int) -> None:
+def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, again: list[str]) -> None:
     """Write down what the run is, and what it runs on."""
-    again = in_jobs(jobs)
     command, keys = plan.command(str(folder.path), *again), [cell.key for cell in ahead.cells]
     shared = {"net": plan.recipe.net_label}
     folder.configure(
@@ -148,8 +159,15 @@ def _prepare(plan: Plan, folder: RunFolder, ahead: Outlook, fresh: bool, jobs: i
     folder.log("run", pid=os.getpid(), host=platform.node(), command=command, **means, **counts)
 
 
-def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
-    if ahead.apart:
+def _run(
+    plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook, cluster: Cluster | None
+) -> None:
+    if cluster is not None and ahead.todo:
+        sized = cluster._replace(workers=ahead.jobs, threads=ahead.threads)
+        run_on_cluster(sized, plan.recipe, ahead.todo, folder.place, book.tell)
+        return
+    ranks.firsts(lambda: [cell.key for cell in ahead.todo])
+    if ahead.apart and ranks.place()[1] == 1:
         run_cells(
             plan.recipe,
             ahead.todo,
@@ -165,15 +183,33 @@ def _run(plan: Plan, folder: RunFolder, book: _Book, ahead: Outlook) -> None:
         def tell(event: Event, cell: Cell = cell) -> None:
             book.tell(cell, event)
 
-        try:
-            outcome: Finished | Failed = run_cell(
-                plan.recipe, plan.task, cell, folder.place(cell.key), tell
-            )
-        except WriteProblem:
-            raise
-        except Exception as error:
-            outcome = failure(error)
-        book.tell(cell, outcome)
+        book.tell(cell, _outcome(plan, folder, cell, tell))
+
+
+def _outcome(plan: Plan, folder: RunFolder, cell: Cell, tell: Observer) -> Finished | Failed:
+    """Run a cell, on all ranks; it fails if it does on any."""
+    try:
+        outcome: Finished | Failed = run_cell(
+            plan.recipe, plan.task, cell, folder.place(cell.key), tell
+        )
+    except (WriteProblem, ranks.RankProblem):
+        raise
+    except Exception as error:
+        outcome = failure(error)
+    mine = outcome if isinstance(outcome, Failed) else None
+    return next((each for each in ranks.everyones(mine) if each is not None), outcome)
+
+
+def _follow(plan: Plan, folder: RunFolder) -> Outcome:
+    """Take part in the cells that the first rank names."""
+    keys, failed = ranks.firsts(list[str]), 0
+    cells = {cell.key: cell for cell in plan.cells()}
+    try:
+        for key in keys:
+            failed += isinstance(_outcome(plan, folder, cells[key], lambda event: None), Failed)
+    except KeyboardInterrupt:
+        raise Interrupted("another rank tells how far") from None
+    return Outcome(len(cells), len(cells) - len(keys), failed)
 
 
 class _Book:

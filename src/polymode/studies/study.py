@@ -139,10 +139,12 @@ STUDIES: Registry[Study] = Registry(
     "study",
     modules=[
         "polymode.studies.alpha_dropout",
+        "polymode.studies.equivariance",
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",
         "polymode.studies.reference",
         "polymode.studies.symmetry",
+        "polymode.studies.tomography",
     ],
 )
 

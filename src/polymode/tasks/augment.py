@@ -1,4 +1,4 @@
-"""Augmentation of training batches: crop, flip and rotation as batched code on the loop's hook.
+"""Augmentation of training batches: crop, flip, rotation, orbits of groups, on the loop's hook.
 
 A step is a function (x (B, C, H, W), generator) -> x of the same shape; each image of the batch
 gets one draw of its own, all from the given generator, so a run repeats and resumes exactly. Steps
@@ -6,6 +6,12 @@ are joined by `+`, or made from a name as a command line gives it:
 
 >>> augmentation("crop+flip")
 Crop(padding=4, outside='zero') + Flip(probability=0.5)
+
+The orbit of a group is the exception: it may make |G| examples of each, and moves targets with
+inputs where the group acts on outputs.
+
+>>> augmentation("orbit:C4")
+Orbit(group='C4', how='full', elements='all')
 
 Batches are normalised before they come here: the 0 that fills what lies outside an image is the
 mean of the training pixels, not black. `B` batch, `C` channels.
@@ -25,12 +31,14 @@ from torch import Generator, Tensor
 
 from polymode.core.options import is_number
 from polymode.core.registry import suggest
+from polymode.equivariance.groups import Group
+from polymode.equivariance.groups import group as find_group
 
 OUTSIDE = {"zero": "zeros", "reflect": "reflection"}  # as torch calls them
 
 
 class Augmentation(ABC):
-    """A step of augmentation, or several in a row: `Crop`, `Flip`, `Rotate` and their sums."""
+    """A step of augmentation, or several in a row: `Crop`, `Flip`, `Rotate`, `Orbit`, sums."""
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
         """Return the augmented batch (B, C, H, W); x stays as it is."""
@@ -43,6 +51,10 @@ class Augmentation(ABC):
     @abstractmethod
     def apply(self, x: Tensor, generator: Generator) -> Tensor:
         """Return the augmented batch, without a check."""
+
+    def pairs(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Return the augmented batch with its targets; most steps leave these as they are."""
+        return self(x, generator), y
 
     def __add__(self, other: Augmentation) -> Compose:
         """Return both, first `self`."""
@@ -187,6 +199,73 @@ class Rotate(Augmentation):
 
 
 @dataclass(frozen=True)
+class Orbit(Augmentation):
+    """Elements of a group act on inputs, and on targets where the group has an action on them.
+
+    The loss is a mean over the batch, so an orbit weighs as much as one example: `full` changes
+    neither the weight of the prior nor the number of steps, but |G| times as many rows are seen.
+
+    Args:
+        group: a name as `equivariance.group` takes it, such as "C4", "C16", "C4@5x5" or
+            "SO3-octahedral->input".
+        how: "full": each example once with every element, as the theorem on ensembles asks;
+            "random": each once, with an element drawn uniformly.
+        elements: "all"; or a part of the group: numbers joined by "-" ("0-2"), or a sequence.
+            Without 0 the examples themselves are never seen.
+    """
+
+    group: str
+    how: str = "full"
+    elements: str | tuple[int, ...] = "all"
+    name: str = field(default="orbit", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        acting = find_group(self.group)
+        if self.how not in ("full", "random"):
+            raise ValueError(
+                f"`how` of Orbit must be 'full' or 'random', got {self.how!r}."
+                f"{suggest(str(self.how), ('full', 'random'))}"
+            )
+        given = self.elements
+        if isinstance(given, str) and given != "all":
+            given = tuple(int(part) if part.isdigit() else -1 for part in given.split("-"))
+        elif isinstance(given, int):
+            given = (given,)
+        chosen = tuple(range(len(acting))) if given == "all" else tuple(given)
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= {*range(len(acting))}:
+            raise ValueError(
+                f"`elements` of Orbit must be 'all' or different numbers of 0 ... {len(acting) - 1}"
+                f" for {self.group}, got {self.elements!r}"
+            )
+        object.__setattr__(self, "elements", "all" if given == "all" else chosen)
+        object.__setattr__(self, "_group", acting)
+        object.__setattr__(self, "_chosen", chosen)
+
+    @property
+    def moves_targets(self) -> bool:
+        """Whether targets move with inputs."""
+        return not find_group(self.group).invariant
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.apply(x, generator)
+
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.pairs(x, torch.zeros(len(x)), generator)[0]
+
+    def pairs(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        acting: Group = self._group  # type: ignore[attr-defined]
+        chosen: tuple[int, ...] = self._chosen  # type: ignore[attr-defined]
+        if self.how == "full":
+            moved = [(acting.act(x, index), acting.act_on_outputs(y, index)) for index in chosen]
+            return torch.cat([pair[0] for pair in moved]), torch.cat([pair[1] for pair in moved])
+        places = torch.randint(len(chosen), (len(x),), generator=generator)
+        indices = torch.tensor(chosen)[places]
+        if not acting.invariant:
+            y = torch.stack([acting.act_on_outputs(y[b], int(i)) for b, i in enumerate(indices)])
+        return acting.act_each(x, indices), y
+
+
+@dataclass(frozen=True)
 class Compose(Augmentation):
     """Steps one after the other."""
 
@@ -208,6 +287,17 @@ class Compose(Augmentation):
                 x = run[0].apply(x, generator)
         return x
 
+    @property
+    def moves_targets(self) -> bool:
+        """Whether a step moves targets with inputs."""
+        return any(getattr(step, "moves_targets", False) for step in self.steps)
+
+    def pairs(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        for run in self._runs():
+            step = run[0] if len(run) == 1 else Compose(tuple(run))
+            x, y = (step(x, generator), y) if len(run) > 1 else step.pairs(x, y, generator)
+        return x, y
+
     def _runs(self) -> list[list[Augmentation]]:
         """Return the steps in runs that one reading serves: moves, among them at most one crop.
 
@@ -226,15 +316,20 @@ class Compose(Augmentation):
         return " + ".join(repr(step) for step in self.steps)
 
 
-STEPS: dict[str, type[Augmentation]] = {"crop": Crop, "flip": Flip, "rotate": Rotate}
+STEPS: dict[str, type[Augmentation]] = {
+    "crop": Crop,
+    "flip": Flip,
+    "rotate": Rotate,
+    "orbit": Orbit,
+}
 
 
 def augmentation(spec: str | Mapping[str, Any]) -> Augmentation:
     """Return the augmentation that a string or a configuration stands for.
 
     A string names steps joined by "+", each with its options behind colons in the order of its
-    class: "crop+flip", "crop:4:reflect+flip", "rotate:10". A configuration is what `to_config`
-    gives.
+    class: "crop+flip", "crop:4:reflect+flip", "rotate:10", "orbit:C4:random". A configuration is
+    what `to_config` gives.
 
     >>> augmentation("rotate:10").to_config()
     {'degrees': 10, 'name': 'rotate'}
@@ -244,7 +339,8 @@ def augmentation(spec: str | Mapping[str, Any]) -> Augmentation:
         name = options.pop("name", None)
         if name == "compose":
             return Compose(tuple(augmentation(step) for step in options["steps"]))
-        return _class(name)(**options)
+        kind = _class(name)
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
     if not isinstance(spec, str):
         raise ValueError(f"an augmentation is a string such as 'crop+flip', got {spec!r}")
     steps = tuple(_parse(part) for part in spec.split("+"))

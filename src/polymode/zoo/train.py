@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.cluster import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.core.rng import fold
 from polymode.core.store import FileProblem, write_tensors
 from polymode.methods.fit import fit
@@ -56,6 +57,7 @@ def train(
     execution: str = "auto",
     device: str | torch.device = "cpu",
     watch: Watch | None = None,
+    cluster: Cluster | None = None,
 ) -> None:
     """Train networks until the zoo in `folder` has at least `num_networks`; resumes what is there.
 
@@ -71,6 +73,8 @@ def train(
         execution, device: see `pm.fit`.
         watch: called with each shard that was made, how many networks are there, and how many are
             wanted.
+        cluster: a Ray cluster whose workers each train a shard at a time, None for this process.
+            All must see the folder.
     """
     folder = Path(folder)
     known = read_about(folder) if (folder / ABOUT).exists() else {}
@@ -93,21 +97,67 @@ def train(
     }
     write_about(folder, about)
     wanted = math.ceil(num_networks / networks_per_shard)
+
+    def told(shard: Shard | None) -> None:
+        if watch is not None and shard is not None:
+            done = len(_complete(folder)) * networks_per_shard
+            watch(shard, done, wanted * networks_per_shard)
+
+    rest = (seed, networks_per_shard, dtype, execution, str(device))
+    missing = [number for number in range(wanted) if number not in _complete(folder)]
+    if cluster is not None:
+        _on_cluster(cluster, [(folder.absolute(), recipe, n, *rest) for n in missing], told)
+        missing = []
     for wait in (False, True):  # first what nobody works on, then what others did not finish
-        for number in range(wanted):
-            if number in _complete(folder):
-                continue
-            with _claimed(folder / f".shard-{number}.lock", wait) as mine:
-                if not mine or number in _complete(folder):
-                    continue
-                shard = _train_shard(
-                    folder, recipe, task, number, seed, networks_per_shard, dtype,
-                    execution=execution, device=device,
-                )  # fmt: skip
-                add_shard(folder, shard)
-                if watch is not None:
-                    done = len(_complete(folder)) * networks_per_shard
-                    watch(shard, done, wanted * networks_per_shard)
+        for number in missing:
+            told(_make_shard(folder, recipe, number, *rest, wait=wait, task=task))
+
+
+def _on_cluster(
+    cluster: Cluster, jobs: list[tuple[Any, ...]], told: Callable[[Shard | None], None]
+) -> None:
+    """Let workers make shards; refuse to go on where one could not."""
+
+    def hear(number: int, news: Any) -> None:
+        if isinstance(news, Done):
+            told(news.result)
+        elif isinstance(news, Lost) and news.error != "cancelled":
+            raise ClusterProblem(f"shard {jobs[number][2]} failed: {news.error}")
+
+    if jobs:
+        cluster.run(_work, jobs, hear)
+
+
+def _work(job: tuple[Any, ...], say: Say) -> Shard | None:
+    torch.set_num_threads(1)
+    return _make_shard(*job, wait=True)
+
+
+def _make_shard(
+    folder: Path,
+    recipe: Recipe,
+    number: int,
+    seed: int,
+    count: int,
+    dtype: str,
+    execution: str,
+    device: str,
+    *,
+    wait: bool,
+    task: Task | None = None,
+) -> Shard | None:
+    """Train a shard and enter it in the index; None if another process does or did so."""
+    if number in _complete(folder):
+        return None
+    with _claimed(folder / f".shard-{number}.lock", wait) as mine:
+        if not mine or number in _complete(folder):
+            return None
+        shard = _train_shard(
+            folder, recipe, task or recipe.make_task(), number, seed, count, dtype,
+            execution=execution, device=device,
+        )  # fmt: skip
+        add_shard(folder, shard)
+    return shard
 
 
 def _recipe(recipe: Recipe | str | None, known: dict[str, Any], folder: Path) -> Recipe:

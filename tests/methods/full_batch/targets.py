@@ -5,6 +5,7 @@ A target maps rows (M, P) to log-densities (M,) and gradients (M, P); one chain 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -56,6 +57,16 @@ def funnel_log_density(rows: Tensor) -> Tensor:
     return (-0.5 * v**2).sum(1) - 0.5 * (x**2 * (-v).exp() + v).sum(1)
 
 
+DEPTH = 3.0
+
+
+def deep_funnel_log_density(rows: Tensor) -> Tensor:
+    """Neal's funnel: v ~ N(0, 3²), x_i ~ N(0, exp(v)). At v = −6 it is 400 times as narrow as at
+    v = 6, and no step suits both."""
+    v, x = rows[:, :1], rows[:, 1:]
+    return (-0.5 * (v / DEPTH) ** 2).sum(1) - 0.5 * (x**2 * (-v).exp() + v).sum(1)
+
+
 SHARE, APART = 0.3, 2.0
 
 
@@ -68,7 +79,35 @@ def two_modes_log_density(rows: Tensor) -> Tensor:
 
 
 banana, funnel = with_gradient(banana_log_density), with_gradient(funnel_log_density)
-two_modes = with_gradient(two_modes_log_density)
+two_modes, deep_funnel = (
+    with_gradient(each) for each in (two_modes_log_density, deep_funnel_log_density)
+)
+
+TARGETS = {
+    "correlated Gaussian": (gaussian, MEAN, COVARIANCE + torch.outer(MEAN, MEAN)),
+    "banana": (
+        banana,
+        torch.zeros(2, dtype=DOUBLE),
+        torch.diag(torch.tensor([1.0, 2 * BEND**2 + 0.25], dtype=DOUBLE)),
+    ),
+    "funnel": (
+        funnel,
+        torch.zeros(3, dtype=DOUBLE),
+        torch.diag(torch.tensor([1.0, math.exp(0.5), math.exp(0.5)], dtype=DOUBLE)),
+    ),
+    "two modes": (
+        two_modes,
+        torch.tensor([(1 - 2 * SHARE) * APART, 0.0], dtype=DOUBLE),
+        torch.diag(torch.tensor([1 + APART**2, 1.0], dtype=DOUBLE)),
+    ),
+}
+"""By name: the target, its mean, and E x xᵀ."""
+
+
+def truth_of(mean: Tensor, square: Tensor) -> Tensor:
+    """Return first and second moments in the order of `moments`."""
+    first, second = torch.triu_indices(len(mean), len(mean))
+    return torch.cat([mean, square[first, second]])
 
 
 def hmc_chains(

@@ -6,6 +6,8 @@ knows of the correlation along the path. Seeds are fixed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,6 +83,28 @@ def test_a_banana(name) -> None:
     assert z_scores(found, expected).abs().max() < 4.5
 
 
+def funnel(theta: Tensor) -> Tensor:
+    """v ~ N(0, 1/4), x ~ N(0, exp(v)): E x² = exp(1/8), E v x² = exp(1/8)/4."""
+    v, x = theta.unbind(-1)
+    return 2 * v.square() + (x.square() * torch.exp(-v) + v) / 2
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_shallow_funnel(name) -> None:
+    """Six moments within 4.5 errors of about 1 %, which chance misses for 4 seeds in 100,000. In
+    the neck of a deep one the curvature has no bound, and no step of these samplers is stable."""
+    method, config = SAMPLERS[name]
+    begin = start() * torch.tensor([0.5, 1.0])
+    path, _ = run(method, config, funnel, begin, 1000, every=50)
+    v, x = path[4:].unbind(-1)
+    found = torch.cat([moments(path[4:]), (v * x * x)[..., None]], -1)
+    square = math.exp(1 / 8)
+    expected = torch.tensor([0.0, 0.0, 0.25, 0.0, square, square / 4], dtype=torch.float64)
+    assert z_scores(found, expected).abs().max() < 4.5
+    hot = expected + torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.0])
+    assert z_scores(found, hot).abs().max() > 4.5  # the test can tell
+
+
 def wells(theta: Tensor) -> Tensor:
     """Two wells at ±5 with curvature 4 and flanks of slope 4; 16 nats between them."""
     x = theta[..., 0]
@@ -149,28 +173,64 @@ VARIANCE = 0.02  # of the gradient of U/N
 N = 50
 
 
-def noise(theta: Tensor, number: int) -> Tensor:
-    stream = torch.Generator().manual_seed(number)
-    return VARIANCE**0.5 * torch.randn(theta.shape, generator=stream, dtype=theta.dtype)
+def noise_of(variance: Callable[[Tensor], Any]) -> Callable[[Tensor, int], Tensor]:
+    """Return gradient noise whose variance depends on the coordinate, or on where the chain is."""
+
+    def noise(theta: Tensor, number: int) -> Tensor:
+        stream = torch.Generator().manual_seed(number)
+        normal = torch.randn(theta.shape, generator=stream, dtype=theta.dtype)
+        return normal * torch.as_tensor(variance(theta)).sqrt()
+
+    return noise
 
 
-def temperature_with_noise(name: str, steps: int = 900) -> tuple[float, float]:
-    """Return mean square of standard coordinates of a Gaussian with N = 50, and its error."""
+def temperatures(name: str, variance: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor]:
+    """Return mean squares of both standard coordinates of a Gaussian with N = 50, and errors."""
     method, config = SAMPLERS[name]
-    begin = start() / N**0.5
-    path, _ = run(method, config, lambda t: N * t.square().sum(-1) / 2, begin, steps, N, noise, 50)
-    squares = (N * path[4:].square()).mean((0, 3)).flatten()
-    return squares.mean().item(), (squares.std() / len(squares) ** 0.5).item()
+    begin, noise = start() / N**0.5, noise_of(variance)
+    path, _ = run(method, config, lambda t: N * t.square().sum(-1) / 2, begin, 900, N, noise, 50)
+    squares = (N * path[4:].square()).mean(0).flatten(0, 1)
+    return squares.mean(0), squares.std(0) / len(squares) ** 0.5
+
+
+def heated(name: str, variance: float | Tensor) -> Any:
+    """Return what gradient noise of this variance adds to the temperature, curvature κ = 1."""
+    lr = SAMPLERS[name][1].lr
+    return N * lr * variance / ((2 - lr) if name == "sgld" else 0.19)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_temperature_under_isotropic_gradient_noise(name) -> None:
     """`sgld` and `sghmc` are hotter by a known amount: 1 + N lr C / (2 − lr κ) and
     1 + N lr C / (1 − c²) to first order, here 1.026 and 1.105 with C = 0.02, κ = 1. `sgnht` is not.
-    Within 4.5 errors of 0.6 %, which chance misses for 7 seeds in a million."""
-    lr = SAMPLERS[name][1].lr
-    hotter = {"sgld": N * lr * VARIANCE / (2 - lr), "sghmc": N * lr * VARIANCE / 0.19, "sgnht": 0.0}
-    found, error = temperature_with_noise(name)
-    assert abs(found - 1 - hotter[name]) < 4.5 * error
+    Within 4.5 errors of 0.9 %, which chance misses for 14 seeds in a million."""
+    found, error = temperatures(name, lambda theta: VARIANCE)
+    expected = 0.0 if name == "sgnht" else heated(name, VARIANCE)
+    assert ((found - 1 - expected).abs() < 4.5 * error).all()
     if name == "sghmc":
-        assert found - 1 > 10 * error  # so much is seen
+        assert (found - 1 > 6 * error).all()  # so much is seen
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_temperature_under_gradient_noise_in_one_direction(name) -> None:
+    """Noise of twice the variance in the first coordinate and none in the second heats the first of
+    `sgld` and `sghmc` twice as much and leaves the second alone. `sgnht` brakes by the mean of both
+    and is too hot in one and too cold in the other, by as much as `sghmc` differs from its mean.
+    Within 4.5 errors of 0.9 %, which chance misses for 14 seeds in a million."""
+    one = torch.tensor([2 * VARIANCE, 0.0], dtype=torch.float64)
+    found, error = temperatures(name, lambda theta: one)
+    expected = heated(name, one)
+    if name == "sgnht":
+        expected = expected - expected.mean()
+        assert found[0] - 1 > 5 * error[0]
+        assert found[1] - 1 < -5 * error[1]
+    assert ((found - 1 - expected).abs() < 4.5 * error).all()
+
+
+def test_temperature_under_gradient_noise_that_grows_with_the_distance() -> None:
+    """Variance b N θ² at a step of `sgld`, which is then linear in θ with random factors: the mean
+    square is T/(1 − b N lr / (2 − lr)) to first order in the step, 1.026 on average as with noise
+    of one size, but with tails: the kurtosis is above 3. Within 4.5 errors of 0.9 %."""
+    found, error = temperatures("sgld", lambda theta: VARIANCE * N * theta.square())
+    expected = 1 / (1 - heated("sgld", VARIANCE))
+    assert ((found - expected).abs() < 4.5 * error).all()

@@ -71,11 +71,12 @@ def test_samples_of_conjugate_regression(name) -> None:
     assert (hot.mean(0) / (hot.std(0) / 10)).abs().max() > 4.5  # a temperature of 1.5 is seen
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "hmc", "mile", "swag", "vi", "ivon"])
 def test_chains_from_one_builder_share_nothing(name) -> None:
     """A second chain begins where the first began, and does not move it."""
     method = METHODS.get(name).value
-    config, problem = method.config(epochs=9, num_modes=2), Problem(Gaussian(noise=1.0), N, 1, 1)
+    config = method.config(epochs=9, num_modes=2)
+    problem = Problem(Gaussian(noise=1.0), N, 1, 1, data=TASK.train)
 
     def chain():
         state = method.init(config, problem, Stack(linear, 2, dtype=torch.float64))

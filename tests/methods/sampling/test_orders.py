@@ -4,7 +4,7 @@ On a circle with U = −cos θ, averages of cos θ over exp(−U) are ratios of 
 of the code maps points and noise to points; with points at equal distances and noise at nodes of
 Gauss and Hermite it becomes a matrix on trigonometric (and Hermite) polynomials, whose stationary
 vector gives the average over the law of the chain up to rounding. The slope of log error against
-log step is the order.
+log step is the order. Momentum and friction are coordinates of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from scipy.special import ive
 from torch import Tensor
 
-from polymode.methods import SGHMC, SGLD, sghmc, sgld
+from polymode.methods import SGHMC, SGLD, SGNHT, sghmc, sgld, sgnht
 
 from .targets import batch_of, problem_of, stack_at
 
@@ -40,6 +40,12 @@ def trigonometric(theta: np.ndarray, size: int) -> np.ndarray:
     """Return 1, cos θ, sin θ, cos 2θ, ... at the points, (..., 2 size + 1)."""
     k = np.arange(1, size + 1) * theta[..., None]
     return np.concatenate([np.ones((*theta.shape, 1)), np.cos(k), np.sin(k)], -1)
+
+
+def hermite(x: np.ndarray, size: int) -> np.ndarray:
+    """Return the first polynomials that are orthonormal under N(0, 1), (n, size)."""
+    norms = np.sqrt(np.cumprod(np.maximum(np.arange(size), 1.0)))
+    return np.polynomial.hermite_e.hermevander(x, size - 1) / norms
 
 
 def moved(method: Any, config: Any, theta: Tensor, field: str, aux: Tensor, noise: Tensor):
@@ -94,9 +100,8 @@ def mean_cosine_hamiltonian(lr: float, friction: float) -> float:
     velocities, _ = nodes(degree)
 
     def basis(theta: np.ndarray, velocity: np.ndarray) -> np.ndarray:
-        scaled = np.polynomial.hermite_e.hermevander(velocity, degree - 1)
-        scaled = scaled / np.sqrt(np.cumprod(np.maximum(np.arange(degree), 1.0)))
-        return np.einsum("ni,nj->nij", trigonometric(theta, size), scaled).reshape(len(theta), -1)
+        parts = trigonometric(theta, size), hermite(velocity, degree)
+        return np.einsum("ni,nj->nij", *parts).reshape(len(theta), -1)
 
     points, speed = grid(angles, velocities)
     start, momentum, kicks = grid(np.arange(len(points)), np.arange(1), noise)
@@ -109,6 +114,36 @@ def mean_cosine_hamiltonian(lr: float, friction: float) -> float:
     images = basis(to, after / h).reshape(len(points), len(noise), -1)
     means = stationary(basis(points, speed), np.einsum("ijk,j->ik", images, weights))
     return means[degree]  # of cos θ
+
+
+def mean_cosine_thermostat(h: float, mass: float) -> float:
+    """Of `sgnht`: functions of position, momentum and friction. In units of time the friction
+    follows the temperature at the rate 1/mass and has the law N(1, 1/mass)."""
+    size, degrees, (noise, weights) = 5, (10, 6), nodes(16)
+    rate, spread = h**2 / mass, h / mass**0.5
+
+    def basis(*at: np.ndarray) -> np.ndarray:
+        parts = [hermite(x, degree) for x, degree in zip(at[1:], degrees, strict=True)]
+        found = np.einsum("ni,nj,nk->nijk", trigonometric(at[0], size), *parts)
+        return found.reshape(len(at[0]), -1)
+
+    angles = 2 * np.pi * np.arange(2 * size + 1) / (2 * size + 1)
+    points = grid(angles, *(nodes(degree)[0] for degree in degrees))
+    values, images = basis(*points), 0.0
+    config = SGNHT(lr=h**2, friction=1 - math.exp(-h), thermostat=rate, **OPTIONS)
+    theta, speed, friction = (torch.from_numpy(each) for each in points)
+    for kick, weight in zip(noise, weights, strict=True):
+        stack = stack_at(theta[:, None, None])
+        state = sgnht.init(config, problem_of(potential), stack)
+        state.momentum.copy_(h * speed[:, None])
+        state.friction.copy_(h + spread * friction)
+        same = torch.full_like(state.momentum, kick)
+        stack.normal_rows = lambda *path, same=same: same.clone()  # type: ignore[method-assign]
+        state, _ = sgnht.step(config, problem_of(potential), state, batch_of(theta[:, None, None]))
+        to = stack.params["theta"].detach()[:, 0, 0], state.momentum[:, 0] / h
+        after = (*to, (state.friction - h) / spread)
+        images = images + weight * basis(*(each.numpy() for each in after))
+    return stationary(values, images)[math.prod(degrees)]  # of cos θ
 
 
 def slope(errors: list[float], steps: list[float]) -> float:
@@ -132,3 +167,13 @@ def test_order_of_hamiltonian_steps(rate, order) -> None:
     frictions = [1 - math.exp(-rate * h) for h in lengths]
     found = [mean_cosine_hamiltonian(lr, f) for lr, f in zip(steps, frictions, strict=True)]
     assert slope([mean - EXACT for mean in found], lengths) == pytest.approx(order, abs=0.1)
+
+
+def test_order_of_steps_with_a_thermostat() -> None:
+    """In h = √lr, with the thermostat's mass and the friction per time held: 2, within 0.1. The
+    error is not that of `sghmc`, its limit with a heavy thermostat: about half of it."""
+    lengths = [0.2, 0.3, 0.45]
+    errors = [mean_cosine_thermostat(h, mass=32.0) - EXACT for h in lengths]
+    assert slope(errors, lengths) == pytest.approx(2, abs=0.1)
+    heavy = mean_cosine_hamiltonian(0.45**2, 1 - math.exp(-0.45)) - EXACT
+    assert 0.3 < errors[-1] / heavy < 0.8

@@ -170,7 +170,7 @@ def solve_iterative(
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     target: Tensor,
-    preconditioner: Tensor,
+    preconditioner: Tensor | Callable[[Tensor], Tensor],
     *,
     start: Tensor | None = None,
     relative: float = 1e-5,
@@ -178,25 +178,38 @@ def conjugate_gradients(
 ) -> Tensor:
     """Return x with ‖product(x) − target‖ ≤ `relative` ‖target‖, norms by the preconditioner.
 
+    Several right-hand sides are solved at once, rows of `target` (..., P); `product` is then given
+    as many rows. It ends when all are solved.
+
     Args:
-        preconditioner: diagonal, like `target`.
+        preconditioner: diagonal, like `target`, or a function of rows.
         most: at most so many products; what is reached then is returned.
     """
+    improve = preconditioner if callable(preconditioner) else preconditioner.mul
     x = torch.zeros_like(target) if start is None else start
     rest = target.clone() if start is None else target - product(start)
-    better = preconditioner * rest
-    direction, size = better, (rest * better).sum()
-    goal = relative**2 * (target * preconditioner * target).sum()
+    better = improve(rest)
+    direction, size = better, _inner_products(rest, better)
+    goal = relative**2 * _inner_products(target, improve(target))
     for _ in range(most):
-        if size <= goal:
+        if bool((size <= goal).all()):
             break
         image = product(direction)
-        length = size / (direction * image).sum()
+        length = _ratio(size, _inner_products(direction, image))
         x, rest = x + length * direction, rest - length * image
-        better = preconditioner * rest
-        before, size = size, (rest * better).sum()
-        direction = better + (size / before) * direction
+        better = improve(rest)
+        before, size = size, _inner_products(rest, better)
+        direction = better + _ratio(size, before) * direction
     return x
+
+
+def _inner_products(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, keepdim=True)
+
+
+def _ratio(upper: Tensor, lower: Tensor) -> Tensor:
+    """Return upper / lower, 0 where a row is solved exactly and both are 0."""
+    return torch.where(lower == 0, torch.zeros_like(lower), upper / lower)
 
 
 class Products:

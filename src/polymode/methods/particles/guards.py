@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Batch, Divergence
 from polymode.core.options import is_number
@@ -80,7 +81,8 @@ def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
 
 
 def check_finite(losses: Tensor, values: Tensor, number: int) -> None:
-    """Tell of input gradients that are not finite where losses are."""
+    """Tell of input gradients that are not finite where losses are, on all ranks alike."""
+    losses, values = ranks.gather(torch.stack([losses, values], 1)).unbind(1)
     if math.isfinite(values.sum().item()) or not torch.isfinite(losses).all():
         return
     member = int((~torch.isfinite(values)).nonzero()[0])

@@ -2,11 +2,12 @@
 
 Member i minimises loss_i + weight · R_i(J_1, ..., J_M) (`terms.py`), where J_i is the gradient of a
 scalar of its outputs with respect to the inputs, and in R_i the other members' gradients are
-constants. So the members meet once, in between: (1) forward pass and input gradient of every
-member, (2) R and ∂R_i/∂J_i from the numbers J alone, (3) one backward pass per member, through its
-outputs and its input gradient together. (1) and (3) run as the stack's gradients do: batched, in a
-loop or in threads, and each in the quickest of the ways in `second_order/`. Members whose graphs do
-not fit into half of the free memory go through (1) again in (3).
+constants. So the members meet once, in between, those of other ranks included: (1) forward pass and
+input gradient of every member, (2) R and ∂R_i/∂J_i from the numbers J alone, (3) one backward pass
+per member, through its outputs and its input gradient together. (1) and (3) run as the stack's
+gradients do: batched, in a loop or in threads, and each in the quickest of the ways in
+`second_order/`. Members whose graphs do not fit into half of the free memory go through (1) again
+in (3).
 
 Where only some of the inputs are to repel, the others go through a forward pass of their own,
 unless the network mixes examples (BatchNorm) or draws noise (dropout): then all go through one, so
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core import execution
+from polymode.core import execution, ranks
 from polymode.core.choice import Plan, members_that_fit
 from polymode.core.execution import limit_threads
 from polymode.core.noise import Streams
@@ -62,7 +63,9 @@ def repelled_gradients(
 
         plan = execution.plan_for(stack, "repulsion", run, x, y, False)
         if plan.execution in ("loop", "threads"):  # so many members keep their graphs
-            kept = stack.chunk_size or members_that_fit(stack, run, x, y, False)
+            kept = stack.chunk_size or ranks.agreed(
+                lambda: members_that_fit(stack, run, x, y, False)
+            )
             stack.plans["repulsion"] = plan._replace(chunk_size=kept)
     return _run(stack, stack.plans["repulsion"], terms, x, y, step)
 
@@ -87,8 +90,9 @@ def _run(
         spread(len(units), forward)
         gradients = parts[0] if len(parts) == 1 else torch.cat(parts)
         parts.clear()
-        values, cotangent = terms.repel(gradients)
+        values, cotangent = terms.repel(ranks.gather(gradients))
         del gradients
+        values, cotangent = ranks.own(values), ranks.own(cotangent)
         cotangents = cotangent.split([unit.members for unit in units])
 
         def backward(turn: int) -> None:

@@ -85,10 +85,10 @@ def ensemble_size_curve(
     means, errors, counts = [], [], []
     for size in chosen:
         values = []
-        for subset in _subsets(number, size, num_subsets, seed):
+        for subset in subsets(number, size, num_subsets, seed):
             score = entry.value(prediction.take_modes(subset), targets)  # type: ignore[arg-type]
             values.append(score.value)
-        mean, error = _mean(values, math.comb(number, size))
+        mean, error = mean_over_subsets(values, math.comb(number, size))
         means.append(mean)
         errors.append(error)
         counts.append(len(values))
@@ -170,7 +170,7 @@ def _sizes(sizes: Sequence[int] | None, most: int, least: int, metric: str) -> t
     return tuple(sorted(set(sizes)))
 
 
-def _subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
+def subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
     """Yield different subsets of 0..number-1: all of them, or `most` at random."""
     if math.comb(number, size) <= most:
         yield from combinations(range(number), size)
@@ -185,7 +185,7 @@ def _subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int
             yield subset
 
 
-def _mean(values: list[float], population: int) -> tuple[float, float]:
+def mean_over_subsets(values: list[float], population: int) -> tuple[float, float]:
     """Return the mean of values drawn from so many without replacement, and its error."""
     numbers, n = torch.tensor(values, dtype=torch.float64), len(values)
     if n == population:

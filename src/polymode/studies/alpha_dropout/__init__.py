@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from polymode.plots import Comparison, Display
 from polymode.runs.part import Experiment, Part
-from polymode.studies.alpha_dropout import attacks, mnist, uci
+from polymode.studies.alpha_dropout import attacks, chains, mnist, uci
 from polymode.studies.study import STUDIES, Claim, Runs, Study, Table
 
-MODULES = (uci, mnist, attacks)
+MODULES = (uci, chains, mnist, attacks)
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:

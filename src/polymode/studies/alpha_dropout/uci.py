@@ -24,6 +24,7 @@ from polymode.core.likelihoods import Gaussian
 from polymode.examinations import Findings, measure
 from polymode.methods import fit
 from polymode.metrics.paired import mean_and_error, paired
+from polymode.metrics.results import Row
 from polymode.metrics.table import number
 from polymode.nets import mlp
 from polymode.plots import Comparison, Display
@@ -76,7 +77,7 @@ def split(
     for length in sorted(epochs):
         scores = []
         for rate in rates:
-            nll, factor = best_factor(*_predicted(trained(part, rate, length), part.val))
+            nll, factor = best_factor(*predicted(trained(part, rate, length), part.val))
             scores.append((nll, rate, length, factor))
         found += scores
         rates = [rate for _, rate, *_ in sorted(scores)[: max(1, len(scores) // 2)]]
@@ -84,7 +85,7 @@ def split(
     post = trained(whole, rate, length)
     with torch.no_grad():
         post.stack.extra["log_noise"] += math.log(factor)
-    return _scores(*_predicted(post, whole.test), rate, length, factor)
+    return _scores(*predicted(post, whole.test), rate, length, factor)
 
 
 def tasks_of(dataset: str, seed: int) -> tuple[Task, Task]:
@@ -104,7 +105,7 @@ def tasks_of(dataset: str, seed: int) -> tuple[Task, Task]:
     return task, task
 
 
-def _predicted(post: Posterior, data: Any) -> tuple[MixturePrediction, torch.Tensor]:
+def predicted(post: Posterior, data: Any) -> tuple[MixturePrediction, torch.Tensor]:
     """Return the prediction at inputs of the data, and their targets."""
     prediction = post.predict(data)
     assert isinstance(prediction, MixturePrediction)
@@ -123,6 +124,18 @@ def best_factor(prediction: MixturePrediction, values: torch.Tensor) -> tuple[fl
 def _scores(
     prediction: MixturePrediction, values: torch.Tensor, rate: float, epochs: int, factor: float
 ) -> Findings:
+    return Findings(
+        (
+            *scores_of(prediction, values),
+            measure("chosen_rate", rate, n=1),
+            measure("chosen_epochs", epochs, n=1),
+            measure("noise_factor", factor, n=1),
+        )
+    )
+
+
+def scores_of(prediction: MixturePrediction, values: torch.Tensor) -> tuple[Row, ...]:
+    """Return both NLLs, the RMSE, the coverage of 90 % intervals, and the size of the noise."""
     mean, variance = prediction.mean, prediction.variance
     squares = (values - mean).square()
     mixture = -prediction.log_prob(values)
@@ -131,17 +144,12 @@ def _scores(
     inside = ((low <= values) & (values <= high)).double().mean().item()
     n = len(values)
     nats: dict[str, Any] = {"unit": "nats/example", "direction": "down", "n": n}
-    return Findings(
-        (
-            measure("nll", mixture.mean().item(), standard_error=_error(mixture), **nats),
-            measure("nll_moments", moments.mean().item(), standard_error=_error(moments), **nats),
-            measure("rmse", squares.mean().sqrt().item(), unit="units of y", direction="down", n=n),
-            measure("coverage_90", inside, n=n),
-            measure("noise", prediction.scale.mean().item(), unit="units of y", n=n),
-            measure("chosen_rate", rate, n=1),
-            measure("chosen_epochs", epochs, n=1),
-            measure("noise_factor", factor, n=1),
-        )
+    return (
+        measure("nll", mixture.mean().item(), standard_error=_error(mixture), **nats),
+        measure("nll_moments", moments.mean().item(), standard_error=_error(moments), **nats),
+        measure("rmse", squares.mean().sqrt().item(), unit="units of y", direction="down", n=n),
+        measure("coverage_90", inside, n=n),
+        measure("noise", prediction.scale.mean().item(), unit="units of y", n=n),
     )
 
 
@@ -202,12 +210,12 @@ def _table(runs: Runs, title: str, metric: str, printed: Any) -> Table:
     for dataset in sets_of(runs):
         line = [dataset]
         for place, alpha in enumerate(published.ALPHAS):
-            line.append(_cell(values(runs, dataset, alpha, metric)))
+            line.append(cell(values(runs, dataset, alpha, metric)))
             if printed is not None:
                 paper = printed[dataset][place] if dataset in printed else None
                 line.append("" if paper is None else number(paper.mean, paper.error, 2))
         if metric == "nll":
-            line.append(f"{published.HMC_NLL[dataset]:.2f}" if dataset != TOY else "")
+            line.append("" if dataset == TOY else number(published.HMC_NLL[dataset].mean, None, 2))
         lines.append(tuple(line))
     head = ["data set"]
     for alpha in published.ALPHAS:
@@ -225,7 +233,7 @@ def _chosen(runs: Runs) -> Table:
     for dataset in sets_of(runs):
         for alpha in published.ALPHAS:
             columns = [
-                _cell(values(runs, dataset, alpha, metric), digits)
+                cell(values(runs, dataset, alpha, metric), digits)
                 for metric, digits in (
                     ("chosen_rate", 3), ("chosen_epochs", 0), ("noise_factor", 2), ("noise", 4),
                     ("coverage_90", 3),
@@ -233,10 +241,12 @@ def _chosen(runs: Runs) -> Table:
             ]  # fmt: skip
             lines.append((f"{dataset}, {name_of(alpha)}", *columns))
     head = ("arm", "rate", "epochs", "noise factor", "noise, units of y", "90 % coverage")
-    return Table("What was chosen inside the training parts", head, tuple(lines), "mean ± s.e.")
+    return Table(
+        "What was chosen inside the training parts", head, tuple(lines), "mean ± s.e. over splits"
+    )
 
 
-def _cell(found: Sequence[float], digits: int = 2) -> str:
+def cell(found: Sequence[float], digits: int = 2) -> str:
     if not found:
         return "n/a"
     return number(*mean_and_error(found), digits)

@@ -118,20 +118,28 @@ def distance_table(runs: Runs, part: str) -> Table:
     arms, columns = ordered(runs, part), CLASSES if is_classes(runs, part) else DENSITIES
     texts = [_column(runs, part, arms, column) for column in columns.values()]
     modes = [str(modes_of(runs, part, arm)) for arm in arms]
-    values = [
-        row.value
-        for results in runs.all(part)
-        for row in results.rows
-        if row.metric == "reference_r_hat" and row.value is not None
-    ]
-    worst = f"; R-hat of the reference's predictions up to {max(values):.3g}" if values else ""
+    worst = _of_reference(runs, part, "reference_r_hat")
+    apart = _of_reference(runs, part, f"reference_{distance(runs, part)}")
+    own = f"; R-hat of the reference's predictions up to {worst:.3g}" if worst else ""
+    own += f", one half of its chains is {apart:.3g} from the other" if apart else ""
     return Table(
         title=f"Distance to HMC: {part}",
         head=("method", "modes", *columns),
         lines=tuple(zip(arms, modes, *texts, strict=True)),
         note=f"mean ± s.e. over {_seeds(runs, part)} seeds, closest first; the reference is one run"
-        f" of HMC with another seed{worst}",
+        f" of HMC with another seed{own}",
     )
+
+
+def _of_reference(runs: Runs, part: str, metric: str) -> float | None:
+    """Return the largest of what all arms say about the same reference."""
+    found = [
+        row.value
+        for results in runs.all(part)
+        for row in results.rows
+        if row.metric == metric and row.value is not None
+    ]
+    return max(found, default=None)
 
 
 def modes_table(runs: Runs, part: str) -> Table:

@@ -392,3 +392,17 @@ DATASETS.register("svhn_recropped")(
         {"svhn_test_subset.npz": _TEST},
     )
 )
+
+DATASETS.register("histology_46")(
+    Dataset(
+        "1,693 BreaKHis images of breast tissue at 400x, reduced to 46 x 46, with their file names",
+        "study only (Spanhol et al., 2016)",
+        (),
+        None,
+        {
+            "x": ArraySpec((1693, 46, 46, 3), "uint8"),
+            "y": ArraySpec((1693,), "int64", 2, (547, 1146)),
+            "patient": ArraySpec((1693,), "<U31"),
+        },
+    )
+)

@@ -22,7 +22,11 @@ from polymode.core.store import FileProblem, open_plain
 from polymode.tasks.readers.archives import safe_name
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
-_OTHER_SUFFIXES = {".bmp", ".gif", ".tif", ".tiff", ".webp"}
+FORMATS = ("PNG", "JPEG")
+_ALL_SUFFIXES = {
+    "PNG": {".png"}, "JPEG": {".jpg", ".jpeg"}, "TIFF": {".tif", ".tiff"}, "BMP": {".bmp"},
+    "GIF": {".gif"}, "WEBP": {".webp"},
+}  # fmt: skip
 _GREY = {"1", "L", "LA"}
 _COLOUR = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 _MOST_PIXELS = 64_000_000
@@ -53,6 +57,7 @@ def read_image_folder(
     size: tuple[int, int] | None = None,
     channels: int | None = None,
     on_broken: str = "error",
+    formats: Sequence[str] = FORMATS,
 ) -> Images:
     """Return the images of a folder and their classes.
 
@@ -63,17 +68,22 @@ def read_image_folder(
         channels: 1 for grey, 3 for colour; by default what the first image has. Transparency is
             dropped.
         on_broken: "error" names the first image that cannot be decoded; "skip" leaves such out.
+        formats: what files are, in Pillow's words: PNG and JPEG, or those of a published set.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileProblem(f"{folder} is not a folder")
-    pairs = _from_subfolders(folder) if labels is None else _from_table(folder, Path(labels))
+    pairs = (
+        _from_subfolders(folder, formats) if labels is None else _from_table(folder, Path(labels))
+    )
     if not pairs:
         raise FileProblem(
-            f"{folder} has no PNG or JPEG image in a subfolder; each class is a subfolder, or give"
-            " `labels`, a csv file with file,class lines"
+            f"{folder} has no {_or(formats)} image in a subfolder; each class is a subfolder, or"
+            " give `labels`, a csv file with file,class lines"
         )
-    stack = ImageStack(len(pairs), size=size, channels=channels, on_broken=on_broken)
+    stack = ImageStack(
+        len(pairs), size=size, channels=channels, on_broken=on_broken, formats=formats
+    )
     for row, (file, _) in enumerate(pairs):
         if not (folder / file).exists():
             raise FileProblem(f"{labels} names {file}, which is not in {folder}")
@@ -92,13 +102,20 @@ def read_image_folder(
     )
 
 
-def _from_subfolders(folder: Path) -> list[tuple[str, str]]:
+def _or(formats: Sequence[str]) -> str:
+    return " or ".join(formats)
+
+
+def _from_subfolders(folder: Path, formats: Sequence[str]) -> list[tuple[str, str]]:
     pairs = []
+    wanted = {suffix for kind in formats for suffix in _ALL_SUFFIXES[kind]}
+    others = {suffix for every in _ALL_SUFFIXES.values() for suffix in every} - wanted
+    neither = "neither PNG nor JPEG" if tuple(formats) == FORMATS else f"not {_or(formats)}"
     for group in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         for file in sorted(group.rglob("*")):
-            if file.suffix.lower() in _OTHER_SUFFIXES:
-                raise FileProblem(f"{file} is neither PNG nor JPEG; convert it or move it away")
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
+            if file.suffix.lower() in others:
+                raise FileProblem(f"{file} is {neither}; convert it or move it away")
+            if file.suffix.lower() in wanted and not file.name.startswith("."):
                 pairs.append((file.relative_to(folder).as_posix(), group.name))
     return pairs
 
@@ -149,6 +166,7 @@ class ImageStack:
         size: tuple[int, int] | None = None,
         channels: int | None = None,
         on_broken: str = "error",
+        formats: Sequence[str] = FORMATS,
     ) -> None:
         if channels not in (None, 1, 3):
             raise ValueError(f"`channels` must be 1 (grey) or 3 (colour), got {channels}")
@@ -157,6 +175,7 @@ class ImageStack:
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ValueError(f"`size` must be (height, width) of at least 1, got {size}")
         self.total, self.size, self.channels, self.on_broken = total, size, channels, on_broken
+        self.formats = tuple(formats)
         self.skipped: list[str] = []
         self._x: np.ndarray | None = None
         self._kept = np.zeros(total, bool)
@@ -165,7 +184,7 @@ class ImageStack:
     def put(self, row: int, name: str, content: bytes) -> None:
         """Decode `content` into row `row`; `name` is for messages."""
         try:
-            pixels = _decode(content, self._mode, self.size)
+            pixels = _decode(content, self._mode, self.size, self.formats)
         except _Broken as error:
             if self.on_broken == "error":
                 raise FileProblem(
@@ -220,7 +239,9 @@ class _Broken(Exception):
     """An image that cannot be decoded."""
 
 
-def _decode(content: bytes, mode: str | None, size: tuple[int, int] | None) -> np.ndarray:
+def _decode(
+    content: bytes, mode: str | None, size: tuple[int, int] | None, formats: tuple[str, ...]
+) -> np.ndarray:
     """Return the pixels of one file: (H, W) or (H, W, 3), uint8."""
     from PIL import Image
 
@@ -229,7 +250,7 @@ def _decode(content: bytes, mode: str | None, size: tuple[int, int] | None) -> n
         Image.DecompressionBombError, Image.DecompressionBombWarning,
     )  # fmt: skip
     try:
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+        with Image.open(io.BytesIO(content), formats=formats) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise _Broken(f"{image.width:,} x {image.height:,} pixels are too many")
             if image.mode not in _GREY | _COLOUR:

@@ -1,0 +1,193 @@
+"""The examination `equivariance`: does a posterior predict the same for every g x?
+
+    polymode run --task fashion_mnist --method deep_ensemble --examine equivariance:group=C4
+
+On the test set and on an OOD set, for single members and for all of them together: orbit same
+predictions (OSP), spread of the probabilities along orbits, symmetrised KL, and the equivariance
+error; and how OSP and spread change with the number of members, by sub-ensembles. An ensemble
+predicts the mean of its members' probabilities. Accuracy stands beside OSP, as a constant
+prediction is perfectly invariant. See docs/equivariance.md for the definitions.
+
+The networks are also looked at: a layer whose padding or stride breaks the symmetry of the
+architecture is named in a warning.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.equivariance.check import broken_layers
+from polymode.equivariance.groups import Group
+from polymode.equivariance.groups import group as find_group
+from polymode.equivariance.orbits import Score
+from polymode.equivariance.planar import QuarterTurns, Turns
+from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.findings import Findings, measure
+from polymode.examinations.orbits import along_orbits, by_size, inputs_of, ood_inputs
+from polymode.metrics.results import Row
+from polymode.posterior import Posterior
+from polymode.tasks import Task
+
+SHOWN = 3  # inputs with an orbit plot
+ANGLES = 36  # of such a plot
+CURVES = ("same_share", "deviation")
+UNITS = {"kl": "nats", "largest_kl": "nats"}
+UP = ("same_predictions", "same_share", "accuracy", "orbit_accuracy")
+
+
+def check(
+    *,
+    group: str = "C4",
+    ood: str = "",
+    num_examples: int = 300,
+    sizes: Sequence[int] | None = None,
+    num_subsets: int = 20,
+    samples_per_mode: int | None = None,
+) -> None:
+    """Refuse options that cannot be."""
+    find_group(group)
+    for name, value, least in (
+        ("num_examples", num_examples, 2),
+        ("num_subsets", num_subsets, 2),
+        ("samples_per_mode", samples_per_mode or 1, 1),
+        *(("sizes", size, 1) for size in sizes or ()),
+    ):
+        if type(value) is not int or value < least:
+            raise ValueError(
+                f"`{name}` of equivariance must be an integer ≥ {least}, got {value!r}"
+            )
+
+
+_WORDS = {
+    "same_predictions": "OSP: of the |G| predictions along an orbit, how many are that of the"
+    " input itself, mean over inputs; at most |G|",
+    "same_share": "OSP / |G|, to compare groups",
+    "kl": "symmetrised KL divergence between the predictions at x and at g x, mean over g ≠ 1",
+    "largest_kl": "the largest of these over inputs and g",
+    "deviation": "standard deviation along the orbit, of probabilities or values, mean over inputs",
+    "relative_deviation": "the same over the rms of the orbit's mean",
+    "error": "‖f(g x) − ρ(g) f(x)‖ over the mean ‖f‖, of probabilities or values",
+    "accuracy": "accuracy at x",
+    "orbit_accuracy": "accuracy at all g x",
+}
+MEASURES = {"chance": "OSP of independent uniform predictions, 1 + (|G| − 1) / C"}
+for _set, _where in (("", "test set"), ("ood_", "OOD set")):
+    for _name, _text in _WORDS.items():
+        if _set and "accuracy" in _name:
+            continue
+        MEASURES[f"{_set}{_name}"] = f"{_text}; all members together, {_where}"
+        MEASURES[f"{_set}member_{_name}"] = f"the same of one member, mean over members; {_where}"
+
+
+@EXAMINATIONS.register(
+    "equivariance",
+    summary="how symmetric predictions are along the orbits of a group, members and ensemble",
+    measures=MEASURES,
+    check=check,
+)
+def equivariance(
+    post: Posterior,
+    task: Task,
+    *,
+    group: str = "C4",
+    ood: str = "",
+    num_examples: int = 300,
+    sizes: Sequence[int] | None = None,
+    num_subsets: int = 20,
+    samples_per_mode: int | None = None,
+) -> Findings:
+    """Return how symmetric a posterior's predictions are; see the module.
+
+    Args:
+        group: a name such as "C4", "C16", "D4", "C4@5x5" or "SO3-octahedral->input".
+        ood: name of the OOD set, by default the task's first; "noise" for normal noise, also where
+            there is none.
+        num_examples: inputs of each set, or all that there are.
+        sizes: numbers of members of sub-ensembles; by default powers of 2 and all.
+        num_subsets: sub-ensembles of a size, ≥ 2.
+        samples_per_mode: L; by default that of the posterior's predictions.
+    """
+    acting = find_group(group)
+    if post.likelihood.classification and not acting.invariant:
+        raise ValueError(
+            f"labels have no group action, but the outputs of '{group}' are to move; take the"
+            " group without '->' for invariant classes"
+        )
+    _warn_of_layers(post, acting)
+    x, y = inputs_of(task, num_examples)
+    name, outside = ood_inputs(task, ood, x)
+    sets = {"": (x, y if post.likelihood.classification else None), "ood_": (outside, None)}
+    rows: list[Row] = []
+    arrays: dict[str, np.ndarray] = {"ood": np.array([name]), "order": np.array([len(acting)])}
+    for prefix, (inputs, labels) in sets.items():
+        along = along_orbits(post, inputs, acting, labels, samples_per_mode=samples_per_mode)
+        together, alone = along.scores(), along.member_scores()
+        chance = together.pop("chance", None)
+        alone.pop("chance", None)
+        if chance is not None and not prefix:
+            rows.append(_row("chance", chance))
+        rows += [_row(f"{prefix}{key}", score, key) for key, score in together.items()]
+        rows += [_row(f"{prefix}member_{key}", score, key) for key, score in alone.items()]
+        names = [each for each in CURVES if each in together]
+        curves = by_size(along, names, sizes=sizes, num_subsets=num_subsets)
+        arrays |= {f"{prefix}{key}": values for key, values in curves.items()}
+    return Findings(tuple(rows), arrays | _shown(post, acting, x, y, samples_per_mode))
+
+
+def _row(metric: str, score: Score, kind: str = "") -> Row:
+    direction = "up" if kind in UP else "down" if kind in _WORDS else ""
+    finite = None if math.isinf(score.value) else score.standard_error
+    return measure(
+        metric, score.value, n=score.n, unit=UNITS.get(kind, ""), direction=direction,
+        standard_error=finite,
+    )  # fmt: skip
+
+
+def _warn_of_layers(post: Posterior, acting: Group) -> None:
+    for layer in broken_layers(post[:1].members[0], acting, post.input_shape):
+        warnings.warn(str(layer), stacklevel=4)
+
+
+def _shown(
+    post: Posterior, acting: Group, x: Tensor, y: Tensor, samples_per_mode: int | None
+) -> dict[str, np.ndarray]:
+    """Return curves of a few inputs along their orbits: the probability of the label, or the first
+    output. Turns are shown on a fine circle, with the image turned and put back as a control."""
+    few, labels = x[:SHOWN], y[:SHOWN]
+    turning = isinstance(acting, Turns) or (isinstance(acting, QuarterTurns) and not acting.mirror)
+    circle, control = acting, None
+    if turning and few.ndim == 4 and few.shape[-1] == few.shape[-2]:
+        angles = torch.arange(ANGLES + 1, dtype=torch.float64) * (2 * math.pi / ANGLES)
+        circle = Turns(angles, closed=False, name="circle")
+        back = Turns(-angles, closed=False, name="back")
+        control = torch.stack([back.act(image, k) for k, image in enumerate(circle.orbit(few))])
+    along = along_orbits(post, few, circle, samples_per_mode=samples_per_mode)
+    kept = {"theta": np.arange(len(circle)) * (360 / ANGLES if control is not None else 1.0)}
+
+    def curve(members: Tensor) -> np.ndarray:
+        """Return (n, M, T) of (M, T, n, C)."""
+        if along.classes:
+            places = labels.long().cpu().expand(*members.shape[:2], -1)[..., None]
+            members = members.exp().gather(-1, places)
+        return members[..., 0].permute(2, 0, 1).numpy()
+
+    kept["orbit members"] = curve(along.members)
+    if along.classes:
+        probs = along.ensemble().exp()
+        kept["orbit entropy"] = torch.special.entr(probs).sum(-1).T.numpy()
+        kept["orbit label"] = labels.cpu().numpy()
+    if control is not None:
+        same = along_orbits(post, control.flatten(0, 1), _identity(), None)
+        split = same.members[:, 0].unflatten(1, control.shape[:2])
+        kept["orbit control"] = curve(split).mean(1)
+    return kept
+
+
+def _identity() -> Group:
+    return find_group("C1")

@@ -1,0 +1,128 @@
+"""Weights whose modes lie on several ranks, as `fit` leaves them under torchrun.
+
+Each rank predicts with its own modes, and predictions are joined in the order of modes, so every
+rank holds the whole prediction. What needs all networks at once (`stack`, `draw`, slices of modes)
+brings them to every rank, where they fit. All ranks must make the same calls in the same order.
+
+Shapes: `M` modes of all ranks, `m` of this one, `S` samples of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from polymode.core import ranks
+from polymode.core.memory import free_bytes, human
+from polymode.core.modules import Tensors
+from polymode.core.stack import Stack
+from polymode.posterior.weights import Weights, of_stack
+from polymode.prediction import Prediction
+
+
+def on_all_ranks(mine: Weights) -> Weights:
+    """Return what all ranks hold of the work they share; outside a group, what is given."""
+    share = ranks.sharing_now()
+    return mine if share is None else Ranked(mine, share)
+
+
+class Ranked(Weights):
+    """This rank's modes, and the way to those of the others.
+
+    Args:
+        mine: weights of this rank's modes. share: which these are.
+    """
+
+    kind = "ranked"
+
+    def __init__(self, mine: Weights, share: ranks.Share) -> None:
+        self.mine, self.share = mine, share
+        self.samples_per_mode, self.most = mine.samples_per_mode, mine.most
+        self._num_bytes = sum(ranks.everyones(mine.num_bytes))
+        self._whole: Weights | None = None
+
+    @property
+    def num_modes(self) -> int:
+        return self.share.num_modes
+
+    @property
+    def like(self) -> Stack:
+        return self.mine.like
+
+    @property
+    def stack(self) -> Stack:  # type: ignore[override]
+        return self.whole().stack
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def draw(self, number: int, seed: int) -> Stack:
+        return self.whole().draw(number, seed)
+
+    def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
+        return self.whole().gather(chosen, seed)
+
+    def __getitem__(self, modes: slice) -> Weights:
+        return self.whole()[modes]
+
+    def parts(self) -> Iterator[Weights]:
+        yield self.mine
+
+    def tensors(self) -> Tensors:
+        return self.whole().tensors()
+
+    def numbers(self) -> dict[str, Any]:
+        return self.mine.numbers()
+
+    def meet(self, mine: Sequence[Prediction]) -> Prediction:
+        """Return the prediction of all ranks' modes from that of this one's."""
+        tensors, rest = super().meet(mine)._parts()
+        with ranks.sharing(self.share):
+            tensors = {name: self._modes(tensor) for name, tensor in tensors.items()}
+        return Prediction.from_arrays(tensors, {**rest, "num_modes": self.num_modes})
+
+    def _modes(self, mine: Tensor) -> Tensor:
+        """Return a tensor (m L, ...) of all ranks, (M L, ...)."""
+        by_mode = mine.unflatten(0, (self.share.last - self.share.first, -1))
+        return ranks.joined(by_mode).flatten(0, 1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        with ranks.sharing(self.share):
+            return ranks.spread(x)
+
+    def whole(self) -> Weights:
+        """Return all modes in the memory of this rank."""
+        if self._whole is None:
+            if self.like.members_differ:
+                raise ValueError(
+                    "the members differ in plain attributes"
+                    f" ({', '.join(self.like.members_differ)}), which ranks cannot exchange"
+                )
+            need = 2 * self.num_bytes
+            if need > free_bytes(self.like.device):
+                raise ValueError(
+                    f"all {self.num_modes:,} modes need {human(need)} of memory to be joined on"
+                    f" one rank; {human(free_bytes(self.like.device))} free. post.predict and"
+                    " post.save need them only where they are"
+                )
+            self._whole = self._joined()
+        return self._whole
+
+    def _joined(self) -> Weights:
+        with ranks.sharing(self.share):
+            tensors = {
+                name: ranks.gather(tensor, self.mine.mode_axis(name))
+                for name, tensor in self.mine.tensors().items()
+            }
+        stack = self.like[[0] * self.num_modes]
+        stack.seeds = [seed for seeds in ranks.everyones(self.like.seeds) for seed in seeds]
+        stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
+        rest = {name: tensor for name, tensor in tensors.items() if not of_stack(name)}
+        return self.mine.restore(stack, rest, self.mine.numbers())
+
+    @classmethod
+    def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Ranked:
+        raise NotImplementedError("modes on ranks are saved as shards")

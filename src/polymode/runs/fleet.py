@@ -1,0 +1,60 @@
+"""Cells as tasks of a Ray cluster: the same cells, told and written down in the same way.
+
+A cell whose worker died is started again on another, from its last checkpoint where that machine
+sees the folder of the run. The caller alone writes results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polymode.core.cluster import Cluster, Done, Lost, Say, Started
+from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.folder import Place
+from polymode.runs.plan import Cell, Recipe
+from polymode.runs.pool import Tell
+
+_tasks: dict[str, Any] = {}  # of this worker, by what they are made of
+
+
+def run_on_cluster(
+    cluster: Cluster,
+    recipe: Recipe,
+    cells: Sequence[Cell],
+    place: Callable[[str], Place],
+    tell: Tell,
+) -> None:
+    """Run the cells on the cluster; `tell` runs here."""
+    begun: set[int] = set()
+
+    def hear(number: int, news: Any) -> None:
+        cell = cells[number]
+        if isinstance(news, Started):
+            if number not in begun:
+                tell(cell, None)
+            begun.add(number)
+        elif isinstance(news, Done):
+            tell(cell, news.result)
+        elif not isinstance(news, Lost):
+            tell(cell, news)
+        elif news.error != "cancelled":  # by Ctrl-C: it is to be done, not failed
+            tell(cell, Failed(news.error, ""))
+
+    jobs = [(recipe, cell, Place(*(path.absolute() for path in place(cell.key)))) for cell in cells]
+    cluster.run(_work, [(*job, cluster.threads) for job in jobs], hear)
+
+
+def _work(job: tuple[Recipe, Cell, Place, int], say: Say) -> Finished | Failed:
+    """Run one cell in a worker."""
+    import torch
+
+    recipe, cell, place, threads = job
+    torch.set_num_threads(threads)
+    try:
+        key = repr((recipe.task_name, recipe.task_options, recipe.function))
+        if key not in _tasks:
+            _tasks[key] = recipe.task()
+        return run_cell(recipe, _tasks[key], cell, place, say)
+    except Exception as error:
+        return failure(error)

@@ -1,0 +1,267 @@
+"""Rotated Fashion-MNIST: who is invariant under C4, C8 and C16, in and out of distribution.
+
+Each group has its own training: images are turned by a random element in every batch. *only DA* are
+the members of the ensemble one by one, *DeepEns+DA* is the mean of their probabilities; likewise
+for networks behind a learned canonicalisation, for group averages, and for networks of escnn where
+that is installed. All ensembles have the same number of members.
+
+Of the talk's set-up its table is known: groups, methods, orbit same predictions. The network
+(LeNet), the images for training, the OOD sets (MNIST, grey CIFAR-10, and normal noise), the number
+of members, optimiser and epochs are our choice. paper: all 60,000 images, 100 members, 50 epochs,
+with CIFAR-10 whole. cpu: 3,000 images, 10 members, 10 epochs, 4 seeds; escnn 3 epochs, 3 seeds.
+smoke: digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from polymode.equivariance.orbits import chance_level
+from polymode.equivariance.steerable import escnn_is_installed
+from polymode.metrics.paired import mean_and_error
+from polymode.plots import Comparison, Display
+from polymode.plots.axes import over_seeds
+from polymode.runs.part import Experiment, Part
+from polymode.studies.equivariance import networks, published
+from polymode.studies.equivariance.shown import (
+    cell,
+    claim,
+    curves,
+    gap,
+    mean_over,
+    not_below,
+    outside,
+    values,
+)
+from polymode.studies.study import Claim, Runs, Table, judged
+
+PART, STEERED = "rotated", "rotated_escnn"
+PLAIN, CANON = "augmented", "canonical"
+FIELDS = {"C4": [4, 8, 16], "C8": [2, 4, 8], "C16": [1, 2, 4]}
+
+
+def arm(group: str, method: str) -> str:
+    """Return the name of a training.
+
+    >>> arm("C4", "augmented")
+    'C4, augmented'
+    """
+    return f"{group}, {method}"
+
+
+def parts(preset: str) -> dict[str, Part | Experiment]:
+    """Return the comparison, and escnn's networks where they can be made."""
+    options = _options(preset)
+    seeds = {"smoke": (0, 1), "cpu": (0, 1, 2, 3), "paper": tuple(range(5))}[preset]
+    groups = published.GROUPS[: 2 if preset == "smoke" else 3]
+    average = {"smoke": 4, "cpu": 40, "paper": 1000}[preset]
+    data = () if preset == "smoke" else ("fashion_mnist", "mnist", _colour(preset))
+    arms: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        plain = {**options, "group": group, "num_average": average}
+        arms[arm(group, PLAIN)] = {**plain, "method": PLAIN}
+        arms[arm(group, CANON)] = {**options, "group": group, "method": CANON}
+    found: dict[str, Part | Experiment] = {
+        PART: Experiment(function=networks.trained, arms=arms, seeds=seeds, data=data)
+    }
+    if escnn_is_installed():
+        epochs = {"smoke": 1, "cpu": 3, "paper": 50}[preset]
+        steered = {**options, "epochs": epochs, "method": "steerable"}
+        found[STEERED] = Experiment(
+            function=networks.trained,
+            arms={
+                arm(group, "escnn"): {**steered, "group": group, "fields": FIELDS[group]}
+                for group in groups
+            },
+            seeds=seeds[:3],
+            data=data,
+        )
+    return found
+
+
+def _colour(preset: str) -> str:
+    return "cifar10" if preset == "paper" else "cifar10_subset"
+
+
+def _options(preset: str) -> dict[str, Any]:
+    if preset == "smoke":
+        return {"task": "digits", "num_modes": 2, "epochs": 1, "num_inputs": 8}
+    sizes = {"cpu": {"num_train": 3000, "num_test": 300}, "paper": {"num_train": 60_000}}[preset]
+    task = {**sizes, "num_val": 0, "ood": ["mnist", _colour(preset)], "shifts": []}
+    small = preset == "cpu"
+    return {
+        "task": "fashion_mnist", "task_options": task, "num_modes": 10 if small else 100,
+        "epochs": 10 if small else 50, "lr": 3e-3 if small else 1e-3,
+        "num_inputs": 300 if small else 10_000,
+    }  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A line of the table: its title, the talk's line, the training, and whose numbers."""
+
+    title: str
+    talk: str
+    method: str
+    who: str
+
+
+LINES = (
+    Line("only DA", published.ONE, PLAIN, "member"),
+    Line("DeepEns+DA", published.ENSEMBLE, PLAIN, "ensemble"),
+    Line("canonicalised", published.CANON, CANON, "member"),
+    Line("ensemble of canonicalised", "", CANON, "ensemble"),
+    Line("group average of one", "", PLAIN, "average_member"),
+    Line("group average of all", "", PLAIN, "average_ensemble"),
+    Line("escnn", published.STEERED, "escnn", "member"),
+    Line("ensemble of escnn", "", "escnn", "ensemble"),
+)
+ONE, ALL, CANONICAL, ALL_CANONICAL = LINES[:4]
+
+
+def of(runs: Runs, line: Line, group: str, where: str, metric: str) -> dict[int, float]:
+    """Return a number by seed; "ood" is the mean over the OOD sets of images."""
+    part = STEERED if line.method == "escnn" else PART
+    name = arm(group, line.method)
+
+    def look(each: str) -> dict[int, float]:
+        return values(runs, part, name, f"{each}_{line.who}_{metric}")
+
+    return mean_over(outside(runs, part), look) if where == "ood" else look(where)
+
+
+def _groups(runs: Runs) -> list[str]:
+    names = {label.partition(",")[0] for label in runs.arms(PART)}
+    return [group for group in published.GROUPS if group in names]
+
+
+def tables(runs: Runs) -> dict[str, Table]:
+    """Return orbit same predictions outside and inside, on noise, and accuracies."""
+    groups = _groups(runs)
+    if not groups:
+        return {}
+    seeds = over_seeds(max(len(runs.of(PART, name)) for name in runs.arms(PART)))
+    sets = " and ".join(outside(runs, PART))
+    escnn = runs.arms(STEERED)
+    extra = f"; escnn: {len(runs.of(STEERED, escnn[0]))} seeds" if escnn else "; escnn: not run"
+    found = {}
+    for where, title in (
+        ("ood", f"Orbit same predictions out of distribution, mean over {sets}"),
+        ("test", "Orbit same predictions on the test set"),
+        ("noise", "Orbit same predictions on normal noise"),
+    ):
+        lines = []
+        for line in LINES:
+            cells = [cell(of(runs, line, group, where, "same_predictions")) for group in groups]
+            talk = [_talk(line, group) for group in groups] if where == "ood" else []
+            lines.append((line.title, *cells, *talk))
+        chance = [f"{chance_level(int(group[1:]), 10):.1f}" for group in groups]
+        lines.append(("chance", *chance, *(["–"] * len(groups) if where == "ood" else [])))
+        head = ["", *(f"{group} (most {group[1:]})" for group in groups)]
+        head += [f"talk, {group}" for group in groups] if where == "ood" else []
+        found[f"rotated_{where}"] = Table(title, tuple(head), tuple(lines), seeds + extra)
+    lines = [
+        (line.title, *(cell(_percent(of(runs, line, group, "test", "orbit_accuracy")), 1)
+                       for group in groups))
+        for line in LINES
+    ]  # fmt: skip
+    note = f"{seeds}{extra}; group averages on fewer images"
+    head = ["", *(f"{group}, % ↑" for group in groups)]
+    found["rotated_accuracy"] = Table(
+        "Accuracy on all turned test images", tuple(head), tuple(lines), note
+    )
+    return found
+
+
+def _percent(found: dict[int, float]) -> dict[int, float]:
+    return {seed: 100 * value for seed, value in found.items()}
+
+
+def _talk(line: Line, group: str) -> str:
+    known = published.OSP.get(line.talk, {}).get(group)
+    return "–" if known is None else f"{known.mean:.2f} ± {known.spread:.2f}"
+
+
+def figures(runs: Runs) -> dict[str, Display]:
+    """Return OSP against the number of members, test set and OOD, for each group."""
+    found = {}
+    for group in _groups(runs):
+        named = {}
+        for method in (PLAIN, CANON):
+            for where in ("test", *outside(runs, PART)):
+                named[f"{method}, {where}"] = (arm(group, method), where)
+        shown = curves(runs, PART, named, "same_share")
+        if shown is not None:
+            found[f"rotated_members_{group}"] = shown
+    return found
+
+
+MARGIN = 0.01  # of |G|: less than this behind is level
+
+
+def claims(runs: Runs) -> list[Claim]:
+    """Return the talk's conclusions, group by group, inside and outside."""
+    return [each for group in _groups(runs) for each in _of_group(runs, group)]
+
+
+def _of_group(runs: Runs, group: str) -> list[Claim]:
+    order, found = int(group[1:]), []
+    for where, words in (("test", "test set"), ("ood", "OOD")):
+        share = {line: of(runs, line, group, where, "same_share") for line in LINES[:4]}
+        talk = "not in the table" if where == "test" else "OSP {} and {}"
+        both = [_talk(line, group) for line in (ALL, ONE)]
+        more = gap(share[ALL], share[ONE])
+        found.append(
+            claim(
+                f"{group}, {words}: DeepEns+DA is above only DA",
+                talk.format(*both),
+                "OSP / |G|, ensemble − member",
+                more,
+                judged(more, sign=1),
+            )  # fmt: skip
+        )
+        lost = gap(share[CANONICAL], 1.0)
+        if order == 4:
+            exact = all(value == 1.0 for value in share[CANONICAL].values())
+            verdict = "not run" if lost is None else "holds" if exact else "does not hold"
+            text = f"{group}, {words}: a canonicalised network is exactly invariant"
+        else:
+            verdict = judged(lost, sign=-1)
+            text = f"{group}, {words}: a canonicalised network is no longer exactly invariant"
+        paper = talk.format(_talk(CANONICAL, group), "").removesuffix(" and ")
+        found.append(claim(text, paper, "OSP / |G| − 1", lost, verdict))
+        if order == 4:
+            continue
+        for line in (CANONICAL, ALL_CANONICAL):
+            ahead = gap(share[ALL], share[line])
+            paper = (
+                "not compared"
+                if line is ALL_CANONICAL
+                else talk.format(both[0], _talk(line, group))
+            )
+            found.append(
+                claim(
+                    f"{group}, {words}: DeepEns+DA is level with or ahead of: {line.title}",
+                    paper,
+                    "OSP / |G|, DeepEns+DA − it",
+                    ahead,
+                    not_below(ahead, MARGIN),
+                )  # fmt: skip
+            )
+    return found
+
+
+def comparisons(preset: str, runs: Runs) -> list[Comparison]:
+    """Return the talk's table beside ours, at the preset with the talk's sizes."""
+    if preset != "paper":
+        return []
+    found = []
+    for line in LINES:
+        for group, known in published.OSP.get(line.talk, {}).items():
+            ours = list(of(runs, line, group, "ood", "same_predictions").values())
+            mean, error = mean_and_error(ours) if ours else (None, None)
+            tolerance = max(known.spread, 0.01 * int(group[1:]))
+            found.append(
+                Comparison(f"{line.title}, {group}, OSP OOD", known.mean, known.spread, mean, error,
+                           tolerance, direction="up")
+            )  # fmt: skip
+    return found

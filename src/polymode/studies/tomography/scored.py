@@ -1,0 +1,106 @@
+"""Scores of every method on one image, and the rows and arrays that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from polymode.examinations import Findings, measure
+from polymode.metrics.paired import mean_and_error
+from polymode.metrics.results import Row
+from polymode.tomography import psnr, ssim
+from polymode.tomography.image_posterior import ImagePosterior
+from polymode.tomography.scores import (
+    LEVELS,
+    calibration,
+    calibration_error,
+    coverage,
+    coverage_error,
+    log_density,
+)
+
+METHODS = {
+    "linear_matern_predcp": "lin-DIP θ*, Matérn + TV-PredCP",
+    "linear_matern": "lin-DIP θ*, Matérn",
+    "linear_isotropic": "lin-DIP θ*, isotropic",
+    "trained_matern_predcp": "lin-DIP θ̃, Matérn + TV-PredCP",
+    "trained_matern": "lin-DIP θ̃, Matérn",
+    "trained_isotropic": "lin-DIP θ̃, isotropic",
+    "dropout": "MC dropout DIP",
+    "ensemble": "ensemble DIP",
+    "constant": "DIP, constant variance",
+}
+"""Keys in the results, and titles."""
+
+METRICS = {
+    "psnr": ("PSNR ↑", "dB", "up"),
+    "ssim": ("SSIM ↑", "", "up"),
+    "log_density": ("log-density ↑", "nats per pixel", "up"),
+    "log_density_2x2": ("log-density, 2×2 patches ↑", "nats per pixel", "up"),
+    "log_density_rough": ("log-density, floor 0.01² ↑", "nats per pixel", "up"),
+    "coverage_50": ("coverage of 50 %", "", ""),
+    "coverage_90": ("coverage of 90 %", "", ""),
+    "coverage_95": ("coverage of 95 %", "", ""),
+    "coverage_error": ("coverage error ↓", "", "down"),
+    "calibration_error": ("calibration error ↓", "grey value", "down"),
+    "mean_sd": ("mean s.d.", "grey value", ""),
+}
+"""Name, heading, unit and direction of each score."""
+
+ROUGH = 1e-4
+
+
+def scores(posterior: ImagePosterior, truth: Tensor) -> dict[str, float]:
+    """Return every score of a posterior, with the true image (H, W)."""
+    pair = posterior.image[None, None], truth[None, None]
+    found = {"psnr": float(psnr(*pair)), "ssim": float(ssim(*pair))}
+    found["log_density"] = log_density(posterior, truth)
+    found["log_density_2x2"] = log_density(posterior, truth, side=2)
+    found["log_density_rough"] = log_density(posterior, truth, floor=ROUGH)
+    for level, value in zip(LEVELS, coverage(posterior, truth), strict=True):
+        found[f"coverage_{100 * level:.0f}"] = value
+    found["coverage_error"] = coverage_error(posterior, truth)
+    found["calibration_error"] = calibration_error(posterior, truth)
+    found["mean_sd"] = float(posterior.std.mean())
+    return {name: found[name] for name in METRICS}
+
+
+class Board:
+    """Collects posteriors of images by method."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[dict[str, float]]] = {}
+        self._pairs: dict[str, list[tuple[ImagePosterior, Tensor]]] = {}
+
+    def add(self, method: str, posterior: ImagePosterior, truth: Tensor) -> None:
+        assert method in METHODS, method
+        self.values.setdefault(method, []).append(scores(posterior, truth))
+        self._pairs.setdefault(method, []).append((posterior, truth))
+
+    def findings(self, more: Sequence[Row] = (), arrays: Mapping[str, np.ndarray] = {}) -> Findings:
+        """Return means over images with standard errors, and every image's scores as arrays."""
+        rows: list[Row] = list(more)
+        kept = dict(arrays)
+        for method, found in self.values.items():
+            for metric, (_, unit, direction) in METRICS.items():
+                mean, error = mean_and_error([each[metric] for each in found])
+                rows.append(
+                    measure(
+                        f"{metric}_{method}", mean, n=len(found), unit=unit, direction=direction,
+                        standard_error=error,
+                    )
+                )  # fmt: skip
+            kept[method] = np.array([[each[metric] for metric in METRICS] for each in found])
+            posteriors, truths = zip(*self._pairs[method], strict=True)
+            curve = calibration(posteriors, truths)
+            kept[f"calibration {method}"] = np.stack([curve.predicted, curve.actual])
+        return Findings(tuple(rows), kept)
+
+
+def pictures(truth: Tensor, fbp: Tensor, posterior: ImagePosterior) -> np.ndarray:
+    """Return truth, FBP, reconstruction, |error| and standard deviation, (5, H, W)."""
+    mean = posterior.image
+    planes = [truth.double(), fbp.double(), mean, (mean - truth.double()).abs(), posterior.std]
+    return np.stack([plane.numpy() for plane in planes])

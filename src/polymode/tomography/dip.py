@@ -1,0 +1,255 @@
+r"""The deep image prior: an image as the output of a network that sees nothing else.
+
+.. math:: \tilde\theta = \arg\min_\theta\; \tfrac1m \|A f(\theta) - y\|^2
+          + \gamma\, \mathrm{TV}(f(\theta)), \qquad \hat x = f(\tilde\theta)
+
+f is a U-Net with a fixed input, the filtered backprojection or noise. It fits images before it fits
+noise, so training must stop in time: after a number of steps that was chosen on other images
+(`best_steps`), or once the residual is as large as the noise (the discrepancy principle),
+|A f - y|² <= `discrepancy` m σ². Of all iterates up to then the one of least loss is taken; with
+the discrepancy principle it is the first that meets it.
+
+Images of one geometry train as one stack, a member for each; several members for an image make an
+ensemble.
+
+References: D. Ulyanov, A. Vedaldi, V. Lempitsky, "Deep image prior", CVPR 2018; with total
+variation: J. Liu, Y. Sun, X. Xu, U. Kamilov, ICASSP 2019; D. O. Baguer, J. Leuschner, M. Schmidt,
+"Computed tomography reconstruction using deep image prior and learned reconstruction methods",
+Inverse Problems 36, 2020. Settings as in J. Antorán et al., TMLR 2023 and their code, which also
+limits weights to ±1000; here they are not.
+
+Shapes: `N` images, `E` networks for each, `M` = N E members, image by image, `m` observations,
+`H`, `W` height and width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core.events import progress_observer
+from polymode.core.loop import Checkpoint, run
+from polymode.core.rng import generator
+from polymode.core.stack import Stack
+from polymode.core.training import Optimization
+from polymode.nets import unet
+from polymode.tomography.dip_training import DeepImagePrior, Observed, start, step
+from polymode.tomography.fbp import fbp
+from polymode.tomography.operator import LinearOperator
+from polymode.tomography.projector import Projector, check_finite
+from polymode.tomography.reconstruction import Reconstruction
+from polymode.tomography.scan import Scan
+
+_NOISE_INPUT = 0.1  # standard deviation of an input of noise, as published
+
+
+@dataclass(frozen=True)
+class DIPFit:
+    """Networks that were trained on scans.
+
+    Attributes:
+        stack: M networks, those of the first image first. inputs: (N, 1, H, W).
+        scan, options: what they were trained on, and how.
+        steps: the step at which each was taken, (M,). losses: their losses, (M,).
+        looks: steps (T,), residuals |A f - y|² / m (T, M) and mean squared errors (T, M) during
+            the training; errors are None where the truth is unknown.
+        steps_run: how many steps were made.
+    """
+
+    stack: Stack
+    inputs: Tensor
+    scan: Scan
+    options: DeepImagePrior
+    steps: Tensor
+    losses: Tensor
+    looks: tuple[Tensor, Tensor, Tensor | None]
+    steps_run: int
+
+    @property
+    def num_images(self) -> int:
+        return len(self.inputs)
+
+    def network(self, image: int, member: int = 0) -> nn.Module:
+        """Return the network of an image as a module of its own, in evaluation mode."""
+        place = image * self.options.networks_per_image + member
+        return self.stack[[place]].members()[0]
+
+    @torch.no_grad()
+    def images(self) -> Tensor:
+        """Return what the networks give, (E, N, 1, H, W)."""
+        E = self.options.networks_per_image
+        outputs = self.stack.eval()(member_inputs(self), own=True)
+        return outputs[:, 0].unflatten(0, (-1, E)).movedim(1, 0)
+
+    def reconstruction(self) -> Reconstruction:
+        """Return the mean over the networks of each image; without standard deviations."""
+        info = {"steps": self.steps, "losses": self.losses, "steps_run": self.steps_run}
+        return Reconstruction(self.images().mean(0), method="DIP", info=info)
+
+
+def deep_image_prior(
+    scan: Scan,
+    net: Callable[[], nn.Module] | Sequence[nn.Module] | None = None,
+    options: DeepImagePrior | None = None,
+    *,
+    inputs: Tensor | None = None,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    progress: str = "silent",
+) -> DIPFit:
+    """Train a network for each image of a scan, all as one stack.
+
+    Args:
+        net: makes a network from (B, 1, H, W) to (B, 1, H, W); or M networks to start from. By
+            default the paper's U-Net for 28 x 28 images in [0, 1].
+        inputs: (N, 1, H, W) instead of what `options.input` says.
+        seed: of initialisations and of inputs of noise.
+        checkpoint: folder from which an interrupted training resumes.
+        checkpoint_seconds: from one checkpoint to the next.
+        progress: "auto", "bar", "lines" or "silent".
+    """
+    options = options or DeepImagePrior()
+    check_finite(scan.observations)
+    scan.operator.check_observations(scan.observations)
+    N, E = len(scan.observations), options.networks_per_image
+    inputs = network_inputs(scan, options, seed) if inputs is None else inputs
+    dtype = inputs.dtype
+    stack = _stack(net, scan.operator, N * E, seed, dtype)
+    own, y = _own_inputs(inputs, E), scan.observations.to(dtype).repeat_interleave(E, 0)[:, None]
+    _check_network(stack, own, scan.operator)
+    training = options.training()
+    state = start(stack, Optimization(training, stack.leaves(), 1, options.steps))
+    kept = None
+    if checkpoint is not None:
+        identity = _identity(options, scan, inputs, stack, seed)
+        kept = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
+    observer = progress_observer(progress)
+    what = f"deep image prior, {N} image{'s' * (N > 1)}" + (f" × {E} networks" if E > 1 else "")
+    state = run(
+        partial(step, options, scan),
+        state,
+        Observed(own, y),  # type: ignore[arg-type]
+        training,
+        seed=seed,
+        what=what,
+        observers=() if observer is None else (observer,),
+        checkpoint=kept,
+        finished=lambda state: bool(state.done.all()),
+    )
+    if options.stop == "discrepancy" and not bool(state.done.all()):
+        warnings.warn(
+            f"{int((~state.done).sum())} of {len(state.done)} networks did not come down to"
+            f" discrepancy={options.discrepancy:g} times the variance of the noise in"
+            f" {options.steps:,} steps; their iterates of least loss are taken. Give them more"
+            " steps, or a larger discrepancy: the operator's own errors add to the noise",
+            stacklevel=2,
+        )
+    stack.load_tensors(state.best)
+    return DIPFit(
+        stack.eval(), inputs, scan, options, state.best_step, state.best_loss,
+        _looks(state.looks), state.step,
+    )  # fmt: skip
+
+
+def best_steps(fit: DIPFit) -> int:
+    """Return the number of steps with the highest mean PSNR over images whose truth is known.
+
+    To be used as `steps` for other images: chosen on these, it is no fair score of them.
+    """
+    steps, _, errors = fit.looks
+    if errors is None:
+        raise ValueError("best_steps needs images whose truth is known: scans with `truth`")
+    return int(steps[(-torch.log10(errors)).mean(1).argmax()])
+
+
+def network_inputs(scan: Scan, options: DeepImagePrior, seed: int) -> Tensor:
+    """Return the fixed inputs of the networks, (N, 1, H, W)."""
+    auto = "fbp" if isinstance(scan.operator, Projector) else "noise"
+    if (auto if options.input == "auto" else options.input) == "fbp":
+        return fbp(scan.operator, scan.observations)
+    shape = (1, *scan.operator.image_shape)
+    draws = [
+        torch.randn(shape, generator=generator(seed, "input", k))
+        for k in range(len(scan.observations))
+    ]
+    return _NOISE_INPUT * torch.stack(draws).to(scan.observations)
+
+
+# ---------------------------------------------------------------- parts of a training
+
+
+def member_inputs(fit: DIPFit) -> Tensor:
+    """Return the inputs of a fit's networks with an axis for the members, (M, 1, 1, H, W)."""
+    return _own_inputs(fit.inputs, fit.options.networks_per_image)
+
+
+def _own_inputs(inputs: Tensor, E: int) -> Tensor:
+    """Return inputs (N, 1, H, W) with an axis for the members, (M, 1, 1, H, W)."""
+    return inputs.repeat_interleave(E, 0)[:, None]
+
+
+def _stack(
+    net: Callable[[], nn.Module] | Sequence[nn.Module] | None,
+    operator: LinearOperator,
+    num_modes: int,
+    seed: int,
+    dtype: torch.dtype,
+) -> Stack:
+    if net is None:
+        net = partial(unet, (1, *operator.image_shape), 1, sigmoid=True)
+    if callable(net):
+        return Stack(net, num_modes, seed=seed, dtype=dtype)
+    if len(net) != num_modes:
+        raise ValueError(
+            f"`net` of deep_image_prior must have a network for each of {num_modes} members"
+            f" (images × networks_per_image), got {len(net)}"
+        )
+    return Stack(list(net), seed=seed, dtype=dtype)
+
+
+def _check_network(stack: Stack, own: Tensor, operator: LinearOperator) -> None:
+    """Refuse a network that does not map images to images of their size."""
+    with torch.no_grad():
+        found = tuple(stack.module(0).eval()(own[0]).shape)
+    wanted = (1, 1, *operator.image_shape)
+    if found != wanted:
+        raise ValueError(
+            f"`net` of deep_image_prior must map an image {wanted} to one of the same size, got"
+            f" {found}; pm.nets.unet((1, {wanted[2]}, {wanted[3]}), 1) does"
+        )
+
+
+def _looks(looks: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    errors = [row[2] for row in looks]
+    return (
+        torch.tensor([row[0] for row in looks]),
+        torch.tensor([row[1] for row in looks], dtype=torch.float64),
+        None if None in errors else torch.tensor(errors, dtype=torch.float64),
+    )
+
+
+def _identity(
+    options: DeepImagePrior, scan: Scan, inputs: Tensor, stack: Stack, seed: int
+) -> dict[str, Any]:
+    """Return what tells this training from another."""
+    digest = hashlib.sha256()
+    for tensor in (scan.observations, scan.noise_sd, inputs):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return {
+        "what": "deep image prior",
+        "options": asdict(options),
+        "operator": repr(scan.operator),
+        "data": digest.hexdigest(),
+        "network": f"{type(stack.template).__name__}, {stack.num_parameters} parameters",
+        "members": stack.num_modes,
+        "seed": seed,
+    }

@@ -1,0 +1,130 @@
+r"""A network that makes one image, linearised in its weights, and what is observed of the image.
+
+    y = A f + noise,    noise ~ N(0, σ² I),    f = f̂ + J (θ − θ̃)  or  J θ,    θ ~ N(0, Σ)
+
+f̂ is the image of the trained network, J (n, P) its Jacobian in the weights that have a prior
+(`filter_prior.py`). Observations are then Gaussian with covariance K = A J Σ Jᵀ Aᵀ + σ² I.
+
+Products with J and Jᵀ take many vectors at once; nothing here holds J.
+
+Shapes: `n` pixels, `m` observations, `P` weights, `S` vectors at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from polymode.core.stack import Stack
+from polymode.methods.laplace.linear_model import FORMS, Tangent
+from polymode.tomography.filter_prior import Block, FilterPrior, filter_prior
+from polymode.tomography.operator import LinearOperator
+
+_NUMBERS = 5 * 2**20  # of the activations that are held at a time, 100 passes at 28 x 28
+
+
+class Linearised:
+    """The linear model around a trained network, for one observed image.
+
+    Args:
+        net: a trained module, or a stack of which `member` is taken; from `x` to an image.
+        x: the fixed input, (1, C, H, W) or whatever the module takes as one example.
+        operator: A.
+        prior: "matern", "isotropic", or a `FilterPrior` of the module.
+        form: "offset", f = f̂ + J (θ − θ̃), or "jacobian", f = J θ; see `linear_model.py`.
+
+    Attributes:
+        image: f̂, (n,). shift: f − J θ, (n,). point: θ̃, (P,).
+    """
+
+    def __init__(
+        self,
+        net: nn.Module | Stack,
+        x: Tensor,
+        operator: LinearOperator,
+        *,
+        prior: str | FilterPrior = "matern",
+        form: str = "offset",
+        member: int = 0,
+    ) -> None:
+        if form not in FORMS:
+            raise ValueError(f"`form` must be one of {', '.join(FORMS)}, got '{form}'")
+        dtype = next(net.parameters()).dtype if isinstance(net, nn.Module) else net.dtype
+        stack = Stack([net], dtype=dtype) if isinstance(net, nn.Module) else net
+        self._stack, self._member = stack, member
+        self.prior = filter_prior(stack, prior) if isinstance(prior, str) else prior
+        self.tangent = Tangent(stack, member, names=self.prior.names, form=form)
+        self.operator, self.x = operator, x.to(dtype)
+        self.image = self.tangent.outputs(self.x).flatten()
+        if self.image.numel() != operator.shape[1]:
+            height, width = operator.image_shape
+            raise ValueError(
+                f"the network makes {self.image.numel()} pixels, the operator sees {height} ×"
+                f" {width} = {operator.shape[1]}; give the input that the network was trained on"
+            )
+        self.shift = self.tangent.shift(self.x).flatten()
+        self.point = self.tangent.point
+
+    def with_prior(self, kind: str) -> Linearised:
+        """Return the same linear model with the other kind of prior."""
+        other = object.__new__(Linearised)
+        other.__dict__.update(self.__dict__)
+        other.prior = filter_prior(self._stack, kind)
+        assert other.prior.names == self.prior.names
+        return other
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.image.dtype
+
+    def images(self, weights: Tensor) -> Tensor:
+        """Return J w of weights (S, P): images (S, n)."""
+        multiply = lambda one: self.tangent.jvp(one, self.x).flatten()  # noqa: E731
+        return self._in_parts(multiply, weights, len(self.image))
+
+    def weights(self, images: Tensor) -> Tensor:
+        """Return Jᵀ c of images (S, n): weights (S, P)."""
+        pull = lambda one: self.tangent.vjp(one[None], self.x)  # noqa: E731
+        return self._in_parts(pull, images, len(self.point))
+
+    def _in_parts(self, function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
+        found = rows.new_empty(len(rows), width, dtype=self.dtype)
+        for part in self._parts(len(rows)):
+            own = rows[part].to(self.dtype)
+            with warnings.catch_warnings():  # of kernels that are slow there, but right
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                found[part] = function(own[0])[None] if len(own) == 1 else vmap(function)(own)
+        return found
+
+    def _parts(self, number: int) -> Iterator[slice]:
+        step = max(1, _NUMBERS // (64 * len(self.image)))
+        for begin in range(0, number, step):
+            yield slice(begin, min(begin + step, number))
+
+    def observe(self, images: Tensor) -> Tensor:
+        """Return A of images (S, n): (S, m)."""
+        return self.operator(images.view(len(images), 1, *self.operator.image_shape))
+
+    def back(self, observations: Tensor) -> Tensor:
+        """Return Aᵀ of observations (S, m): images (S, n)."""
+        return self.operator.T(observations).flatten(1)
+
+    def of_block(self, block: Block) -> Linearised:
+        """Return the linear model with the weights of one block alone; the others are known."""
+        other = object.__new__(Linearised)
+        other.__dict__.update(self.__dict__)
+        places = self.tangent.slices
+        names = [
+            name for name in self.prior.names if block.start <= places[name].start < block.stop
+        ]
+        other.prior = FilterPrior(
+            tuple(names), (replace(block, start=0, stop=block.stop - block.start),)
+        )
+        other.tangent = Tangent(self._stack, self._member, names=names, form=self.tangent.form)
+        other.point = other.tangent.point
+        return other

@@ -1,0 +1,167 @@
+r"""The probabilistic deep image prior: a trained network, linearised, as a prior over its image.
+
+Train a deep image prior (`dip.py`), linearise it (`linearised.py`), choose the hyperparameters of
+its weights by the evidence (`evidence.py`, `matrix_free.py`), with or without TV-PredCP
+(`tv_predcp.py`), and see how sure the image is. The mean stays the image of the network.
+
+References: J. Antorán et al., A probabilistic deep image prior for computational tomography, 2022;
+Uncertainty estimation for computed tomography with a linearised deep image prior, TMLR 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.tomography.dip import DIPFit
+from polymode.tomography.evidence import Evidence, maximise
+from polymode.tomography.filter_prior import FilterPrior, Hyper
+from polymode.tomography.image_posterior import ImagePosterior, exact_posterior
+from polymode.tomography.kernels import Kernels, assemble
+from polymode.tomography.linearised import Linearised
+from polymode.tomography.matrix_free import (
+    MatrixFreeEvidence,
+    Solver,
+    ascend,
+    matheron,
+    sampled_tv_predcp,
+)
+from polymode.tomography.tv_predcp import TVPredCP, tv_predcp
+
+PATHS = ("auto", "exact", "matrix_free")
+EXACT_PIXELS = 2000  # up to so many, "auto" is exact: 30 matrices of this size are 1 GB
+
+
+class Outcome(NamedTuple):
+    """What was found of one image.
+
+    Attributes:
+        posterior: of the image. hyper: of the weights.
+        log_evidence: in nats, with TV-PredCP if it was asked for; NaN on the matrix-free path.
+    """
+
+    posterior: ImagePosterior
+    hyper: Hyper
+    log_evidence: float
+
+
+@dataclass
+class LinearisedDIP:
+    """The linear model of one image of a trained deep image prior; what is dear is made once.
+
+    Args:
+        fit: the trained networks. image: which of their images.
+        form: "jacobian", f = J θ, as in the talk; or "offset", f = f̂ + J (θ − θ̃).
+        path: "exact", with dense matrices of observations and pixels; "matrix_free"; or "auto".
+        steps: of the search for hyperparameters, at most.
+        num_samples, probes, solver: of the matrix-free path: samples of the posterior, probes of a
+            gradient, and how K⁻¹ is applied.
+        seed: of probes and samples.
+    """
+
+    fit: DIPFit
+    image: int = 0
+    form: str = "jacobian"
+    path: str = "auto"
+    num_samples: int = 100
+    probes: int = 8
+    steps: int = 40
+    solver: Solver = Solver()
+    seed: int = 0
+    _kept: dict[str, object] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.path not in PATHS:
+            raise ValueError(f"`path` must be one of {', '.join(PATHS)}, got '{self.path}'")
+        if not 0 <= self.image < self.fit.num_images:
+            raise ValueError(
+                f"`image` must be one of the {self.fit.num_images} that were fitted, got"
+                f" {self.image}"
+            )
+        scan = self.fit.scan
+        self.model = Linearised(
+            self.fit.stack,
+            self.fit.inputs[self.image : self.image + 1],
+            scan.operator,
+            form=self.form,
+            member=self.image * self.fit.options.networks_per_image,
+        )
+        self.observations = scan.observations[self.image]
+        self.noise = float(scan.noise_sd[self.image]) ** 2
+
+    @property
+    def exact(self) -> bool:
+        """Whether the path is the exact one."""
+        if self.path == "auto":
+            return self.model.operator.shape[1] <= EXACT_PIXELS
+        return self.path == "exact"
+
+    @property
+    def tv_rate(self) -> float:
+        """λ = γ m / (2 σ²): that of the objective the network was trained with, as a density."""
+        weight = self.fit.options.tv_weight
+        return weight * len(self.observations) / (2 * self.noise)
+
+    def uncertainty(
+        self, *, prior: str = "matern", mean: str = "linear", predcp: float | None = None
+    ) -> Outcome:
+        """Return the posterior of the image, with hyperparameters that maximise the evidence.
+
+        Args:
+            prior: "matern" or "isotropic", see `filter_prior.py`.
+            mean: "linear", the evidence at the optimum θ* of the linear model; "trained", at θ̃.
+            predcp: rate of TV-PredCP, such as `tv_rate`; None is without it.
+        """
+        model = self.model if prior == "matern" else self.model.with_prior(prior)
+        start = starting_point(model.prior, model.point, self.noise)
+        extra = self._predcp(model, predcp) if predcp is not None and prior == "matern" else None
+        if self.exact:
+            kernels = self._kernels()
+            if prior != "matern":
+                kernels = kernels.subset(same_tap(self.model.prior))
+            evidence = Evidence(model, kernels, self.observations, mean=mean, log_prior=extra)
+            found = maximise(evidence, start, steps=self.steps)
+            return Outcome(exact_posterior(evidence, found.hyper), found.hyper, found.value)
+        free = MatrixFreeEvidence(
+            model, self.observations, mean=mean, log_prior=extra, probes=self.probes,
+            solver=self.solver, seed=self.seed,
+        )  # fmt: skip
+        hyper = ascend(free, start, steps=self.steps)
+        posterior = matheron(model, hyper, self.num_samples, solver=self.solver, seed=self.seed)
+        return Outcome(posterior, hyper, float("nan"))
+
+    def _kernels(self) -> Kernels:
+        if "kernels" not in self._kept:
+            self._kept["kernels"] = assemble(self.model)
+        found = self._kept["kernels"]
+        assert isinstance(found, Kernels)
+        return found
+
+    def _predcp(self, model: Linearised, rate: float) -> TVPredCP:
+        if self.exact:
+            return tv_predcp(model, self._kernels(), rate)
+        if "predcp" not in self._kept:
+            self._kept["predcp"] = sampled_tv_predcp(model, 1.0, seed=self.seed)
+        found = self._kept["predcp"]
+        assert isinstance(found, TVPredCP)
+        return TVPredCP(found.prior, found.jumps, found.variances, rate)
+
+
+def starting_point(prior: FilterPrior, point: Tensor, noise: float) -> Hyper:
+    """Return s² of each block as the mean square of its trained weights, ℓ = 1 tap, and σ²."""
+    start = prior.start(noise)
+    sizes = [block.stop - block.start for block in prior.blocks]
+    squares = torch.stack([part.double().square().mean() for part in point.split(sizes)])
+    return start._replace(log_variance=squares.clamp(1e-5, 1e2).log())
+
+
+def same_tap(prior: FilterPrior) -> list[int]:
+    """Return the places of the components r = 0, which are those of the isotropic prior."""
+    found, place = [], 0
+    for block in prior.blocks:
+        found.append(place)
+        place += len(block.classes())
+    return found

@@ -1,0 +1,77 @@
+"""The linearised deep image prior from its front door, on both paths."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from polymode.nets import unet
+from polymode.tomography import DeepImagePrior, deep_image_prior, parallel_beam, simulate
+from polymode.tomography.evidence import Evidence
+from polymode.tomography.kernels import assemble
+from polymode.tomography.linearised_dip import LinearisedDIP, same_tap, starting_point
+from polymode.tomography.phantoms import random_ellipses
+
+
+@pytest.fixture(scope="module")
+def fit():
+    images = torch.stack([random_ellipses(10, seed=k) for k in range(2)])[:, None]
+    scan = simulate(parallel_beam(10, 6), images, noise=0.05)
+    net = partial(unet, (1, 10, 10), 1, channels=(3, 3), skips=(2,), sigmoid=True)
+    return deep_image_prior(scan, net, DeepImagePrior(steps=60, lr=1e-2, tv_weight=1e-4))
+
+
+def test_the_second_image_has_its_own_network(fit) -> None:
+    model = LinearisedDIP(fit, 1)
+    torch.testing.assert_close(model.model.image, fit.images()[0, 1].flatten())
+    assert model.exact and not model.model.shift.any()
+    assert model.tv_rate == pytest.approx(
+        1e-4 * len(model.observations) / (2 * float(fit.scan.noise_sd[1]) ** 2)
+    )
+
+
+@pytest.mark.parametrize("prior", ["matern", "isotropic"])
+def test_evidence_rises_and_the_posterior_is_narrower_than_the_prior(fit, prior) -> None:
+    model = LinearisedDIP(fit, 0, steps=15)
+    found = model.uncertainty(prior=prior)
+    own = model.model if prior == "matern" else model.model.with_prior(prior)
+    kernels = assemble(own)
+    evidence = Evidence(own, kernels, model.observations)
+    start = starting_point(own.prior, own.point, model.noise)
+    assert found.log_evidence > evidence(start)[0]
+    assert found.log_evidence == pytest.approx(evidence(found.hyper)[0], abs=1e-4)
+    before = kernels.pixel_covariance(own.prior.coefficients(found.hyper)).diagonal()
+    assert (found.posterior.variance <= before + 1e-9).all()
+
+
+def test_kernels_of_the_isotropic_prior_are_some_of_the_other(fit) -> None:
+    model = LinearisedDIP(fit, 0).model
+    flat = assemble(model.with_prior("isotropic"))
+    torch.testing.assert_close(
+        flat.observed, assemble(model).subset(same_tap(model.prior)).observed, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_both_paths_see_about_the_same_deviations(fit) -> None:
+    """Other searches and 200 samples: means of the deviations within a quarter."""
+    exact = LinearisedDIP(fit, 0, steps=30, path="exact").uncertainty()
+    free = LinearisedDIP(fit, 0, steps=30, path="matrix_free", num_samples=200).uncertainty()
+    assert float(free.posterior.std.mean()) == pytest.approx(
+        float(exact.posterior.std.mean()), rel=0.25
+    )
+
+
+def test_predcp_lowers_the_expected_total_variation(fit) -> None:
+    model = LinearisedDIP(fit, 0, steps=30)
+    without, strong = (model.uncertainty(predcp=rate).hyper for rate in (None, 50.0))
+    kappa = model._predcp(model.model, 1.0).kappa
+    assert float(kappa(strong).sum()) < float(kappa(without).sum())
+
+
+def test_bad_input(fit) -> None:
+    with pytest.raises(ValueError, match="`path` must be one of auto, exact, matrix_free"):
+        LinearisedDIP(fit, path="dense")
+    with pytest.raises(ValueError, match="one of the 2 that were fitted, got 2"):
+        LinearisedDIP(fit, 2)

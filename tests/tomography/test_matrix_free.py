@@ -1,0 +1,136 @@
+"""The matrix-free path against the exact one, within the error of the probes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polymode.core.rng import generator
+from polymode.methods.laplace.linear_model_solve import conjugate_gradients
+from polymode.tomography.evidence import Evidence, maximise
+from polymode.tomography.image_posterior import exact_posterior
+from polymode.tomography.kernels import assemble
+from polymode.tomography.matrix_free import (
+    MatrixFreeEvidence,
+    Solver,
+    ascend,
+    kernel_product,
+    log_quadrature,
+    matheron,
+    sampled_tv_predcp,
+)
+from polymode.tomography.preconditioner import nystrom
+from polymode.tomography.tv_predcp import tv_predcp
+
+SOLVER = Solver(rank=8, relative=1e-8, most=60)
+
+
+@pytest.fixture(scope="module")
+def kernels(model):
+    return assemble(model)
+
+
+def test_kernel_product_is_that_with_the_dense_kernel(model, hyper, kernels) -> None:
+    rows = torch.randn(3, 24, generator=generator(0), dtype=torch.float64)
+    dense = kernels.covariance(model.prior.coefficients(hyper))
+    torch.testing.assert_close(kernel_product(model, hyper)(rows), rows @ dense)
+
+
+def test_several_right_hand_sides_with_a_preconditioner() -> None:
+    root = torch.randn(12, 12, generator=generator(1), dtype=torch.float64)
+    matrix = root @ root.T + torch.eye(12, dtype=torch.float64)
+    near = nystrom(lambda rows: rows @ (root @ root.T), 12, 6, 1.0, generator(2))
+    targets = torch.randn(4, 12, generator=generator(3), dtype=torch.float64)
+    targets[2] = 0.0  # solved from the beginning
+    found = conjugate_gradients(
+        lambda rows: rows @ matrix, targets, near.solve, relative=1e-10, most=30
+    )
+    torch.testing.assert_close(found, torch.linalg.solve(matrix, targets.T).T)
+
+
+def test_preconditioner_of_full_rank_is_the_matrix() -> None:
+    root = torch.randn(10, 7, generator=generator(1), dtype=torch.float64)
+    matrix = root @ root.T
+    near = nystrom(lambda rows: rows @ matrix, 10, 10, 0.3, generator(2))
+    whole = matrix + 0.3 * torch.eye(10, dtype=torch.float64)
+    rows = torch.randn(2, 10, generator=generator(3), dtype=torch.float64)
+    torch.testing.assert_close(near.power(rows, 1.0), rows @ whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        near.solve(rows), torch.linalg.solve(whole, rows.T).T, rtol=1e-4, atol=1e-4
+    )
+    assert near.logdet() == pytest.approx(float(torch.logdet(whole)), abs=1e-4)
+
+
+def test_log_quadrature_is_exact_after_as_many_steps_as_rows() -> None:
+    root = torch.randn(9, 9, generator=generator(1), dtype=torch.float64)
+    matrix = root @ root.T + 0.5 * torch.eye(9, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(matrix)
+    white = torch.randn(3, 9, generator=generator(2), dtype=torch.float64)
+    expected = ((white @ vectors).square() * values.log()).sum(1)
+    torch.testing.assert_close(log_quadrature(lambda r: r @ matrix, white, 9), expected)
+
+
+@pytest.mark.parametrize("mean", ["linear", "trained"])
+def test_evidence_and_gradient_are_those_of_the_exact_path(small, model, hyper, kernels, mean):
+    """Five standard errors over 60 probes, 18 numbers: false alarms below 1e-4."""
+    prior = tv_predcp(model, kernels, 0.7)
+    value, gradient = Evidence(model, kernels, small[3], mean=mean, log_prior=prior)(hyper)
+    free = MatrixFreeEvidence(model, small[3], mean=mean, log_prior=prior, probes=60, solver=SOLVER)
+    found = free(hyper, lanczos=24)
+    assert abs(found.value - value) < 5 * found.value_error + 1e-6
+    assert found.value_error < 2.0
+    off = (found.gradient - gradient).abs()
+    assert (off <= 5 * found.gradient_error + 1e-6 * gradient.abs() + 1e-9).all()
+    assert (found.gradient_error < 1.0).all()
+
+
+def test_optimum_is_that_of_the_exact_path(small, model, hyper, kernels) -> None:
+    exact = Evidence(model, kernels, small[3]).optimum(hyper)
+    free = MatrixFreeEvidence(model, small[3], solver=SOLVER).optimum(hyper)
+    torch.testing.assert_close(free, exact, atol=1e-6, rtol=0)
+
+
+def test_samples_have_the_covariance_of_the_exact_posterior(small, model, hyper, kernels) -> None:
+    """1,000 samples, six standard errors for 64² entries: false alarms below 1e-4."""
+    exact = exact_posterior(Evidence(model, kernels, small[3]), hyper)
+    found = matheron(model, hyper, 1000, solver=SOLVER)
+    true = exact.covariance
+    own = found.patch_covariance(torch.arange(64))
+    spread = ((true.square() + true.diagonal().outer(true.diagonal())) / 1000).sqrt()
+    assert ((own - true).abs() < 6 * spread).all()
+    torch.testing.assert_close(found.mean, exact.mean)
+    by_root = matheron(
+        model, hyper, 20, inverse=lambda rows: torch.cholesky_solve(
+            rows.T, Evidence(model, kernels, small[3]).factor(hyper)).T,
+    )  # fmt: skip
+    again = matheron(model, hyper, 20, solver=SOLVER)
+    torch.testing.assert_close(by_root.deviations, again.deviations, atol=1e-6, rtol=0)
+
+
+def test_sampled_predcp_comes_near_the_exact_one(model, hyper, kernels) -> None:
+    exact = tv_predcp(model, kernels, 0.7)
+    found = sampled_tv_predcp(model, 0.7, probes=60)
+    single = [b.num_filters == 1 for b in model.prior.blocks]
+    torch.testing.assert_close(found.kappa(hyper), exact.kappa(hyper), rtol=0.05, atol=0)
+    assert not all(single)
+    covariance = model.prior.coefficients(hyper)
+    first = len(model.prior.blocks[0].classes())
+    assert (covariance[:first] @ found.variances[:first] >= 0).all()
+
+
+@pytest.mark.cpu_seconds(5)
+def test_ascend_reaches_the_exact_maximum(small, model, kernels) -> None:
+    exact = Evidence(model, kernels, small[3])
+    start = model.prior.start(4e-4, variance=0.05)
+    best = maximise(exact, start).value
+    free = MatrixFreeEvidence(model, small[3], probes=10, solver=Solver(rank=20, relative=1e-4))
+    reached = exact(ascend(free, start, steps=40, lr=0.3))[0]
+    assert exact(start)[0] < reached <= best + 1e-3
+    assert best - reached < 0.25 * (best - exact(start)[0])
+
+
+def test_bad_input(small, model, hyper) -> None:
+    with pytest.raises(ValueError, match="`probes` must be at least 2, got 1"):
+        MatrixFreeEvidence(model, small[3], probes=1)
+    with pytest.raises(ValueError, match="`number` of samples must be at least 2, got 1"):
+        matheron(model, hyper, 1)
