@@ -141,7 +141,7 @@ def test_tables_have_the_papers_columns(runs) -> None:
     lines = {line[0]: dict(zip(nll.head, line, strict=True)) for line in nll.lines}
     assert lines["yacht"]["α = 0.5"] == "1.08 ± 0.01"
     assert lines["yacht"]["paper, α = 0.5"] == "1.08 ± 0.04"
-    assert lines["naval"]["HMC, quoted there"] == "-7.31"
+    assert lines["naval"]["HMC, quoted there"] == "−7.31"
     assert {"uci_nll_moments", "uci_rmse", "uci_chosen", "mnist_mlp", "mnist_passes"} < set(tables)
     assert tables["mnist_passes"].lines[1][2] == "1.0"  # seconds to those of K = 1
     assert set(STUDY.figures(runs)) == {"mnist_passes"}

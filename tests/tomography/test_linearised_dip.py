@@ -75,3 +75,8 @@ def test_bad_input(fit) -> None:
         LinearisedDIP(fit, path="dense")
     with pytest.raises(ValueError, match="one of the 2 that were fitted, got 2"):
         LinearisedDIP(fit, 2)
+
+
+def test_tv_predcp_without_lengthscales_is_refused(fit) -> None:
+    with pytest.raises(ValueError, match="prior='isotropic', which has none"):
+        LinearisedDIP(fit, 0).uncertainty(prior="isotropic", predcp=1.0)

@@ -117,7 +117,12 @@ class LinearisedDIP:
         """
         model = self.model if prior == "matern" else self.model.with_prior(prior)
         start = starting_point(model.prior, model.point, self.noise)
-        extra = self._predcp(model, predcp) if predcp is not None and prior == "matern" else None
+        if predcp is not None and prior != "matern":
+            raise ValueError(
+                f"`predcp` is a prior of the lengthscales of prior='matern', got prior='{prior}',"
+                " which has none; leave one of the two out"
+            )
+        extra = None if predcp is None else self._predcp(model, predcp)
         if self.exact:
             kernels = self._kernels()
             if prior != "matern":
