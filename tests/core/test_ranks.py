@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -236,6 +237,30 @@ made = {"gradient": x.grad, "mean": post.predict(task.test.x).mean,
     assert names == ["members-1-0.safetensors", "members-1-1.safetensors", "posterior.json"]
 
 
+def test_laplace_counts_modes_over_all_ranks(server: Server) -> None:
+    """In what it says of a mode, and in the random subnetwork of each."""
+    script = """
+import warnings
+from polymode.methods.laplace import laplace
+choose = laplace.choose_prior
+def pruning(*given):
+    precisions, factor, report = choose(*given)
+    return precisions, factor, {**report, "pruned": ["0.weight"]}
+laplace.choose_prior = pruning
+warnings.simplefilter("always")
+fit("laplace")
+laplace.choose_prior = choose
+options = {"structure": "subnetwork", "subnetwork": "random", "subnetwork_size": 6}
+made = everything(fit("laplace", evidence=None, **options))
+"""
+    alone, shared = server.made(1, script), server.made(2, script)
+    for name, tensor in alone.items():
+        assert torch.equal(shared[name], tensor), name
+    for rank, modes in enumerate(["012", "34"]):
+        named = re.findall(r"off in mode (\d+):", server.told[rank])
+        assert "".join(named) == modes
+
+
 @pytest.mark.parametrize(
     "script, message",
     [
@@ -358,6 +383,31 @@ run.report = lambda board, path, **_: path.touch()  # figures take longer than a
 from polymode.cli.app import main
 sys.exit(main(words if "words" in globals() else sys.argv[1:]))
 """
+
+
+@pytest.mark.parametrize("failing", [(1,), (0, 1)])
+def test_a_run_ends_if_one_rank_fails_and_goes_on_if_all_do(
+    server: Server, tmp_path: Path, failing: tuple[int, ...]
+) -> None:
+    """Two cells, the first of which cannot be scored."""
+    script = """
+from polymode.metrics import evaluation
+rows, left = evaluation._rows, [1]
+def broken(*given):
+    if rank in failing and left:
+        left.pop()
+        raise ValueError("no scores here")
+    return rows(*given)
+evaluation._rows = broken
+"""
+    words = [
+        "run", "--task", "two_moons", "--method", "map", "--seeds", "0-1", "--set", "epochs=1",
+        "--set", "task.num_test=50", "--set", "num_modes=2", "-q", "--out", str(tmp_path),
+    ]  # fmt: skip
+    assert server(2, script + COMMAND, failing=failing, words=words) == [1, 1]
+    if failing == (1,):
+        assert "(rank 1 failed: ValueError: no scores here)" in server.told[0]
+    assert len(RunFolder(tmp_path).results()) == (0 if failing == (1,) else 1)
 
 
 @pytest.mark.cpu_seconds(30)
