@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,10 +28,11 @@ import json, os, sys, traceback
 import torch, torch._dynamo
 import polymode as pm
 import polymode.methods, polymode.metrics.evaluation
-from polymode.core import choice, meeting, ranks
+from polymode.core import choice, meeting, ranks, words
 
 torch.set_num_threads(1)
 choice._BUDGET, choice._LEAST, meeting.SECONDS = 0.0, 1, 0.0
+words.SAME_SECONDS = 1.0
 for line in sys.stdin:
     asked = json.loads(line)
     children = []
@@ -42,6 +44,8 @@ for line in sys.stdin:
             os.dup2(told.fileno(), 1); os.dup2(told.fileno(), 2)
             try:
                 exec(asked["script"], {"rank": rank, "pm": pm, "torch": torch, **asked["names"]})
+            except SystemExit as ending:
+                code = ending.code or 0
             except BaseException:
                 traceback.print_exc()
                 code = 1
@@ -233,6 +237,30 @@ made = {"gradient": x.grad, "mean": post.predict(task.test.x).mean,
     assert names == ["members-1-0.safetensors", "members-1-1.safetensors", "posterior.json"]
 
 
+def test_laplace_counts_modes_over_all_ranks(server: Server) -> None:
+    """In what it says of a mode, and in the random subnetwork of each."""
+    script = """
+import warnings
+from polymode.methods.laplace import laplace
+choose = laplace.choose_prior
+def pruning(*given):
+    precisions, factor, report = choose(*given)
+    return precisions, factor, {**report, "pruned": ["0.weight"]}
+laplace.choose_prior = pruning
+warnings.simplefilter("always")
+fit("laplace")
+laplace.choose_prior = choose
+options = {"structure": "subnetwork", "subnetwork": "random", "subnetwork_size": 6}
+made = everything(fit("laplace", evidence=None, **options))
+"""
+    alone, shared = server.made(1, script), server.made(2, script)
+    for name, tensor in alone.items():
+        assert torch.equal(shared[name], tensor), name
+    for rank, modes in enumerate(["012", "34"]):
+        named = re.findall(r"off in mode (\d+):", server.told[rank])
+        assert "".join(named) == modes
+
+
 @pytest.mark.parametrize(
     "script, message",
     [
@@ -260,6 +288,94 @@ def test_an_address_without_anybody_is_given_up(server: Server) -> None:
     assert "did not find the others at 127.0.0.1:" in server.told[0]
 
 
+ALONE = """
+import os, time
+from polymode.core import training
+from polymode.methods.laplace import laplace
+from polymode.metrics import evaluation
+from polymode.posterior import files, posterior
+
+def breaks(where, name):
+    before = getattr(where, name)
+    def broken(*given, **named):
+        if rank == failing:
+            raise OSError("no room on this rank")
+        return before(*given, **named)
+    setattr(where, name, broken)
+
+breaks({"step": training.Optimization, "finish": laplace, "predict": posterior.Posterior,
+        "score": evaluation, "write": files}[part], name)
+try:
+    post = fit(method)
+    pm.evaluate(post, task)
+    post.save(folder + "/post")
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+    if rank != failing:
+        open(folder + "/heard", "w").close()
+until = time.monotonic() + 15
+while not os.path.exists(folder + "/heard") and time.monotonic() < until:
+    time.sleep(0.05)  # so that nobody hears of it by the end of this process
+"""
+
+
+@pytest.mark.parametrize(
+    "part, name, method, failing",
+    [
+        ("step", "update", "forde", 1),
+        ("finish", "curvature", "laplace", 1),
+        ("predict", "_require_room", "deep_ensemble", 1),
+        ("score", "_rows", "deep_ensemble", 0),
+        ("write", "write_tensors", "deep_ensemble", 1),
+    ],
+)
+def test_a_rank_that_fails_alone_does_not_let_the_others_wait(
+    server: Server, tmp_path: Path, part: str, name: str, method: str, failing: int
+) -> None:
+    names = {"part": part, "name": name, "method": method, "failing": failing}
+    started = time.monotonic()
+    assert server(2, ALONE, folder=str(tmp_path), **names) == [0, 0]
+    assert time.monotonic() - started < 12
+    assert server.told[failing].endswith("OSError: no room on this rank\n")
+    other = server.told[1 - failing]
+    assert f"rank {failing} failed: OSError: no room on this rank" in other.replace(" of 2", "")
+
+
+def test_ranks_that_fail_alike_go_on_together(server: Server) -> None:
+    script = """
+post = fit("deep_ensemble")
+for _ in range(2):
+    try:
+        post.predict(torch.zeros(3, 7))
+    except ValueError as error:
+        print("refused", error)
+made = everything(post)
+"""
+    made = server.made(2, script)
+    assert [told.count("refused") for told in server.told] == [2, 2]
+    assert made["mean"].shape == (20, 2)
+
+
+def test_after_failing_alone_a_rank_says_why_it_can_do_nothing(server: Server) -> None:
+    script = """
+from polymode.core import ranks
+post = fit("deep_ensemble")
+for again in range(2):
+    try:
+        with ranks.in_step():
+            if rank == 1 and not again:
+                raise OSError("no room")
+            post.predict(task.test.x)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+    assert ranks.place() == (rank, 2)  # not that of one who writes files
+"""
+    assert server(2, script) == [0, 0], server.told
+    alone = "rank 1 of 2 has left the others since it failed alone: OSError: no room. What was kept"
+    assert alone in server.told[1]
+    assert server.told[0].count("waits for another that has ended (rank 1 failed: OSError") == 2
+
+
 COMMAND = """
 import sys
 from polymode.report import run
@@ -267,6 +383,31 @@ run.report = lambda board, path, **_: path.touch()  # figures take longer than a
 from polymode.cli.app import main
 sys.exit(main(words if "words" in globals() else sys.argv[1:]))
 """
+
+
+@pytest.mark.parametrize("failing", [(1,), (0, 1)])
+def test_a_run_ends_if_one_rank_fails_and_goes_on_if_all_do(
+    server: Server, tmp_path: Path, failing: tuple[int, ...]
+) -> None:
+    """Two cells, the first of which cannot be scored."""
+    script = """
+from polymode.metrics import evaluation
+rows, left = evaluation._rows, [1]
+def broken(*given):
+    if rank in failing and left:
+        left.pop()
+        raise ValueError("no scores here")
+    return rows(*given)
+evaluation._rows = broken
+"""
+    words = [
+        "run", "--task", "two_moons", "--method", "map", "--seeds", "0-1", "--set", "epochs=1",
+        "--set", "task.num_test=50", "--set", "num_modes=2", "-q", "--out", str(tmp_path),
+    ]  # fmt: skip
+    assert server(2, script + COMMAND, failing=failing, words=words) == [1, 1]
+    if failing == (1,):
+        assert "(rank 1 failed: ValueError: no scores here)" in server.told[0]
+    assert len(RunFolder(tmp_path).results()) == (0 if failing == (1,) else 1)
 
 
 @pytest.mark.cpu_seconds(30)
@@ -294,7 +435,7 @@ def test_torchrun_brings_a_killed_rank_back(server: Server, tmp_path: Path) -> N
     assert run.returncode == 0, told
     assert "waits for another that has ended" in told
     assert events.read_text().count('"kind": "run"') == 2
-    assert server(1, COMMAND, words=[*words, str(tmp_path / "one")]) in ([0], [1])
+    assert server(1, COMMAND, words=[*words, str(tmp_path / "one")]) == [0], server.told
     (one,), (two,) = (RunFolder(tmp_path / name).results() for name in ("one", "two"))
     for a, b in zip(one.rows, two.rows, strict=True):
         assert (a.dataset, a.metric, a.n, a.note) == (b.dataset, b.metric, b.n, b.note)

@@ -4,8 +4,8 @@ together.
 Members that do not see each other need no messages, so their ranks drift apart. About once a second
 they meet at a step that all have agreed on, and tell whether something failed, whether Ctrl-C came,
 and, rank 0, whether a checkpoint is due and when to meet next. A rank that fails goes to the next
-meeting, where the others hear of it. Where methods couple members, a rank that fails within a step
-leaves the group instead: the others wait for it there.
+meeting, where the others hear of it. Where methods couple members, the others wait within a step
+for a rank that fails there, and `ranks.in_step` tells them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,4 @@ class Meeting:
             if not self.coupled:
                 ranks.numbers([1, 0, 0, 0])
                 ranks.stop_together(error)
-            elif not isinstance(error, ArithmeticError):  # divergence is seen by all
-                ranks.leave()
         raise error

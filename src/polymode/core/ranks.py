@@ -27,6 +27,7 @@ from torch import Tensor
 
 from polymode._version import __version__
 from polymode.core.values import first_line
+from polymode.core.words import Words
 
 T = TypeVar("T")
 
@@ -65,6 +66,19 @@ class Traffic(NamedTuple):
 
 _share: list[Share | None] = [None]  # that of the fit at work, the innermost last
 _traffic = Traffic()
+_messages = 0  # that this rank has begun
+_words: Words | None = None
+
+
+class _Lost(NamedTuple):
+    """Which rank this one was in a group that is no more, and why."""
+
+    rank: int
+    size: int
+    why: str
+
+
+_lost: _Lost | None = None
 
 
 def launched() -> bool:
@@ -74,6 +88,8 @@ def launched() -> bool:
 
 def place() -> tuple[int, int]:
     """Return the number of this rank and of all, (0, 1) outside a group."""
+    if _lost is not None:
+        return _lost.rank, _lost.size
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -89,6 +105,7 @@ def start() -> None:
 
     Refuses ranks of another release of polymode or torch.
     """
+    _refuse_if_lost()
     if not launched() or not dist.is_available() or dist.is_initialized():
         return
     missing = [name for name in _VARIABLES if not os.environ.get(name)]
@@ -98,6 +115,7 @@ def start() -> None:
             " with torchrun, or unset WORLD_SIZE to run alone"
         )
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    global _words
     limit = float(os.environ.get("POLYMODE_START_SECONDS", START_SECONDS))
     reach = timedelta(seconds=min(limit, REACH_SECONDS))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -109,6 +127,7 @@ def start() -> None:
         _compare_versions(store, rank, size)
         wait = timedelta(seconds=float(os.environ.get("POLYMODE_WAIT_SECONDS", WAIT_SECONDS)))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+        _words = Words(store, rank, size)
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, RankProblem):
             raise
@@ -256,9 +275,19 @@ def firsts(make: Callable[[], T]) -> T:
     rank, size = place()
     if size == 1:
         return make()
-    told: list[Any] = [make() if rank == 0 else None]
+    made, failed = None, None
+    try:
+        made = make() if rank == 0 else None
+    except Exception as error:
+        failed = error
+    told: list[Any] = [made, failed and _text(failed)]
     with _told():
         dist.broadcast_object_list(told, 0)
+    if failed is not None:
+        failed.told = True  # type: ignore[attr-defined]
+        raise failed
+    if told[1] is not None:
+        raise OtherFailed(f"rank 0 of {size} failed: {told[1]}")
     return told[0]
 
 
@@ -290,13 +319,46 @@ def together() -> Iterator[None]:
 
 def stop_together(mine: Exception | None) -> None:
     """Raise what failed here, or else what failed on another rank."""
-    texts = everyones(mine and f"{type(mine).__name__}: {mine}")
+    texts = everyones(mine and _text(mine))
     if mine is not None:
         mine.told = True  # type: ignore[attr-defined]
         raise mine
     for rank, text in enumerate(texts):
         if text is not None:
             raise OtherFailed(f"rank {rank} of {len(texts)} failed: {text}")
+
+
+@contextmanager
+def in_step() -> Iterator[None]:
+    """Do what all ranks do. If it fails on all alike, each raises its error; if on one alone, that
+    one leaves word for the others and the group, so that they do not wait for it."""
+    try:
+        yield
+    except Exception as error:
+        told = getattr(error, "told", False) or isinstance(error, RankProblem | OtherFailed)
+        if place()[1] > 1 and not told:
+            error.told = True  # type: ignore[attr-defined]
+            if _words is None or not _words.fail(_messages, _text(error)):
+                _lose(f"has left the others since it failed alone: {_text(error)}")
+        raise
+
+
+def _lose(why: str) -> None:
+    """Leave the group for good: it is not whole."""
+    global _lost
+    _lost = _Lost(*place(), why)
+    leave()
+    if _lost.rank == 0 and _words is not None:
+        _words.wait_until_heard()
+
+
+def _refuse_if_lost() -> None:
+    if _lost is not None:
+        rank, size, why = _lost
+        raise RankProblem(
+            f"rank {rank} of {size} {why}. What was kept by a checkpoint is there: start all ranks"
+            " again"
+        )
 
 
 def same(what: str, value: Any) -> None:
@@ -360,18 +422,21 @@ def spread(x: Tensor) -> Tensor:
 @contextmanager
 def _told() -> Iterator[None]:
     """Say in one line that a rank is gone; the library's words are of sockets."""
+    _refuse_if_lost()
+    global _messages
+    _messages += 1
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, RankProblem):
-            raise
-        rank, size = place()
         late = "imed out" in str(error) or "imeout" in str(error)
         why = "does not answer" if late else "has ended"
-        raise RankProblem(
-            f"rank {rank} of {size} waits for another that {why} ({first_line(error)}). What was"
-            " kept by a checkpoint is there: start all ranks again"
-        ) from None
+        word = None if _words is None else _words.found()
+        _lose(f"waits for another that {why} ({word or first_line(error)})")
+    _refuse_if_lost()
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _short(value: Any) -> str:

@@ -105,12 +105,13 @@ def fit(
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()
-    device = usable_device(device)
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
-    if task.train is None:
-        raise ValueError("the task has no training data: give pm.Task(train=...)")
-    ranks.same("methods, options or seeds", (name, json_safe(dataclasses.asdict(config)), seed))
+    with ranks.in_step():
+        device = usable_device(device)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
+        if task.train is None:
+            raise ValueError("the task has no training data: give pm.Task(train=...)")
+        ranks.same("methods, options or seeds", (name, json_safe(dataclasses.asdict(config)), seed))
     observers = tuple(o for o in (progress_observer(progress), on_event) if o is not None)
     observers = observers if ranks.is_first() else ()
     folder = None if checkpoint is None else Path(checkpoint)
@@ -134,9 +135,10 @@ def fit(
         with ranks.sharing(share):
             return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
 
-    if search is None:
-        return train(config, observers, folder)
-    return _best(search, config, train, observers, folder)
+    with ranks.in_step():
+        if search is None:
+            return train(config, observers, folder)
+        return _best(search, config, train, observers, folder)
 
 
 class Units(NamedTuple):

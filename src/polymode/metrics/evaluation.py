@@ -98,25 +98,26 @@ def evaluate(
     seconds, count = 0.0, 0
     test: Kept | None = None
     examples = _examples(task)
-    _warm_up(predict, task.test)
-    for name, data in _datasets(task):  # a shift is made here, and its time does not count
-        started = time.perf_counter()
-        made = _predict(predict, task, data, examples if name == "test" else None)
-        seconds += time.perf_counter() - started
-        count += len(made.prediction)
-        marks[name] = _fingerprint(data, made)
-        test = made if test is None else test
-        rows += _rows(name, made, test.prediction, task, scale)
-        if _is_kept(name, keep):
-            kept[name] = made
-        if name == "test" and isinstance(data, Arrays) and made.targets is not None:
-            examples.add(made.prediction, made.targets, partial(_inputs_at, data))
-    assert test is not None
-    for name, data in _validation_sets(task) if validation else ():
-        rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
-    if _is_drawn(task):
-        drawn = _grid(predict, task, test, kept) if keep else {}
-        kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
+    with post.weights.in_step():
+        _warm_up(predict, task.test)
+        for name, data in _datasets(task):  # a shift is made here, and its time does not count
+            started = time.perf_counter()
+            made = _predict(predict, task, data, examples if name == "test" else None)
+            seconds += time.perf_counter() - started
+            count += len(made.prediction)
+            marks[name] = _fingerprint(data, made)
+            test = made if test is None else test
+            rows += _rows(name, made, test.prediction, task, scale)
+            if _is_kept(name, keep):
+                kept[name] = made
+            if name == "test" and isinstance(data, Arrays) and made.targets is not None:
+                examples.add(made.prediction, made.targets, partial(_inputs_at, data))
+        assert test is not None
+        for name, data in _validation_sets(task) if validation else ():
+            rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
+        if _is_drawn(task):
+            drawn = _grid(predict, task, test, kept) if keep else {}
+            kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
     few = examples.kept() if _is_kept("examples", keep) else None
     return Results(
         task=task.name,

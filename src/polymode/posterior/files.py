@@ -59,7 +59,9 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
     apart = isinstance(post.weights, Ranked)
     number = ranks.firsts(lambda: _next_number(folder)) if apart else _next_number(folder)
     modes = post.num_modes
-    entries, part = _write_modes(post, folder, number, modes_per_file or modes)
+    share = post.weights.share if isinstance(post.weights, Ranked) else None
+    with ranks.sharing(share), ranks.together():
+        entries, part = _write_modes(post, folder, number, modes_per_file or modes)
     if apart:
         entries = [entry for each in ranks.everyones(entries) for entry in each]
         if not ranks.is_first():
@@ -83,10 +85,9 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "tensors": entries,
         "history": post.history.to_dict(),
     }
-    with ranks.sharing(post.weights.share if isinstance(post.weights, Ranked) else None):
-        with ranks.together():
-            _require_files(folder, entries)
-            write_json(folder / MANIFEST, manifest)
+    with ranks.sharing(share), ranks.together():
+        _require_files(folder, entries)
+        write_json(folder / MANIFEST, manifest)
     if isinstance(post.weights, Shards) and post.weights.folder == folder:
         post.weights.entries = entries  # those it was read from go now
     written = {entry["file"] for entry in entries}

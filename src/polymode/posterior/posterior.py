@@ -140,13 +140,14 @@ class Posterior:
         """
         samples = self._samples(samples_per_mode)
         data = Loader(x) if isinstance(x, DataLoader) else x
-        if not isinstance(data, Loader) or data.is_counted_unread:
-            self._require_room(len(data), samples)
-        parts = [
-            Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
-            for part in self.weights.parts()
-        ]
-        return self.weights.meet(parts)
+        with self.weights.in_step():
+            if not isinstance(data, Loader) or data.is_counted_unread:
+                self._require_room(len(data), samples)
+            parts = [
+                Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
+                for part in self.weights.parts()
+            ]
+            return self.weights.meet(parts)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -176,11 +177,13 @@ class Posterior:
         """Yield the predictions of `predict` part by part, in bounded memory."""
         samples = self._samples(samples_per_mode)
         for batch in self._batches(x, batch_size):
-            parts = [
-                next(self._stream(part, batch, samples, seed, len(batch)))
-                for part in self.weights.parts()
-            ]
-            yield self.weights.meet(parts)
+            with self.weights.in_step():
+                parts = [
+                    next(self._stream(part, batch, samples, seed, len(batch)))
+                    for part in self.weights.parts()
+                ]
+                met = self.weights.meet(parts)
+            yield met
 
     def predict_batch(
         self, x: Tensor, *, samples_per_mode: int | None = None, seed: int = 0
@@ -192,8 +195,9 @@ class Posterior:
         """
         samples = self._samples(samples_per_mode)
         x = self.weights.spread(x)
-        parts = [self._predictor(part, samples, seed)(x) for part in self.weights.parts()]
-        return self.weights.meet(parts)
+        with self.weights.in_step():
+            parts = [self._predictor(part, samples, seed)(x) for part in self.weights.parts()]
+            return self.weights.meet(parts)
 
     def _stream(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int

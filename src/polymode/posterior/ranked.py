@@ -10,6 +10,7 @@ Shapes: `M` modes of all ranks, `m` of this one, `S` samples of all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -92,6 +93,9 @@ class Ranked(Weights):
     def spread(self, x: Tensor) -> Tensor:
         with ranks.sharing(self.share):
             return ranks.spread(x)
+
+    def in_step(self) -> AbstractContextManager[None]:
+        return ranks.in_step()
 
     def whole(self) -> Weights:
         """Return all modes in the memory of this rank."""

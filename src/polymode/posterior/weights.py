@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -80,6 +81,10 @@ class Weights(ABC):
     def spread(self, x: Tensor) -> Tensor:
         """Return inputs as they go to the `parts`, wherever these are."""
         return x
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Return what surrounds work for which all holders of the `parts` must meet."""
+        return nullcontext()
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """Return the function x (B, ...) -> outputs (M, L, B, K) of L samples per mode.

@@ -110,7 +110,7 @@ def run_plan(
     """
     if not ranks.is_first():
         return _follow(plan, folder)
-    with folder.writing(plan.data):
+    with ranks.in_step(), folder.writing(plan.data):
         watch = show(Pace(), jobs)
         watch.say(plan.text())
         timed = not quiet and ranks.place()[1] == 1
@@ -189,9 +189,10 @@ def _run(
 def _outcome(plan: Plan, folder: RunFolder, cell: Cell, tell: Observer) -> Finished | Failed:
     """Run a cell, on all ranks; it fails if it does on any."""
     try:
-        outcome: Finished | Failed = run_cell(
-            plan.recipe, plan.task, cell, folder.place(cell.key), tell
-        )
+        with ranks.in_step():
+            outcome: Finished | Failed = run_cell(
+                plan.recipe, plan.task, cell, folder.place(cell.key), tell
+            )
     except (WriteProblem, ranks.RankProblem):
         raise
     except Exception as error:

@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core import ranks
 from polymode.core.likelihoods import Likelihood
 from polymode.core.linalg.tangent import Survey, survey
 from polymode.core.memory import free_bytes, human
@@ -263,8 +264,9 @@ def _posterior(
         evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
         if report["pruned"]:
             warnings.warn(
-                f"the evidence switched {_some(report['pruned'])} off in mode {k}: the data say"  # type: ignore[arg-type]
-                " nothing of these weights, so that their prior precision has no bound",
+                f"the evidence switched {_some(report['pruned'])} off in mode"  # type: ignore[arg-type]
+                f" {ranks.mode_number(k)}: the data say nothing of these weights, so"
+                " that their prior precision has no bound",
                 stacklevel=5,
             )
     else:
@@ -285,7 +287,8 @@ def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor |
     if config.structure != "subnetwork":
         return None
     if isinstance(config.subnetwork, str):
-        size, seed = config.subnetwork_size or 1, fold(problem.seed, "subnetwork", k)
+        size, number = config.subnetwork_size or 1, ranks.mode_number(k)
+        seed = fold(problem.seed, "subnetwork", number)
         found = diagonals(problem, stack, k, config.batch_size)
         return select(found, config.subnetwork, size, config.prior_precision, seed)[0]
     chosen = torch.as_tensor(config.subnetwork, dtype=torch.long).unique()
