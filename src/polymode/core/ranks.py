@@ -14,6 +14,7 @@ Shapes: `M` modes of all ranks, `m` modes of one.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -142,9 +143,15 @@ def start() -> None:
 
 
 def leave() -> None:
-    """Leave the group; others that wait for this rank are told at once."""
+    """Leave the group; others that wait for this rank are told at once.
+
+    The store goes with it: one that is still held when the interpreter ends aborts the process.
+    """
+    global _words
     if dist.is_initialized():
         dist.destroy_process_group()
+    _words = None
+    gc.collect()
 
 
 def leave_together() -> None:
@@ -346,10 +353,10 @@ def in_step() -> Iterator[None]:
 def _lose(why: str) -> None:
     """Leave the group for good: it is not whole."""
     global _lost
-    _lost = _Lost(*place(), why)
+    _lost, words = _Lost(*place(), why), _words
     leave()
-    if _lost.rank == 0 and _words is not None:
-        _words.wait_until_heard()
+    if _lost.rank == 0 and words is not None:
+        words.wait_until_heard()
 
 
 def _refuse_if_lost() -> None:
