@@ -200,8 +200,9 @@ def measured_text(report: dict[str, Any], fleet: dict[str, Any]) -> str:
     known, (processes, ray) = constants(report), (fleet["processes"], fleet["ray"])
     return (
         f"CPU time per step and rank, median of {rounds} rounds, {report['cores']} cores,"
-        f" {report['date'][:10]}. Other processes took {busy:.1%} of all cores meanwhile. Efficiency"
-        f" is that of two ranks against one, by CPU time. {_by_wall_time(report, busy)} Constants:"
+        f" {report['date'][:10]}. Other processes took {busy:.1%} of all cores meanwhile."
+        " Efficiency is that of two ranks against one, by CPU time."
+        f" {_by_wall_time(report, busy)} Constants:"
         f" {known.member:.2f} ms per member, {known.repelled:.2f} ms with repulsion, a message"
         f" {known.latency:.2f} ms and {1e-6 / known.per_byte:.2f} GB/s of CPU time between two"
         f" processes. In one process, a step of ten MLPs 20-16-3 takes {now:.3f} ms at best, and"
