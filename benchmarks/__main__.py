@@ -165,7 +165,7 @@ def add(file: Path, measured: dict[str, Any]) -> None:
     held = json.loads(file.read_text())["cases"] if file.exists() else []
     cases = {case["name"]: case for case in held} | {measured["name"]: measured}
     found = {"cases": [cases[name] for name in CASES if name in cases]}
-    file.write_text(json.dumps(found, indent=1))
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> int:

@@ -398,7 +398,7 @@ CASES = {
              input_shape=(1, 128, 128), num_modes=60, num_examples=1, epochs=100, batch_size=1),
         *(Case(f"project_growth_{side}_{angles}", "project_growth",
                f"project {side}² pixels at {angles} angles and back", input_shape=(1, side, side),
-               num_modes=angles, num_examples=1, epochs=10, batch_size=1)
+               num_modes=angles, num_examples=1, epochs=200, batch_size=1)
           for side, angles in ((28, 30), (64, 30), (128, 30), (256, 30), (128, 15), (128, 60),
                                (128, 120))),
         *(Case(f"image_prior_{side}", "image_prior",

@@ -82,8 +82,8 @@ def reset_peak() -> None:
 
 def cpu_seconds() -> float:
     """CPU time of this process, all its threads, and its finished children."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def busy_seconds() -> float:
