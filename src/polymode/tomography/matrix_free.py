@@ -16,6 +16,7 @@ Shapes: `n` pixels, `m` observations, `P` weights, `T` taps, `S` probes or sampl
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class Solver(NamedTuple):
 
 
 DEFAULT = Solver()
+_RISING = 3.0, 0.005  # nats per unit of a logarithm: in all, and per observation
 
 
 def kernel_product(model: Linearised, hyper: Hyper) -> Callable[[Tensor], Tensor]:
@@ -280,20 +282,25 @@ def ascend(
     start: Hyper,
     *,
     steps: int = 40,
-    lr: float = 0.2,
+    lr: float = 0.5,
     learn_noise: bool = True,
     refresh: int = 10,
 ) -> Hyper:
     """Return hyperparameters of a large evidence, by Adam with new probes in every step.
 
+    Gradients fall by orders of magnitude on the way, so Adam has a short memory: with the usual one
+    its steps would stay small. A warning says if the evidence still rises at the end.
+
     Args:
-        lr: of the logarithms; it falls to 0 along half a cosine.
+        lr: of the logarithms; it falls to 0 along half a cosine, so that none moves further than
+            half of `steps` times `lr`.
         refresh: steps after which the preconditioner is made again.
     """
     flat = start.flat().double().clone().requires_grad_()
-    optimizer = torch.optim.Adam([flat], lr=lr, maximize=True, betas=(0.8, 0.95))
+    optimizer = torch.optim.Adam([flat], lr=lr, maximize=True, betas=(0.5, 0.5))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     before: LowRankPlusNoise | None = None
+    latest: list[Tensor] = []
     for step in range(steps):
         hyper = Hyper.from_flat(flat.detach().clone())
         if before is None or step % refresh == 0:
@@ -304,9 +311,29 @@ def ascend(
         flat.grad = gradient
         optimizer.step()
         schedule.step()
+        inside = flat.detach().clone()
         with torch.no_grad():
             _within_bounds(flat)
+        latest.append(torch.where(flat == inside, gradient, 0.0))  # at a bound it ends
+    _warn_if_rising(evidence, torch.stack(latest[-max(2, steps // 4) :]))
     return Hyper.from_flat(flat.detach())
+
+
+def _warn_if_rising(evidence: MatrixFreeEvidence, gradients: Tensor) -> None:
+    """Warn if the mean of the last gradients (T, 2 G + 1) is clearly not small."""
+    error = gradients.std(0) / len(gradients) ** 0.5
+    rise = gradients.mean(0).abs() - 3 * error
+    size = evidence.model.operator.num_observations
+    if float(rise.max()) > max(_RISING[0], _RISING[1] * size):
+        names = [block.name for block in evidence.model.prior.blocks]
+        titles = [f"log {what} of {name}" for what in ("s²", "ℓ") for name in names]
+        what = [*titles, "log σ²"][int(rise.argmax())]
+        warnings.warn(
+            f"the search for hyperparameters has not settled: one unit of {what} still changes the"
+            f" log evidence by {float(gradients.mean(0)[rise.argmax()].abs()):.0f}, for"
+            f" {size:,} observations; the deviations of pixels may be far off. Give more `steps`",
+            stacklevel=3,
+        )
 
 
 def _within_bounds(flat: Tensor) -> None:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polymode.tomography.image_posterior import ImagePosterior
+from polymode.tomography.operator import LinearOperator
 
 LEVELS = (0.5, 0.9, 0.95)
 FLOOR = (1 / 255) ** 2 / 12  # of 8-bit grey values in [0, 1]
@@ -48,14 +49,26 @@ def patches(shape: tuple[int, int], side: int) -> list[Tensor]:
 
 
 def log_density(
-    posterior: ImagePosterior, truth: Tensor, *, side: int = 1, floor: float = FLOOR
+    posterior: ImagePosterior,
+    truth: Tensor,
+    *,
+    side: int = 1,
+    floor: float = FLOOR,
+    where: Tensor | None = None,
 ) -> float:
-    """Return the log-density of the true image (H, W), nats per pixel."""
+    """Return the log-density of the true image (H, W), nats per pixel.
+
+    Args:
+        side: of the patches within which pixels depend on each other.
+        where: (H, W), true for the pixels that count; with `side=1` only.
+    """
     error = _error(posterior, truth)
     if side == 1:
         variance = posterior.variance.clamp_min(0) + floor
         terms = error.square() / variance + (2 * math.pi * variance).log()
-        return float(-0.5 * terms.mean())
+        return float(-0.5 * (terms if where is None else terms[where.flatten()]).mean())
+    if where is not None:
+        raise ValueError(f"`where` chooses pixels, so it needs side=1, got side={side}")
     total = 0.0
     for places in patches(posterior.shape, side):
         own = posterior.patch_covariance(places).double()
@@ -85,6 +98,31 @@ def coverage_error(posterior: ImagePosterior, truth: Tensor, floor: float = FLOO
     levels = np.linspace(0.05, 0.95, 19).tolist()
     found = coverage(posterior, truth, levels, floor)
     return float(np.abs(np.array(found) - np.array(levels)).mean())
+
+
+def image_noise(operator: LinearOperator, noise: float, number: int = 100) -> float:
+    """Return σ² times the mean diagonal of (AᵀA)⁺, made of the largest singular values of A.
+
+    It is the variance that noise of the data alone gives a pixel, as far as A shows the image well.
+    The code of Antorán et al. adds it to covariances before it scores them, with 100 vectors.
+
+    Args:
+        noise: σ². number: of singular values, at most.
+    """
+    from scipy.sparse.linalg import LinearOperator as Products
+    from scipy.sparse.linalg import eigsh
+
+    size, pixels = operator.shape
+
+    def product(column: np.ndarray) -> np.ndarray:
+        row = torch.from_numpy(column.reshape(1, size))
+        return operator(operator.T(row))[0].numpy()
+
+    products = Products((size, size), matvec=product, dtype=np.float64)
+    start = np.ones(size)  # random by default
+    squares = eigsh(products, k=min(number, size - 1), return_eigenvectors=False, v0=start)
+    squares = squares[squares > 1e-12 * squares.max()]
+    return float(noise * (1 / squares).sum() / pixels)
 
 
 class Calibration(NamedTuple):

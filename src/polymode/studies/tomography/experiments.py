@@ -17,7 +17,7 @@ from torch import Tensor
 from polymode.examinations import Findings, measure
 from polymode.nets import unet
 from polymode.studies.tomography.images import images_of, walnut
-from polymode.studies.tomography.scored import Board, pictures, scores
+from polymode.studies.tomography.scored import Board, pictures
 from polymode.tomography import Projector, Scan, fbp, parallel_beam, psnr, simulate, ssim
 from polymode.tomography.baselines import constant_sd, ensemble_dip, fitted_sd, mc_dropout_dip
 from polymode.tomography.dip import DIPFit, best_steps, deep_image_prior
@@ -25,6 +25,7 @@ from polymode.tomography.dip_training import DeepImagePrior
 from polymode.tomography.image_posterior import image_posteriors
 from polymode.tomography.linearised_dip import LinearisedDIP
 from polymode.tomography.matrix_free import Solver
+from polymode.tomography.scores import image_noise, log_density
 from polymode.tomography.tv import total_variation, tv_reconstruction
 from polymode.tomography.tv_samples import factorised_samples, predcp_samples, tv_samples
 
@@ -57,7 +58,7 @@ def reconstruct(
     noise: float = 0.05,
     images: int = 10,
     tuning: int = 4,
-    channels: tuple[int, ...] = (8, 8, 8),
+    channels: tuple[int, ...] = (32, 32, 32),
     skips: tuple[int, ...] = (4, 4),
     sigmoid: bool = True,
     steps: int = 1500,
@@ -157,7 +158,7 @@ def _tuned(
 
 def _mean_density(posteriors: list[Any], truth: Tensor) -> float:
     pairs = zip(posteriors, truth[:, 0], strict=False)
-    return float(np.mean([scores(each, image)["log_density"] for each, image in pairs]))
+    return float(np.mean([log_density(each, image) for each, image in pairs]))
 
 
 def _scored(
@@ -173,9 +174,11 @@ def _scored(
 ) -> Findings:
     """Return the scores of every method on the images of a scan."""
     assert scan.truth is not None
-    truth, board = scan.truth, Board()
+    truth = scan.truth
     fit = deep_image_prior(scan, build, tuned.options, seed=seed)
     plain = fit.reconstruction()
+    unit = image_noise(scan.operator, 1.0)
+    board = Board(plain.mean, [unit * float(sd) ** 2 for sd in scan.noise_sd])
     dropout = mc_dropout_dip(
         scan, partial(build, dropout=tuned.dropout), tuned.options,
         num_samples=num_samples, seed=seed,

@@ -23,13 +23,14 @@ def images_of(data: str, scored: int, tuning: int) -> tuple[Tensor, Tensor]:
     """Return images (N, 1, H, W) in [0, 1] that are scored, and others.
 
     Args:
-        data: "kmnist", "ellipses" or "ellipses:SIDE", "shepp_logan" or "shepp_logan:SIDE", or
-            "ct" or "ct:FIRST".
+        data: "kmnist", "ct", "ellipses" or "shepp_logan"; the first two with ":FIRST", the number
+            of the first image, the others with ":SIDE", if not the usual.
     """
     name, _, more = data.partition(":")
-    if data == "kmnist":
+    if name == "kmnist":
+        first = int(more or 0)
         whole = load("kmnist", ["x_test"])["x_test"]
-        return _grey(whole[:scored]), _grey(whole[len(whole) - tuning :])
+        return _grey(whole[first : first + scored]), _grey(whole[len(whole) - tuning :])
     if name == "ellipses":
         side = int(more or 28)
         made = torch.stack([random_ellipses(side, seed=k) for k in range(scored + tuning)])[:, None]
@@ -39,10 +40,10 @@ def images_of(data: str, scored: int, tuning: int) -> tuple[Tensor, Tensor]:
         others = [random_ellipses(side, seed=k) for k in range(tuning)]
         return shepp_logan(side)[None, None], torch.stack(others)[:, None]
     if name != "ct":
-        raise ValueError(f"`data` must be kmnist, ellipses, shepp_logan or ct:NUMBER, got '{data}'")
-    start = int(more or 0)
+        raise ValueError(f"`data` must be kmnist, ellipses, shepp_logan or ct, got '{data}'")
+    first = int(more or 0)
     slices = _file("ct_slices_128.npz", ["x"])["x"]
-    return _grey(slices[start : start + scored]), _grey(slices[len(slices) - tuning :])
+    return _grey(slices[first : first + scored]), _grey(slices[len(slices) - tuning :])
 
 
 def walnut() -> Scan:

@@ -39,7 +39,8 @@ METRICS = {
     "ssim": ("SSIM ↑", "", "up"),
     "log_density": ("log-density ↑", "nats per pixel", "up"),
     "log_density_2x2": ("log-density, 2×2 patches ↑", "nats per pixel", "up"),
-    "log_density_rough": ("log-density, floor 0.01² ↑", "nats per pixel", "up"),
+    "log_density_noise": ("log-density + noise term ↑", "nats per pixel", "up"),
+    "log_density_open": ("log-density, grey pixels ↑", "nats per pixel", "up"),
     "coverage_50": ("coverage of 50 %", "", ""),
     "coverage_90": ("coverage of 90 %", "", ""),
     "coverage_95": ("coverage of 95 %", "", ""),
@@ -49,16 +50,26 @@ METRICS = {
 }
 """Name, heading, unit and direction of each score."""
 
-ROUGH = 1e-4
+EDGE = 0.01  # a sigmoid this close to black or white hardly moves with the weights
 
 
-def scores(posterior: ImagePosterior, truth: Tensor) -> dict[str, float]:
-    """Return every score of a posterior, with the true image (H, W)."""
+def scores(
+    posterior: ImagePosterior, truth: Tensor, plain: Tensor, noise: float
+) -> dict[str, float]:
+    """Return every score of a posterior.
+
+    Args:
+        truth: the true image (H, W). plain: the image of the network without uncertainty; its grey
+            pixels are those further than `EDGE` from black and white.
+        noise: the variance of the reference's noise term, see `image_noise`.
+    """
     pair = posterior.image[None, None], truth[None, None]
     found = {"psnr": float(psnr(*pair)), "ssim": float(ssim(*pair))}
     found["log_density"] = log_density(posterior, truth)
     found["log_density_2x2"] = log_density(posterior, truth, side=2)
-    found["log_density_rough"] = log_density(posterior, truth, floor=ROUGH)
+    found["log_density_noise"] = log_density(posterior, truth, floor=noise)
+    grey = (plain - 0.5).abs() < 0.5 - EDGE
+    found["log_density_open"] = log_density(posterior, truth, where=grey)
     for level, value in zip(LEVELS, coverage(posterior, truth), strict=True):
         found[f"coverage_{100 * level:.0f}"] = value
     found["coverage_error"] = coverage_error(posterior, truth)
@@ -68,15 +79,23 @@ def scores(posterior: ImagePosterior, truth: Tensor) -> dict[str, float]:
 
 
 class Board:
-    """Collects posteriors of images by method."""
+    """Collects posteriors of images by method.
 
-    def __init__(self) -> None:
+    Args:
+        plain: the network's images (N, 1, H, W). noise: the reference's noise term of each.
+    """
+
+    def __init__(self, plain: Tensor, noise: Sequence[float]) -> None:
+        self._plain, self._noise = plain[:, 0], noise
         self.values: dict[str, list[dict[str, float]]] = {}
         self._pairs: dict[str, list[tuple[ImagePosterior, Tensor]]] = {}
 
     def add(self, method: str, posterior: ImagePosterior, truth: Tensor) -> None:
+        """Score what a method says of its next image."""
         assert method in METHODS, method
-        self.values.setdefault(method, []).append(scores(posterior, truth))
+        found = self.values.setdefault(method, [])
+        k = len(found)
+        found.append(scores(posterior, truth, self._plain[k], self._noise[k]))
         self._pairs.setdefault(method, []).append((posterior, truth))
 
     def findings(self, more: Sequence[Row] = (), arrays: Mapping[str, np.ndarray] = {}) -> Findings:
