@@ -8,11 +8,13 @@ import torch
 
 from polymode.core.rng import generator
 from polymode.tomography.image_posterior import ImagePosterior, image_posteriors
+from polymode.tomography.operator import LinearOperator
 from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.scores import (
     calibration,
     coverage,
     coverage_error,
+    image_noise,
     log_density,
     patches,
 )
@@ -44,6 +46,26 @@ def test_log_density_is_that_of_a_gaussian_a_patch(case, side) -> None:
         total += multivariate_normal(mean, own).logpdf(truth.flatten()[places].numpy())
     found = log_density(posterior, truth, side=side, floor=floor)
     assert found == pytest.approx(total / 20)
+
+
+def test_log_density_of_some_pixels(case) -> None:
+    """The pixels of two halves, weighed by their counts, are all of them."""
+    posterior, truth = case
+    left = torch.arange(4).expand(5, 4) < 1
+    halves = [log_density(posterior, truth, where=where) for where in (left, ~left)]
+    assert 0.25 * halves[0] + 0.75 * halves[1] == pytest.approx(log_density(posterior, truth))
+    with pytest.raises(ValueError, match="`where` chooses pixels, so it needs side=1, got side=2"):
+        log_density(posterior, truth, side=2, where=left)
+
+
+@pytest.mark.parametrize("number", [3, 100])
+def test_image_noise_is_the_mean_diagonal_of_the_pseudo_inverse(number) -> None:
+    matrix = torch.randn(12, 20, generator=generator(0), dtype=torch.float64)
+    found = image_noise(LinearOperator.from_matrix(matrix, (5, 4)), 0.09, number)
+    _, values, right = np.linalg.svd(matrix.numpy(), full_matrices=False)
+    kept = right[: min(number, 11)]  # an iterative solver finds all but one at most
+    inverse = kept.T @ np.diag(values[: len(kept)] ** -2.0) @ kept
+    assert found == pytest.approx(0.09 * np.diag(inverse).mean(), rel=1e-6)
 
 
 def test_patches_cover_every_pixel_once() -> None:
