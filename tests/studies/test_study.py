@@ -27,6 +27,13 @@ def test_runs_by_part_and_arm(make):
     assert runs.difference("p", "a", "c", *NLL) is None
 
 
+def test_of_an_arm_that_was_run_again_with_other_options_the_last_counts(make):
+    made = [("a", 0, 9.0), ("b", 0, 4.0), ("a", 0, 1.0)]
+    runs = Runs({"p": [make(arm, seed, {NLL: value}) for arm, seed, value in made]})
+    assert len(runs.all("p")) == 2 and len(runs.of("p", "a")) == 1
+    assert runs.values("p", "a", *NLL) == {0: 1.0}
+
+
 @pytest.mark.parametrize(
     ("gaps", "sign", "verdict"),
     [

@@ -29,12 +29,18 @@ from polymode.runs.part import Experiment, Part
 class Runs:
     """Results of a study by part and arm, in the order of the plan; what is missing is not there.
 
+    A folder keeps cells of an arm whose options have changed since; of an arm's seed the last counts.
+
     >>> Runs({}).parts
     []
     """
 
     def __init__(self, results: Mapping[str, Sequence[Results]]) -> None:
-        self._results = {part: list(found) for part, found in results.items() if found}
+        self._results = {
+            part: list({(each.label, each.seed): each for each in found}.values())
+            for part, found in results.items()
+            if found
+        }
 
     @property
     def parts(self) -> list[str]:
