@@ -63,6 +63,20 @@ def test_both_paths_see_about_the_same_deviations(fit) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["exact", "matrix_free"])
+def test_the_outcome_in_the_form_of_other_methods(fit, path) -> None:
+    outcome = LinearisedDIP(fit, 1, steps=20, path=path, num_samples=30).uncertainty()
+    found = outcome.reconstruction()
+    torch.testing.assert_close(found.mean[0, 0], fit.images()[0, 1, 0].double())
+    torch.testing.assert_close(found.sd[0, 0], outcome.posterior.std)
+    if path == "exact":
+        assert found.samples is None
+    else:
+        assert found.samples.shape == (30, 1, 1, 10, 10)
+        spread = (found.samples - found.mean).square().mean(0).sqrt()
+        torch.testing.assert_close(spread, found.sd)
+
+
 def test_predcp_lowers_the_expected_total_variation(fit) -> None:
     model = LinearisedDIP(fit, 0, steps=30)
     without, strong = (model.uncertainty(predcp=rate).hyper for rate in (None, 50.0))

@@ -29,6 +29,7 @@ from polymode.tomography.matrix_free import (
     matheron,
     sampled_tv_predcp,
 )
+from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.tv_predcp import TVPredCP, tv_predcp
 
 PATHS = ("auto", "exact", "matrix_free")
@@ -46,6 +47,14 @@ class Outcome(NamedTuple):
     posterior: ImagePosterior
     hyper: Hyper
     log_evidence: float
+
+    def reconstruction(self) -> Reconstruction:
+        """Return mean, deviation and samples in the form that all other methods give."""
+        found = self.posterior
+        samples = None if found.deviations is None else found.samples()[:, None, None]
+        return Reconstruction(
+            found.image[None, None], found.std[None, None], samples, "linearised DIP"
+        )
 
 
 @dataclass
