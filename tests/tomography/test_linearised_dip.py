@@ -89,6 +89,12 @@ def test_bad_input(fit) -> None:
         LinearisedDIP(fit, path="dense")
     with pytest.raises(ValueError, match="one of the 2 that were fitted, got 2"):
         LinearisedDIP(fit, 2)
+    for option in ({"steps": 0}, {"num_samples": 1}, {"probes": 1}):
+        (name,) = option
+        with pytest.raises(ValueError, match=f"`{name}` of LinearisedDIP must be at least"):
+            LinearisedDIP(fit, **option)
+    with pytest.raises(ValueError, match="`prior` must be one of isotropic, matern, got 'rbf'"):
+        LinearisedDIP(fit).uncertainty(prior="rbf")
 
 
 def test_tv_predcp_without_lengthscales_is_refused(fit) -> None:

@@ -142,6 +142,10 @@ def test_wrong_input_is_refused() -> None:
     eye = LinearOperator.from_matrix(torch.eye(64), (8, 8))
     with pytest.raises(ValueError, match="fbp needs a projector"):
         fbp(eye, torch.rand(64))
+    with pytest.raises(ValueError, match=r"must have shape \(..., 3 angles, 13 detector cells\)"):
+        fbp(projector, torch.rand(38))
+    sinogram = torch.rand(2, 3, 13)
+    torch.testing.assert_close(fbp(projector, sinogram), fbp(projector, sinogram.flatten(1)))
     with pytest.raises(ValueError, match="at least 7 × 7 pixels"):
         ssim(torch.rand(1, 1, 6, 9), torch.rand(1, 1, 6, 9))
     with pytest.raises(ValueError, match="give data_range"):

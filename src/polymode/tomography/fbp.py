@@ -36,6 +36,7 @@ def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak"
     """Return the filtered backprojections (N, 1, H, W) of observations (N, m) or (m,).
 
     Args:
+        observations: or a sinogram, (N, angles, detector cells) or (angles, detector cells).
         filter: window of the ramp filter: "ram-lak" (none), "shepp-logan", "cosine" or "hann", from
             sharp to smooth.
     """
@@ -49,8 +50,10 @@ def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak"
             f"fbp needs a projector, made by parallel_beam or fan_beam, got {projector!r}; for"
             " other operators take tv_reconstruction"
         )
-    check_finite(observations)
     geometry = projector.geometry
+    if observations.shape[-1] != projector.num_observations:
+        observations = projector.observations(observations)
+    check_finite(observations)
     sinogram = projector.sinogram(observations.reshape(-1, projector.num_observations))
     scale = 1.0
     if geometry.source_distance is not None:

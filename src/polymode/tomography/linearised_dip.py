@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polymode.tomography.dip import DIPFit
 from polymode.tomography.evidence import Evidence, maximise
-from polymode.tomography.filter_prior import FilterPrior, Hyper
+from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
 from polymode.tomography.image_posterior import ImagePosterior, exact_posterior
 from polymode.tomography.kernels import Kernels, assemble
 from polymode.tomography.linearised import Linearised
@@ -90,6 +90,11 @@ class LinearisedDIP:
                 f"`image` must be one of the {self.fit.num_images} that were fitted, got"
                 f" {self.image}"
             )
+        for name, least in (("steps", 1), ("num_samples", 2), ("probes", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"`{name}` of LinearisedDIP must be at least {least}, got {getattr(self, name)}"
+                )
         scan = self.fit.scan
         self.model = Linearised(
             self.fit.stack,
@@ -124,6 +129,8 @@ class LinearisedDIP:
             mean: "linear", the evidence at the optimum θ* of the linear model; "trained", at θ̃.
             predcp: rate of TV-PredCP, such as `tv_rate`; None is without it.
         """
+        if prior not in KINDS:
+            raise ValueError(f"`prior` must be one of {', '.join(KINDS)}, got '{prior}'")
         model = self.model if prior == "matern" else self.model.with_prior(prior)
         start = starting_point(model.prior, model.point, self.noise)
         if predcp is not None and prior != "matern":
