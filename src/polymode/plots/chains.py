@@ -62,11 +62,13 @@ class Autocorrelation(Display):
 def chains(
     findings: Findings, *, label: str = "", style: Style | None = None
 ) -> dict[str, Display]:
-    """Return "traces" and "autocorrelation".
+    """Return "traces" and "autocorrelation"; nothing of chains too short for either.
 
     Args:
         findings: of the examination "chains". label, style: of the method.
     """
+    if not findings.arrays:
+        return {}
     data = {name: np.asarray(values) for name, values in findings.arrays.items()}
     _, length, number = data["traces"].shape
     name = label or "fit"
