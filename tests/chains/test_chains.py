@@ -135,7 +135,6 @@ def test_too_little_to_compare_is_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match="must divide the 8 chains into at least 2 groups, got 3"):
         nested_rhat(walks(5, 8, 0.0), 3)
 
-
     with pytest.raises(ValueError, match=r"must be \(L, M, ...\), .* got \(10,\)"):
         rhat(torch.zeros(10))
 

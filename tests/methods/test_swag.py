@@ -235,7 +235,7 @@ def test_learned_noise_is_averaged_over_the_snapshots() -> None:
         ({"rank": 9}, "`rank` of SWAG is 9, but there are 8 snapshots; .* a rank of at most 8"),
         ({"diagonal": 1}, "`diagonal` of SWAG must be True or False, got 1"),
         ({"num_snapshots": 9}, "9 to keep, .* of 16 in all 8 are left"),
-        ({"burn_in": 16}, "of 16 in all 0 are left"),
+        ({"burn_in": 16}, "burn_in=16 leaves nothing to keep of a run of 16"),
         ({"samples_per_mode": 0}, "`samples_per_mode` of SWAG must be an integer of at least 1"),
     ],
 )

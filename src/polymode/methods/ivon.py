@@ -104,7 +104,7 @@ class IVON(Passes):
         rate = min(self.lr / 10, type(self).lr)
         return (
             f"Try lr={rate:g} instead of {self.lr:g}, or hessian_init={10 * self.hessian_init:g},"
-            " and look at the inputs' scale"
+            " and check the scale of the inputs"
         )
 
 

@@ -103,7 +103,7 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     momentum = scale * stack.normal_rows("sghmc", "start")
     kept = room_for(len(steps_kept(config, problem)), stack)
     heat = momentum.new_zeros(stack.num_modes)
-    return State(stack, momentum, first_metric(config, stack), heat, kept, step=0)
+    return State(stack, momentum, first_metric(config.preconditioner, stack), heat, kept, step=0)
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -135,7 +135,7 @@ def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept; the networks themselves where no step was taken."""
     steps = steps_kept(config, problem)
     measured = state.step + 1 - steps.start
-    if config.temperature > 0 and steps and measured >= _MEASURED:
+    if steps and measured >= _MEASURED:
         found = float(state.heat.mean()) / measured
         if found > _HOT * config.temperature:
             warnings.warn(

@@ -5,8 +5,7 @@
 
 ∇Ũ is the gradient on a batch, N times its mean, so `lr` multiplies a mean gradient as in SGD; the
 step ε_t of the paper's equation 4 is 2 lr/N. ε ~ N(0, I), one stream per member; ε' is that of the
-step before. T is the `temperature`: 1 samples the posterior exp(−U) with the true N, 0 descends to
-its maximum.
+step before. T is the `temperature`: 1 samples the posterior exp(−U) with the true N.
 
 The paper takes ε alone (`integrator="euler"`). Along curvature κ of U/N its stationary variance is
 1 / (1 − lr κ/2) times that of the posterior. The mean of two successive ε costs nothing, is exact
@@ -93,7 +92,7 @@ def init(config: SGLD, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     noise = stack.normal_rows("sgld", "start")
     kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, noise, first_metric(config, stack), kept, step=0)
+    return State(stack, noise, first_metric(config.preconditioner, stack), kept, step=0)
 
 
 def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:

@@ -7,7 +7,9 @@ many samples are refused before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
@@ -41,7 +43,18 @@ def keep_sample(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) ->
             kept[name][place].copy_(tensor)
 
 
-def kept_samples(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) -> Samples:
-    """Return the samples that were kept by step `done`; the networks themselves if none was."""
+def kept_samples(
+    stack: Stack,
+    kept: Tensors,
+    steps: Sequence[int],
+    done: int,
+    facts: Mapping[str, Tensor] | None = None,
+) -> Samples:
+    """Return the samples that were kept by step `done`; the networks themselves if none was.
+
+    Args:
+        facts: what a sampler tells of its chains, (M,) each, by name.
+    """
     number = sum(each <= done for each in steps)
-    return Samples(stack, {name: t[:number] for name, t in kept.items() if number})
+    told = {name: tensor.to(stack.dtype) for name, tensor in (facts or {}).items()}
+    return Samples(stack, {name: t[:number] for name, t in kept.items() if number}, told)
