@@ -134,6 +134,11 @@ def init(config: IVON, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     per_epoch = problem.steps_per_epoch
     total, noise = config.total_steps(per_epoch), None
+    if config.accumulate > total > 0:
+        raise ValueError(
+            f"accumulate={config.accumulate} batches make one update of ivon, but the run has"
+            f" {total}: nothing would be learnt; take more epochs, or accumulate <= {total}"
+        )
     if stack.extra:
         adam = Training(lr=NOISE_LR, schedule=config.schedule)
         noise = Optimization(adam, list(stack.extra.values()), per_epoch, total)
