@@ -49,6 +49,7 @@ from polymode.core.stack import Stack
 from polymode.core.training import NOISE_LR, SCHEDULES, Optimization, Training
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
 
@@ -132,6 +133,7 @@ class Info(NamedTuple):
 def init(config: IVON, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
+    require_room_for_draws(config.samples_per_mode, stack)
     per_epoch = problem.steps_per_epoch
     total, noise = config.total_steps(per_epoch), None
     if config.accumulate > total > 0:

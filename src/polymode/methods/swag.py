@@ -50,7 +50,7 @@ from polymode.methods import map as map_
 from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.sampling.keeping import require_room
+from polymode.methods.sampling.keeping import require_room, require_room_for_draws
 from polymode.nets.network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
@@ -110,6 +110,7 @@ def init(config: SWAG, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
     stack, optimization, first = map_.init(config, problem, stack)
     snapshots = len(_steps(config, problem))
+    require_room_for_draws(config.samples_per_mode, stack)
     return State(stack, optimization, *_nothing(stack, rank_of(config, snapshots)), first)
 
 

@@ -155,6 +155,20 @@ def test_samples_that_would_not_fit_are_refused_before_training(name, monkeypatc
         fit(name)
 
 
+@pytest.mark.parametrize("name", ["swag", "vi", "ivon"])
+def test_draws_that_would_not_fit_are_refused_before_training(name, monkeypatch) -> None:
+    """Those of networks with running statistics are kept; others are made when they are needed."""
+
+    def batch_norm() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    size = sum(t.numel() * 8 for t in batch_norm().state_dict().values())
+    monkeypatch.setattr(keeping, "free_bytes", lambda device: 2 * 50.0 * 2 * size)
+    with pytest.raises(ValueError, match=r"1000 samples of each of 2 modes need .* more than half"):
+        fit(name, net=batch_norm, samples_per_mode=1000)
+    fit(name, samples_per_mode=1000)
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_step_too_large_says_what_to_try(name) -> None:
     with pytest.raises(Divergence, match=r"diverged at step .*Try lr=.* instead of 1000"):

@@ -19,10 +19,20 @@ from polymode.posterior.weights import Samples, changing_tensors
 
 def room_for(number: int, stack: Stack) -> Tensors:
     """Return zeros for so many samples of each mode, if half of the free memory holds them."""
-    changing = changing_tensors(stack)
-    need = number * sum(t.numel() * t.element_size() for t in changing.values())
+    require_room_for(number, stack)
+    return {n: t.new_zeros(number, *t.shape) for n, t in changing_tensors(stack).items()}
+
+
+def require_room_for(number: int, stack: Stack) -> None:
+    """Refuse so many samples of each mode if half of the free memory does not hold them."""
+    need = number * sum(t.numel() * t.element_size() for t in changing_tensors(stack).values())
     require_room(need, stack, f"{number} samples of each of {stack.num_modes} modes")
-    return {name: t.new_zeros(number, *t.shape) for name, t in changing.items()}
+
+
+def require_room_for_draws(number: int, stack: Stack) -> None:
+    """The same for draws of a Gaussian, which are kept where they have running statistics."""
+    if stack.has_statistics:
+        require_room_for(number, stack)
 
 
 def require_room(need: float, stack: Stack, what: str) -> None:
