@@ -18,7 +18,8 @@ its experiments: noise of small batches adds to T, the less the smaller `lr`. `I
 shows what it comes to; far above T, `finish` warns.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: samples of one chain are correlated, and a chain stays near the mode it finds: `num_modes`
 chains see more. Without many steps after `burn_in` it is an ensemble along a noisy trajectory.

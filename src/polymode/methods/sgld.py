@@ -19,7 +19,8 @@ The paper lets the step fall to 0 and weighs samples by it. Here it is constant 
 the same: the noise of small batches adds to T, in proportion to `lr`, see docs/methods/sgld.md.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: without momentum a chain diffuses: it needs about condition-number many steps to forget its
 past. It stays near the mode it finds.

@@ -17,7 +17,8 @@ h = √(lr/N). Only noise that is the same in all directions, and everywhere, is
 thermostat is one number per chain. What is left otherwise is measured in docs/methods/sgld.md.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: as `sghmc`. A start far from the posterior heats the chain and drives z up; it comes back
 by at most γ T per step, so `burn_in` must be some hundred steps. With γ T/P far above a², in tiny
