@@ -43,7 +43,7 @@ from polymode.core.options import Sampling, is_number
 from polymode.core.rng import generator
 from polymode.core.stack import Stack
 from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
-from polymode.methods.full_batch.leapfrog import DIVERGED, Point, transition
+from polymode.methods.full_batch.leapfrog import DIVERGED, point_of, transition
 from polymode.methods.full_batch.target import (
     LogPosterior,
     freeze_statistics,
@@ -153,14 +153,9 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
 def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one trajectory of every chain, and keep a sample where it is time."""
     stack, number = state.stack, state.step
-    target = LogPosterior(
-        stack, problem, whole(problem, batch), config.prior_precision, config.temperature
-    )
-    position = rows_of(stack)
-    if state.log_density is None or state.gradient is None:
-        point = Point(position, *target(position))
-    else:
-        point = Point(position, state.log_density, state.gradient)
+    batches = whole(problem, batch)
+    target = LogPosterior(stack, problem, batches, config.prior_precision, config.temperature)
+    point = point_of(target, rows_of(stack), state.log_density, state.gradient)
     burn_in = burn_in_of(config, problem)
     length = step_size(state.tuning, burnt_in=number >= burn_in)
     draws = [torch.rand((), generator=generator(seed, "hmc", number)) for seed in stack.seeds]

@@ -42,7 +42,7 @@ from polymode.core.options import NOT_ZERO, kept_steps
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
-from polymode.methods.full_batch.leapfrog import Point
+from polymode.methods.full_batch.leapfrog import point_of
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
 from polymode.methods.full_batch.microcanonical_tuning import start, tune
 from polymode.methods.full_batch.target import (
@@ -207,14 +207,9 @@ def _sample(
     config: MILE, problem: Problem, state: State, batch: Batch, plan: Phases
 ) -> tuple[State, Info]:
     stack, number = state.stack, state.step
-    target = LogPosterior(
-        stack, problem, whole(problem, batch), config.prior_precision, config.temperature
-    )
-    position = rows_of(stack)
-    if state.log_density is None or state.gradient is None:
-        point = Point(position, *target(position))
-    else:
-        point = Point(position, state.log_density, state.gradient)
+    batches = whole(problem, batch)
+    target = LogPosterior(stack, problem, batches, config.prior_precision, config.temperature)
+    point = point_of(target, rows_of(stack), state.log_density, state.gradient)
     step_size, decoherence = state.tuning["step_size"], state.tuning["decoherence"]
     move = langevin_step(
         target, point, state.velocity, stack.normal_rows("mile", number),
@@ -225,7 +220,7 @@ def _sample(
     if tuned < plan.tuning:
         tuning = tune(tuning, move, tuned, plan.tuning, config.energy_variance)
     else:
-        state.energy.add_(move.energy_change.square() / position.shape[1])
+        state.energy.add_(move.energy_change.square() / point.position.shape[1])
         state.lost.add_(move.lost)
     keep_sample(stack, state.kept, plan.kept, number + 1)
     state = state._replace(
