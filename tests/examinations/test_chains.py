@@ -140,6 +140,7 @@ def test_chains_that_stand_still_are_told() -> None:
         if "mixed" in each.title
     ]
     assert "R-hat is up to inf" in alert.text
+    assert all(display.to_svg().startswith("<?xml") for display in found.displays().values())
 
 
 def test_what_has_no_chains_is_refused() -> None:

@@ -52,7 +52,9 @@ class Autocorrelation(Display):
         ):
             for chain in chains.T[:MOST]:
                 ax.plot(chain, color=color, linewidth=0.4, alpha=0.3)
-            ax.plot(np.nanmean(chains, 1), color=color, label=f"{name} prediction, mean of chains")
+            moving = chains[:, ~np.isnan(chains[0])]  # a chain that stands still has none
+            mean = moving.mean(1) if moving.size else np.full(len(chains), np.nan)
+            ax.plot(mean, color=color, label=f"{name} prediction, mean of chains")
         ax.set(title=self.title, xlabel="lag, draws", ylabel="autocorrelation")
         ax.legend()
         return ax
