@@ -46,8 +46,11 @@ def sgld(rate: float, theta: Tensor, variance: Noise, stream: torch.Generator) -
     scale, before = math.sqrt(2 * rate / N), torch.randn(theta.shape, generator=stream).double()
     while True:
         noise = torch.randn(theta.shape, generator=stream, dtype=theta.dtype)
-        used = [(before + noise) / 2]
-        langevin([theta], [gradient(theta, variance, stream)], used, lr=rate, scale=scale)
+        momentum, found = scale * before, [gradient(theta, variance, stream)]
+        langevin(
+            [theta], found, momentum, [momentum], noise - before, lr=rate, scale=scale,
+            variance=scale**2,
+        )  # fmt: skip
         before = noise
         yield
 
@@ -106,9 +109,10 @@ def moving_preconditioner(rate: float) -> list[float]:
         noise = torch.randn(theta.shape, generator=stream, dtype=theta.dtype)
         adapt(metric, [theta], number)
         scale = math.sqrt(2 * rate)
+        momentum = scale * before
         langevin(
-            [theta], [theta.clone()], [(before + noise) / 2], lr=rate, scale=scale,
-            metric=[metric["scale"]],
+            [theta], [theta.clone()], momentum, [momentum], noise - before, lr=rate, scale=scale,
+            variance=scale**2, metric=[metric["scale"]],
         )  # fmt: skip
         before = noise
         if number >= steps // 4:

@@ -135,7 +135,18 @@ def test_too_little_to_compare_is_refused_with_the_numbers() -> None:
     with pytest.raises(ValueError, match="must divide the 8 chains into at least 2 groups, got 3"):
         nested_rhat(walks(5, 8, 0.0), 3)
 
+    with pytest.raises(ValueError, match=r"must be \(L, M, ...\), .* got \(10,\)"):
+        rhat(torch.zeros(10))
+
 
 def test_what_never_moves_has_no_number() -> None:
     still = torch.ones(20, 4, 2)
     assert all(torch.isnan(f(still)).all() for f in (rhat, ess_bulk, ess_tail, ess_mean))
+
+
+def test_distances_from_the_median_that_are_alike_hide_nothing() -> None:
+    """Two chains that stand still are as far from mixed as can be; draws of two values that all
+    chains visit alike have mixed. The distances from the median, all the same, say neither."""
+    assert rhat(torch.tensor([[1.0, 2.0]] * 6)).item() == math.inf
+    visits = torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 10)
+    assert rhat(visits).item() == pytest.approx((9 / 10) ** 0.5)

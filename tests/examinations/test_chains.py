@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.chains import ess_bulk, rhat
+from polymode.chains import ess_bulk, nested_rhat, rhat
 from polymode.core.likelihoods import Gaussian
 from polymode.metrics import evaluate
 from polymode.posterior import Samples
@@ -109,6 +109,38 @@ def test_figures_have_the_worst_and_the_median_prediction() -> None:
     assert worst == found["r_hat"].value and middle <= worst
     assert len(displays["traces"].figure().axes) == 2
     assert displays["autocorrelation"].data["autocorrelation"][:, 0].tolist() == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_many_short_chains_have_a_nested_r_hat(length) -> None:
+    """Too short for R-hat and ESS of single chains, but groups of them can be compared, and groups
+    apart are told."""
+    draws = normal(length, 64)
+    found = pm.examine(with_chains(draws), TASK, "chains", inputs=5)
+    assert [row.metric for row in found.rows] == ["r_hat_nested", "draws"]
+    expected = torch.einsum("lmod,nd->lmn", draws, X[:5])
+    assert found["r_hat_nested"].value == pytest.approx(nested_rhat(expected, 4).max().item())
+    assert found.displays() == {}
+    draws[:, :16] += 3
+    post = with_chains(draws)
+    apart = pm.examine(post, TASK, "chains")
+    board = pm.compare([apart.beside(evaluate(post, TASK))])
+    assert [each.title for each in alerts(board)].count("Chains have not mixed: sghmc") == 1
+
+
+def test_chains_that_stand_still_are_told() -> None:
+    """Their R-hat is infinite, which is no number of a table, and the report says it all the
+    same."""
+    post = with_chains(torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(8, 2, 1, 2).clone())
+    found = pm.examine(post, TASK, "chains")
+    assert found["r_hat"].value is None and "infinite" in found["r_hat"].note
+    (alert,) = [
+        each
+        for each in alerts(pm.compare([found.beside(evaluate(post, TASK))]))
+        if "mixed" in each.title
+    ]
+    assert "R-hat is up to inf" in alert.text
+    assert all(display.to_svg().startswith("<?xml") for display in found.displays().values())
 
 
 def test_what_has_no_chains_is_refused() -> None:

@@ -95,6 +95,22 @@ def test_networks_that_are_given_are_refused() -> None:
         pm.reference(task(), net=nn.Linear(2, 1))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_modes": 1}, "R-hat compares chains, and there is 1"),
+        ({"samples_per_mode": 3}, "at least 4 draws per chain, got 3"),
+        ({"leapfrogs": 3}, "Unknown option 'leapfrogs' .* Did you mean 'leapfrog_steps'"),
+    ],
+)
+def test_what_could_not_be_judged_is_refused_before_anything_is_fitted(
+    fits, options, message
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pm.reference(task(), net=net, **QUIET | options)
+    assert not fits
+
+
 @pytest.mark.cpu_seconds(6)
 def test_hmc_is_close_to_its_reference_and_a_point_is_not() -> None:
     """On linear regression with few data: another run of `hmc` has a distance of its Monte-Carlo

@@ -100,6 +100,12 @@ def test_accumulated_batches_make_one_update() -> None:
     assert all((t == 0).all() for t in state.gradient_sum.values())
 
 
+def test_a_run_too_short_for_one_update_is_refused() -> None:
+    _, _, task = regression()
+    with pytest.raises(ValueError, match="accumulate=3 batches .* has 2: .* accumulate <= 2"):
+        pm.fit("ivon", net=linear, task=task, batch_size=10**6, epochs=2, accumulate=3)
+
+
 def test_the_hessian_stays_positive() -> None:
     """Whatever the noise: h + δ is multiplied by 1 + z + z²/2 > 0 in each update."""
     x, y, task = regression()

@@ -235,7 +235,7 @@ def test_learned_noise_is_averaged_over_the_snapshots() -> None:
         ({"rank": 9}, "`rank` of SWAG is 9, but there are 8 snapshots; .* a rank of at most 8"),
         ({"diagonal": 1}, "`diagonal` of SWAG must be True or False, got 1"),
         ({"num_snapshots": 9}, "9 to keep, .* of 16 in all 8 are left"),
-        ({"burn_in": 16}, "of 16 in all 0 are left"),
+        ({"burn_in": 16}, "burn_in=16 leaves nothing to keep of a run of 16"),
         ({"samples_per_mode": 0}, "`samples_per_mode` of SWAG must be an integer of at least 1"),
     ],
 )
@@ -296,6 +296,18 @@ def test_snapshots_may_be_modules_states_posteriors_or_folders(tmp_path) -> None
     assert two.weights.std["0.weight"][1].abs().max() < 1e-9
 
 
+def test_snapshots_may_come_one_by_one_with_a_module_to_copy() -> None:
+    """As state dictionaries from a generator; the module itself stays as it is."""
+    mine, given = net().double(), modules()
+    before = copy.deepcopy(mine.state_dict())
+    states = (module.state_dict() for module in given)
+    post = swag.from_snapshots(states, task=TASK, net=mine)
+    other = swag.from_snapshots(given, task=TASK)
+    for name, tensor in other.weights.tensors().items():
+        torch.testing.assert_close(post.weights.tensors()[name], tensor)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in mine.state_dict().items())
+
+
 def test_snapshots_of_fits_keep_units_and_statistics() -> None:
     """Targets far from 0 are scaled in the fit; the Gaussian predicts in their units. Draws of
     networks with BatchNorm have statistics of their own."""
@@ -315,6 +327,8 @@ def test_snapshots_of_fits_keep_units_and_statistics() -> None:
         ([], {}, "at least one snapshot"),
         (modules(1)[0], {}, "must be a list"),
         (modules(3), {"rank": 4}, "`rank` of SWAG is 4, but there are 3 snapshots"),
+        (modules(1), {"rank": 2}, "but there is 1 snapshot; .* or rank=0"),
+        ([__file__], {"net": net}, "is a file, not the folder .* give what it holds"),
         ([module.state_dict() for module in modules(2)], {}, "need `net`"),
         ([*modules(2), nn.Linear(2, 1).double()], {}, "snapshot 2 is not like the first"),
         ([3, 4], {}, "got a int"),

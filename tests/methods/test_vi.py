@@ -155,20 +155,38 @@ def test_divergence_against_torch_and_its_gradient_against_autograd() -> None:
         torch.testing.assert_close(leaf.grad, slope, rtol=1e-12, atol=1e-14)
 
 
-def test_mixture_divergence_against_integration() -> None:
-    """Dense integration on a grid; 20 points are good to 2e-3 nats up to twice the narrow scale."""
-    share, ratio, precision = 0.3, 0.2, 2.0
-    grid = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
-    for mean, std in ((0.0, 0.1), (0.4, 0.28), (-1.5, 0.2)):
-        q = torch.distributions.Normal(mean, std)
-        wide = torch.distributions.Normal(0.0, precision**-0.5).log_prob(grid) + math.log(share)
-        narrow = torch.distributions.Normal(0.0, ratio * precision**-0.5).log_prob(grid)
-        prior = torch.logaddexp(wide, narrow + math.log1p(-share))
-        density = q.log_prob(grid)
-        exact = torch.trapezoid(density.exp() * (density - prior), grid).item()
-        pair = ([torch.tensor([[mean]]).double()], [torch.tensor([[std]]).double().log()])
-        found = kl_divergence(*pair, precision, (share, ratio)).item()
-        assert found == pytest.approx(exact, abs=2e-3)
+@pytest.mark.parametrize(
+    ("precision", "share", "ratio"),
+    [(2.0, 0.3, 0.2), (math.exp(2), 0.25, math.exp(-5)), (1.0, 0.5, 0.01)],
+)
+def test_mixture_divergence_against_integration(precision, share, ratio) -> None:
+    """Dense integration on a grid, the slopes by differences of it; the second prior is one of the
+    paper's. From a q far narrower than the narrow part to one as wide as the wide one."""
+    grid = torch.linspace(-12, 12, 400_001, dtype=torch.float64)
+    wide = torch.distributions.Normal(0.0, precision**-0.5).log_prob(grid) + math.log(share)
+    narrow = torch.distributions.Normal(0.0, ratio * precision**-0.5).log_prob(grid)
+    prior = torch.logaddexp(wide, narrow + math.log1p(-share))
+
+    def exact(mean: float, log_std: float) -> float:
+        density = (
+            -0.5 * ((grid - mean) / math.exp(log_std)) ** 2 - log_std - 0.5 * math.log(math.tau)
+        )
+        return torch.trapezoid(density.exp() * (density - prior), grid).item()
+
+    for mean, std in ((0.0, 0.003), (0.01, 0.02), (0.1, 0.1), (0.4, 0.28), (-1.5, 0.2), (0.2, 1.0)):
+        pair = [torch.tensor([[v]]).double().requires_grad_() for v in (mean, math.log(std))]
+        found = kl_divergence(pair[:1], pair[1:], precision, (share, ratio))
+        assert found.item() == pytest.approx(exact(mean, math.log(std)), abs=1e-4)
+        slopes = torch.autograd.grad(found.sum(), pair)
+        step = 1e-4 * std, 1e-4
+        for number, slope in enumerate(slopes):
+            ends = [[mean, math.log(std)] for _ in range(2)]
+            for end, sign in zip(ends, (1, -1), strict=True):
+                end[number] += sign * step[number]
+            expected = (exact(*ends[0]) - exact(*ends[1])) / (2 * step[number])
+            assert slope.item() * step[number] == pytest.approx(
+                expected * step[number], abs=1e-3 * step[1]
+            )
 
 
 def test_the_divergence_is_summed_and_weighs_as_one_nth() -> None:

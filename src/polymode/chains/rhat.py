@@ -27,17 +27,24 @@ FEWEST = 4  # draws of a chain: its halves need a variance
 def rhat(draws: Tensor) -> Tensor:
     """Return the rank-normalised split R-hat of each quantity, (...), in float64.
 
-    NaN where draws never change. Two chains at least: one has nothing to differ from but itself.
+    NaN where all draws are the same, infinite where chains stay at different values. Two chains at
+    least: one has nothing to differ from but itself.
     """
     check(draws)
     halves = split(draws.double())
     bulk = _plain(rank_normalised(halves))
     folded = (halves - quantile(halves, 0.5)).abs()
-    return torch.maximum(bulk, _plain(rank_normalised(folded)))
+    # fmax: distances that are all alike have no R-hat, and leave that of the draws as it is
+    return torch.fmax(bulk, _plain(rank_normalised(folded)))
 
 
 def check(draws: Tensor, chains: int = 2) -> None:
     """Refuse draws that are too few, with the numbers."""
+    if draws.dim() < 2:
+        raise ValueError(
+            f"draws must be (L, M, ...), L draws of M chains, got {tuple(draws.shape)}; of one"
+            " chain draws[:, None]"
+        )
     length, number = draws.shape[:2]
     if number < chains:
         raise ValueError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from polymode.core.registry import suggest
 
 _EPOCHS, _STEPS = 50, 1000  # 200 values of a noisy sine are not learnt in 400 steps of Adam
+NOT_ZERO = " (the maximum of the posterior is found by `map`)"  # of a temperature
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -78,9 +79,9 @@ class Passes:
         whole = isinstance(value, int) and not isinstance(value, bool)
         self._require(whole and value >= least, field, f"an integer of at least {least}")
 
-    def _require_positive(self, field: str) -> None:
+    def _require_positive(self, field: str, instead: str = "") -> None:
         value = getattr(self, field)
-        self._require(is_number(value) and value > 0, field, "> 0")
+        self._require(is_number(value) and value > 0, field, f"> 0{instead}")
 
     def _require_name(self, field: str, names: Sequence[str]) -> None:
         value = getattr(self, field)
@@ -97,8 +98,8 @@ class Sampling(Passes):
 
     Args:
         lr: step size in the units of the method, > 0.
-        temperature: temperature of the posterior that is sampled, ≥ 0: 1 is the posterior itself,
-            less is colder (narrower), 0 is its maximum.
+        temperature: temperature of the posterior that is sampled, > 0: 1 is the posterior itself,
+            less is colder (narrower).
         burn_in: steps before the first sample that is kept, ≥ 0; None is half of all.
         thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly over
             the steps after `burn_in`.
@@ -115,8 +116,7 @@ class Sampling(Passes):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("lr")
-        valid = is_number(self.temperature) and self.temperature >= 0
-        self._require(valid, "temperature", "finite and ≥ 0")
+        self._require_positive("temperature", NOT_ZERO)
         for field, least in (("burn_in", 0), ("thinning", 1), ("samples_per_mode", 1)):
             if getattr(self, field) is not None:
                 self._require_integer(field, least)
@@ -150,12 +150,17 @@ def kept_steps(
         return range(0)
     burn_in = total_steps // 2 if burn_in is None else burn_in
     left = total_steps - burn_in
+    if left < 1:
+        raise ValueError(
+            f"burn_in={burn_in} leaves nothing to keep of a run of {total_steps} steps; take more"
+            " epochs or a smaller burn_in"
+        )
     number = min(20, left // (thinning or 1)) if number is None else number
     apart = thinning or max(left // max(number, 1), 1)
     if number < 1 or number * apart > left:
         raise ValueError(
             f"{max(number, 1)} to keep, {apart} steps apart, need {max(number, 1) * apart} steps"
-            f" after burn_in={burn_in}, but of {total_steps} in all {max(left, 0)} are left; take"
-            " more epochs, fewer to keep, or a smaller burn_in or thinning"
+            f" after burn_in={burn_in}, but of {total_steps} in all {left} are left; take more"
+            " epochs, fewer to keep, or a smaller burn_in or thinning"
         )
     return range(total_steps - (number - 1) * apart, total_steps + 1, apart)

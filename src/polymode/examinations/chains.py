@@ -9,11 +9,14 @@ Formulas and references are in `chains/`. Traps: samples that are kept are thinn
 numbers of what predictions are made of, not of all steps. ESS of fewer than some hundred draws is
 rough, and R-hat of few draws is above 1 by chance: of 20 draws per chain by about 0.1. Draws of
 `swag`, `vi` or `laplace` are independent by construction: only chains, kept in the order of their
-steps, can be examined.
+steps, can be examined. Of chains of fewer than four draws only the nested R-hat is given. It
+compares groups, whose means differ by chance, too: independent chains of one draw, m in a group,
+have about √(1 + 1/m).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 
 from polymode.chains import autocorrelation, ess_bulk, ess_tail, nested_rhat, rhat
-from polymode.chains.rhat import check
+from polymode.chains.rhat import FEWEST, check
 from polymode.core.data import Arrays
 from polymode.core.rng import generator
 from polymode.examinations.examination import EXAMINATIONS
@@ -33,6 +36,7 @@ from polymode.tasks import Task
 
 LOOKED_AT = 1000  # parameters, chosen at random, where a network has more
 LAGS = 100
+STUCK = "infinite: chains stand still at different values"
 
 
 def check_options(**options: Any) -> None:
@@ -77,28 +81,30 @@ def chains(
             where there are 8 chains or more that 4 divides, and none otherwise.
     """
     weights = post.weights
-    if not isinstance(weights, Samples) or weights.samples_per_mode == 1:
+    if not isinstance(weights, Samples) or weights.kept is None:
         raise ValueError(
             f"this posterior ({post.method}) has no chains: {weights.samples_per_mode} sample(s)"
             " per mode that were not kept along a way; examine hmc, mile, sghmc or the like"
         )
-    x = _inputs(task, inputs)
-    draws = function_draws(post, x)
+    draws = function_draws(post, _inputs(task, inputs))
+    nested = _nested(draws, superchains)
+    number = len(weights.stack)
+    told = [measure("draws", float(len(draws)), unit="draws", n=number), *_facts(weights)]
+    if nested and len(draws) < FEWEST:
+        return Findings((*nested, *told))
     check(draws)
     found, size = rhat(draws), ess_bulk(draws)
-    number = len(weights.stack)
     rows = [
-        measure("r_hat", _most(found), direction="down", n=len(found)),
+        _largest("r_hat", found),
         measure("r_hat_median", _median(found), direction="down", n=len(found)),
-        *_nested(draws, superchains),
+        *nested,
         measure("ess_bulk", _least(size), unit="draws", direction="up", n=len(size)),
         measure("ess_bulk_median", _median(size), unit="draws", direction="up", n=len(size)),
         measure(
             "ess_tail", _least(ess_tail(draws)), unit="draws", direction="up", n=len(size)
         ),
         *_weights(weights),
-        measure("draws", float(len(draws)), unit="draws", n=number),
-        *_facts(weights),
+        *told,
     ]  # fmt: skip
     order = found.nan_to_num(nan=-1.0).argsort(descending=True)
     shown = torch.stack([order[0], order[len(order) // 2]])
@@ -148,7 +154,7 @@ def _weights(weights: Samples) -> list[Row]:
         flat = flat[:, :, order[:LOOKED_AT]]
     found, size = rhat(flat), ess_bulk(flat)
     return [
-        measure("weight_r_hat", _most(found), direction="down", n=len(found)),
+        _largest("weight_r_hat", found),
         measure("weight_r_hat_median", _median(found), direction="down", n=len(found)),
         measure("weight_ess_median", _median(size), unit="draws", direction="up", n=len(size)),
     ]
@@ -160,8 +166,7 @@ def _nested(draws: Tensor, superchains: int | None) -> list[Row]:
         if number < 8 or number % 4:
             return []
         superchains = 4
-    found = nested_rhat(draws, superchains)
-    return [measure("r_hat_nested", _most(found), direction="down", n=len(found))]
+    return [_largest("r_hat_nested", nested_rhat(draws, superchains))]
 
 
 def _facts(weights: Samples) -> list[Row]:
@@ -177,8 +182,16 @@ def _facts(weights: Samples) -> list[Row]:
     return rows
 
 
-def _most(values: Tensor) -> float:
-    return float(values.nan_to_num(nan=-1.0).max()) if (~values.isnan()).any() else float("nan")
+def r_hat_of(row: Row) -> float | None:
+    """Return an R-hat that was measured; infinite ones, which no row can hold, too."""
+    return math.inf if row.note == STUCK else row.value
+
+
+def _largest(name: str, found: Tensor) -> Row:
+    known = found[~found.isnan()]
+    value = float(known.max()) if len(known) else math.nan
+    note = STUCK if value == math.inf else ""
+    return measure(name, value, direction="down", n=len(found), note=note)
 
 
 def _least(values: Tensor) -> float:

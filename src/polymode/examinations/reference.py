@@ -24,16 +24,18 @@ import torch
 from torch import nn
 
 from polymode import nets
+from polymode.chains.rhat import check
 from polymode.core.data import Arrays, Data
 from polymode.core.html import html_block
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 from polymode.core.store import cache_folder, json_digest, json_safe
-from polymode.examinations.chains import chains
+from polymode.examinations.chains import chains, r_hat_of
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.methods import HMC, fit
+from polymode.methods.fit import check_options
 from polymode.metrics.reference import agreement, total_variation, w1, w2
 from polymode.metrics.results import Row
 from polymode.metrics.score import PairMetric
@@ -121,7 +123,10 @@ def reference(
     task = as_task(task, "reference")
     if task.train is None:
         raise ValueError("the task has no training data: give pm.Task(train=...)")
+    check_options("hmc", options)
     config = HMC(**(USUAL | options))
+    steps = config.kept_steps(config.total_steps(task.train.num_batches(config.batch_size)))
+    check(torch.empty(len(steps), config.num_modes or HMC.usual_modes))  # before anything is run
     networks = networks_for(net, task.input_shape, task.num_outputs)
     if isinstance(networks, (nn.Module, list, tuple)):
         raise ValueError(
@@ -171,7 +176,7 @@ def _trained(
 
 
 def _warn(found: Findings, config: HMC) -> None:
-    value = found["r_hat"].value
+    value = r_hat_of(found["r_hat"])
     if value is not None and value > UNMIXED and config.burn_in != 0 and found["r_hat"].n:
         total = config.num_epochs(1)
         if total >= 100:  # shorter ones are trials

@@ -22,17 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
 from polymode.core.options import kept_steps
 from polymode.core.stack import Stack
-from polymode.core.training import Optimization
-from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.methods.sampling.keeping import kept_samples
+from polymode.methods.sampling.run import State, go_on, start
 from polymode.posterior.weights import Samples
 
 
@@ -80,15 +77,6 @@ class CheckpointEnsemble(MAP):
             )
 
 
-class State(NamedTuple):
-    """What the next step needs, and the networks so far, `kept` (L, M, ...)."""
-
-    stack: Stack
-    optimization: Optimization
-    kept: Tensors
-    step: int
-
-
 def steps_kept(config: CheckpointEnsemble, problem: Problem) -> Sequence[int]:
     """Return the numbers of steps after which networks are kept."""
     total = config.total_steps(problem.steps_per_epoch)
@@ -106,19 +94,14 @@ def steps_kept(config: CheckpointEnsemble, problem: Problem) -> Sequence[int]:
 
 def init(config: CheckpointEnsemble, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
-    stack, optimization, first = map_.init(config, problem, stack)
-    kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, optimization, kept, first)
+    return start(config, problem, stack, steps_kept(config, problem))
 
 
 def step(
     config: CheckpointEnsemble, problem: Problem, state: State, batch: Batch
 ) -> tuple[State, Info]:
-    """Take one step on the log-posterior of every run, and keep networks where it is time."""
-    plain = map_.State(state.stack, state.optimization, state.step)
-    plain, info = map_.step(config, problem, plain, batch)
-    keep_sample(state.stack, state.kept, steps_kept(config, problem), plain.step)
-    return state._replace(step=plain.step), info
+    """Take one step, and keep networks where it is time."""
+    return go_on(config, problem, state, batch, steps_kept(config, problem))
 
 
 def finish(config: CheckpointEnsemble, problem: Problem, state: State) -> Samples:

@@ -13,11 +13,11 @@ cSGHMC. A momentum is in units of the step, hence the root in front of it.
 
 With a step that falls within the cycle and samples that weigh the same, the law is that of the
 posterior within a mode up to the error of the steps; how often a mode is visited depends on where
-exploration ends, not on its mass. T = 0 descends in every stage: the samples are then snapshots
-near maxima, as `snapshot` has them.
+exploration ends, not on its mass. Without any noise it would be `snapshot`.
 
 Where paper and code differ: the step is BAOAB, as in `sghmc`; cycles have equal length up to one
-step where their number does not divide the steps. There is no preconditioner.
+step where their number does not divide the steps. The preconditioner is an addition: it is learnt
+while a cycle explores and frozen while it samples, so the law stays the same.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
 Running statistics of normalisation layers are kept as they are at the moment of each sample.
@@ -40,14 +40,15 @@ from torch import Tensor
 
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
-from polymode.core.options import Passes, is_number
+from polymode.core.options import NOT_ZERO, Passes, is_number
 from polymode.core.stack import Stack
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.sampling.chains import posterior_gradients
+from polymode.methods.sampling.chains import first_metric, posterior_gradients, scales
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.integrators import baoab, kinetic_temperature
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.methods.sampling.preconditioning import FROZEN
 from polymode.posterior.weights import Samples
 
 _SAMPLES = 5  # of a cycle, where nothing is said
@@ -62,14 +63,15 @@ class CyclicalSGMCMC(Passes):
             are given, and 1 where a factory is.
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
         lr: step at the beginning of each cycle, in the units of `sghmc`, > 0.
-        temperature: temperature of the sampling stages, ≥ 0: 1 is the posterior, 0 descends
-            throughout.
+        temperature: temperature of the sampling stages, > 0: 1 is the posterior itself.
         friction: share 1 − c of the momentum that is replaced in each step, in (0, 1]; with 1 it is
             forgotten.
         num_cycles: cycles of the step size, ≥ 1.
         exploration: share β of each cycle without noise, in [0, 1); the paper's 0.8.
         samples_per_cycle: samples that each cycle keeps, ≥ 1; None is 5, or as many as its sampling
             stage has steps.
+        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
+            while cycles explore; None has none.
     """
 
     usual_modes: ClassVar[int] = 1
@@ -81,13 +83,13 @@ class CyclicalSGMCMC(Passes):
     num_cycles: int = 4
     exploration: float = 0.8
     samples_per_cycle: int | None = None
+    preconditioner: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_modes_and_prior(self)
         self._require_positive("lr")
-        valid = is_number(self.temperature) and self.temperature >= 0
-        self._require(valid, "temperature", "finite and ≥ 0")
+        self._require_positive("temperature", NOT_ZERO)
         valid = is_number(self.friction) and 0 < self.friction <= 1
         self._require(valid, "friction", "in (0, 1]")
         self._require_integer("num_cycles", 1)
@@ -95,19 +97,27 @@ class CyclicalSGMCMC(Passes):
         self._require(valid, "exploration", "in [0, 1)")
         if self.samples_per_cycle is not None:
             self._require_integer("samples_per_cycle", 1)
+        if self.preconditioner is not None:
+            self._require_name("preconditioner", (FROZEN,))
+            if self.exploration == 0:
+                raise ValueError(
+                    f"`preconditioner` '{FROZEN}' of {type(self).__name__} is learnt during"
+                    " exploration, which is 0 of a cycle; take exploration=0.8, or None"
+                )
 
     @property
     def advice(self) -> str:
         rate = min(self.lr / 10, type(self).lr)
-        return f"Try lr={rate:g} instead of {self.lr:g}, and look at the inputs' scale"
+        return f"Try lr={rate:g} instead of {self.lr:g}, and check the scale of the inputs"
 
 
 class State(NamedTuple):
-    """What the next step needs: `momentum` of all leaves, a row per chain, and the samples so far,
-    `kept` (L, M, ...)."""
+    """What the next step needs: `momentum` of all leaves, a row per chain, the state of the
+    preconditioner, and the samples so far, `kept` (L, M, ...)."""
 
     stack: Stack
     momentum: Tensor
+    metric: Tensors
     kept: Tensors
     step: int
 
@@ -123,18 +133,19 @@ class Info(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Step and temperature of one step of the run."""
+    """Step and temperature of one step of the run, and whether it explores."""
 
     lr: float
     temperature: float
+    explores: bool
 
 
 def stage(config: CyclicalSGMCMC, total_steps: int, number: int) -> Stage:
-    """Return step and temperature of step `number`, from 0."""
+    """Return the stage of step `number`, from 0."""
     before, length = place(cycle_ends(total_steps, config.num_cycles), number)
     lr = config.lr * 0.5 * (1 + math.cos(math.pi * before / length))
-    samples = before >= length - _sampling_steps(length, config.exploration)
-    return Stage(lr, config.temperature if samples else 0.0)
+    explores = before < length - _sampling_steps(length, config.exploration)
+    return Stage(lr, 0.0 if explores else config.temperature, explores)
 
 
 def _sampling_steps(length: int, exploration: float) -> int:
@@ -181,16 +192,16 @@ def init(config: CyclicalSGMCMC, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     momentum = torch.zeros_like(stack.normal_rows("cyclical", "start"))
     kept = room_for(len(steps_kept(config, _total(config, problem))), stack)
-    return State(stack, momentum, kept, step=0)
+    return State(stack, momentum, first_metric(config.preconditioner, stack), kept, step=0)
 
 
 def step(
     config: CyclicalSGMCMC, problem: Problem, state: State, batch: Batch
 ) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, kept, number = state
+    stack, momentum, metric, kept, number = state
     total = _total(config, problem)
-    lr, temperature = stage(config, total, number)
+    lr, temperature, explores = stage(config, total, number)
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     if number:
         momentum.mul_(math.sqrt(lr / stage(config, total, number - 1).lr))
@@ -204,10 +215,11 @@ def step(
         lr=lr,
         keeps=keeps,
         scale=math.sqrt((1 - keeps**2) * temperature * variance),
+        metric=scales(metric, stack, grads, number, explores) if metric else None,
     )
     keep_sample(stack, kept, steps_kept(config, total), number + 1)
     info = Info(losses, kinetic_temperature(momentum, variance), lr)
-    return State(stack, momentum, kept, number + 1), info
+    return State(stack, momentum, metric, kept, number + 1), info
 
 
 def finish(config: CyclicalSGMCMC, problem: Problem, state: State) -> Samples:

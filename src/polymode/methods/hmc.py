@@ -43,17 +43,18 @@ from polymode.core.options import Sampling, is_number
 from polymode.core.rng import generator
 from polymode.core.stack import Stack
 from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
-from polymode.methods.full_batch.leapfrog import DIVERGED, Point, transition
+from polymode.methods.full_batch.leapfrog import DIVERGED, point_of, transition
 from polymode.methods.full_batch.target import (
     LogPosterior,
     freeze_statistics,
-    keep_sample,
-    room_for,
+    require_fixed_examples,
     rows_of,
     whole,
 )
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.chains import burn_in_of, steps_kept
+from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
 
 MASSES = ("diagonal", "identity")
@@ -70,9 +71,9 @@ class HMC(Sampling):
         prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
         lr: step size ε at the start, > 0; from there it is tuned during burn-in.
         leapfrog_steps: mean number of leapfrog steps, and gradients, of a trajectory, ≥ 1.
-        target_acceptance: acceptance that the step size is tuned for, in (0, 1); None keeps `lr`.
+        target_acceptance: acceptance that the step size is tuned for, in (0, 1); None tunes
+            nothing: the step is `lr`, and the mass the identity.
         mass: "diagonal", inverse variances of the parameters seen during burn-in; or "identity".
-        temperature: T > 0 of the posterior that is sampled.
     """
 
     usual_modes: ClassVar[int] = 4
@@ -87,7 +88,7 @@ class HMC(Sampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_modes_and_prior(self)
-        require_whole_data(self, "map")
+        require_fixed_examples(self)
         self._require_integer("leapfrog_steps", 1)
         goal = self.target_acceptance
         valid = goal is None or (is_number(goal) and 0 < goal < 1)
@@ -97,19 +98,9 @@ class HMC(Sampling):
     @property
     def advice(self) -> str:
         return (
-            f"Try lr={self.lr / 10:g} instead of {self.lr:g} for the first step, and look at the"
-            " inputs' scale"
+            f"Try lr={self.lr / 10:g} instead of {self.lr:g} for the first step, and check the"
+            " scale of the inputs"
         )
-
-
-def require_whole_data(config: Sampling, instead: str) -> None:
-    """Refuse what a chain on the whole data cannot have."""
-    config._require(
-        config.temperature > 0, "temperature", f"> 0 (the maximum is found by `{instead}`)"
-    )
-    config._require(
-        config.augment is None, "augment", "None: chains on the whole data need fixed examples"
-    )
 
 
 class State(NamedTuple):
@@ -143,11 +134,12 @@ class Info(NamedTuple):
 def init(config: HMC, problem: Problem, stack: Stack) -> State:
     """Return the state before the first trajectory; adds the likelihood's own parameters."""
     add_noise(config, problem, stack)
-    kept = room_for(stack, len(_steps(config, problem)))
-    if config.mass != HMC.mass and not windows(_burn_in(config, problem)):
+    kept = room_for(len(steps_kept(config, problem)), stack)
+    burn_in = burn_in_of(config, problem)
+    if config.mass != HMC.mass and not windows(burn_in):
         warnings.warn(
-            f"mass='{config.mass}' has no effect: a burn-in of {_burn_in(config, problem)}"
-            " trajectories is too short to tune a mass",
+            f"mass='{config.mass}' has no effect: a burn-in of {burn_in} trajectories is too short"
+            " to tune a mass",
             stacklevel=4,
         )
     if config.data_order == "own":
@@ -161,15 +153,10 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
 def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one trajectory of every chain, and keep a sample where it is time."""
     stack, number = state.stack, state.step
-    target = LogPosterior(
-        stack, problem, whole(problem, batch), config.prior_precision, config.temperature
-    )
-    position = rows_of(stack)
-    if state.log_density is None or state.gradient is None:
-        point = Point(position, *target(position))
-    else:
-        point = Point(position, state.log_density, state.gradient)
-    burn_in = _burn_in(config, problem)
+    batches = whole(problem, batch)
+    target = LogPosterior(stack, problem, batches, config.prior_precision, config.temperature)
+    point = point_of(target, rows_of(stack), state.log_density, state.gradient)
+    burn_in = burn_in_of(config, problem)
     length = step_size(state.tuning, burnt_in=number >= burn_in)
     draws = [torch.rand((), generator=generator(seed, "hmc", number)) for seed in stack.seeds]
     taken = transition(
@@ -189,7 +176,7 @@ def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[Sta
     if number >= burn_in:
         state.acceptance.add_(taken.acceptance)
         state.divergences.add_(taken.diverged)
-    keep_sample(_steps(config, problem), number + 1, stack, state.kept)
+    keep_sample(stack, state.kept, steps_kept(config, problem), number + 1)
     losses = target.loss(taken.point.position, taken.point.log_density)
     return state, Info(
         losses, taken.acceptance, taken.energy_error, taken.diverged, length, num_steps
@@ -215,38 +202,25 @@ def _tuned(config: HMC, state: State, rows: Tensor, acceptance: Tensor, burn_in:
     return state._replace(tuning=tuning)
 
 
-def _steps(config: HMC, problem: Problem) -> range:
-    """Return the numbers of trajectories after which a sample is kept."""
-    return config.kept_steps(config.total_steps(problem.steps_per_epoch))
-
-
-def _burn_in(config: HMC, problem: Problem) -> int:
-    """Return how many trajectories tune the chains."""
-    total = config.total_steps(problem.steps_per_epoch)
-    return total // 2 if config.burn_in is None else config.burn_in
-
-
 def finish(config: HMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept, with the acceptance, divergences and step size of each
     chain; the networks themselves where no trajectory was taken."""
-    number = sum(each <= state.step for each in _steps(config, problem))
-    taken = max(state.step - _burn_in(config, problem), 0)
+    burn_in = burn_in_of(config, problem)
+    taken = max(state.step - burn_in, 0)
     facts: Tensors = {}
     if taken:
-        if _burn_in(config, problem) >= TUNED:
-            _warn(config, state, taken)
-        found = {
+        _warn(config, state, taken, tuned=burn_in >= TUNED)
+        facts = {
             "acceptance": state.acceptance / taken,
             "divergences": state.divergences,
             "step_size": step_size(state.tuning, burnt_in=True),
         }
-        facts = {name: tensor.to(state.stack.dtype) for name, tensor in found.items()}
-    kept = {name: tensor[:number] for name, tensor in state.kept.items() if number}
-    return Samples(state.stack, kept, facts)
+    return kept_samples(state.stack, state.kept, steps_kept(config, problem), state.step, facts)
 
 
-def _warn(config: HMC, state: State, taken: int) -> None:
-    """Warn of chains whose samples cannot be trusted."""
+def _warn(config: HMC, state: State, taken: int, tuned: bool) -> None:
+    """Warn of chains whose samples cannot be trusted; of single faults only those that were tuned,
+    or were not to be."""
     worst = int(state.divergences.argmax())
     number = int(state.divergences[worst])
     least = float(state.acceptance.min()) / taken
@@ -255,14 +229,15 @@ def _warn(config: HMC, state: State, taken: int) -> None:
         remedy = f"lr={config.lr / 3:.2g}"
     else:
         remedy = f"target_acceptance={(1 + goal) / 2:.2g} or a longer burn_in"
-    if number:
+    judged = tuned or goal is None
+    if number and (judged or 2 * number > taken):
         warnings.warn(
             f"chain {worst}: {number} of {taken} trajectories after burn-in diverged, with energy"
             f" errors above {DIVERGED:g}: its step is too long for where it went, and the samples"
             f" leave such places out; try {remedy}",
             stacklevel=5,
         )
-    elif least < 0.1:
+    elif least < 0.1 and judged:
         warnings.warn(
             f"a chain accepted {100 * least:.2g} % of {taken} trajectories after burn-in: it hardly"
             f" moved; try {remedy}",

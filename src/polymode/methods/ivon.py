@@ -49,6 +49,7 @@ from polymode.core.stack import Stack
 from polymode.core.training import NOISE_LR, SCHEDULES, Optimization, Training
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
 
@@ -104,7 +105,7 @@ class IVON(Passes):
         rate = min(self.lr / 10, type(self).lr)
         return (
             f"Try lr={rate:g} instead of {self.lr:g}, or hessian_init={10 * self.hessian_init:g},"
-            " and look at the inputs' scale"
+            " and check the scale of the inputs"
         )
 
 
@@ -132,8 +133,14 @@ class Info(NamedTuple):
 def init(config: IVON, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
+    require_room_for_draws(config.samples_per_mode, stack)
     per_epoch = problem.steps_per_epoch
     total, noise = config.total_steps(per_epoch), None
+    if config.accumulate > total > 0:
+        raise ValueError(
+            f"accumulate={config.accumulate} batches make one update of ivon, but the run has"
+            f" {total}: nothing would be learnt; take more epochs, or accumulate <= {total}"
+        )
     if stack.extra:
         adam = Training(lr=NOISE_LR, schedule=config.schedule)
         noise = Optimization(adam, list(stack.extra.values()), per_epoch, total)

@@ -38,23 +38,23 @@ from torch import Tensor
 
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
-from polymode.core.options import is_number, kept_steps
+from polymode.core.options import NOT_ZERO, kept_steps
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
-from polymode.methods.full_batch.leapfrog import Point
+from polymode.methods.full_batch.leapfrog import point_of
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
 from polymode.methods.full_batch.microcanonical_tuning import start, tune
 from polymode.methods.full_batch.target import (
     LogPosterior,
     freeze_statistics,
-    keep_sample,
-    room_for,
+    require_fixed_examples,
     rows_of,
     whole,
 )
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
 
 SHORT = 10  # steps in which the step size cannot come to what it should be
@@ -91,11 +91,8 @@ class MILE(MAP):
             if getattr(self, field) is not None:
                 self._require_integer(field, least)
         self._require_positive("energy_variance")
-        valid = is_number(self.temperature) and self.temperature > 0
-        self._require(valid, "temperature", "> 0 (the maximum is found by `deep_ensemble`)")
-        self._require(
-            self.augment is None, "augment", "None: chains on the whole data need fixed examples"
-        )
+        self._require_positive("temperature", NOT_ZERO)
+        require_fixed_examples(self)
         if None not in (self.burn_in, self.training_steps):
             fits = self.training_steps <= self.burn_in  # type: ignore[operator]
             self._require(fits, "training_steps", f"at most burn_in={self.burn_in}")
@@ -159,7 +156,7 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     plan = phases(config, problem)
-    kept = room_for(stack, len(plan.kept))
+    kept = room_for(len(plan.kept), stack)
     per_epoch = problem.steps_per_epoch
     if callable(config.schedule) and config.schedule_unit == "epoch" and plan.training <= per_epoch:
         warnings.warn(
@@ -210,14 +207,9 @@ def _sample(
     config: MILE, problem: Problem, state: State, batch: Batch, plan: Phases
 ) -> tuple[State, Info]:
     stack, number = state.stack, state.step
-    target = LogPosterior(
-        stack, problem, whole(problem, batch), config.prior_precision, config.temperature
-    )
-    position = rows_of(stack)
-    if state.log_density is None or state.gradient is None:
-        point = Point(position, *target(position))
-    else:
-        point = Point(position, state.log_density, state.gradient)
+    batches = whole(problem, batch)
+    target = LogPosterior(stack, problem, batches, config.prior_precision, config.temperature)
+    point = point_of(target, rows_of(stack), state.log_density, state.gradient)
     step_size, decoherence = state.tuning["step_size"], state.tuning["decoherence"]
     move = langevin_step(
         target, point, state.velocity, stack.normal_rows("mile", number),
@@ -228,9 +220,9 @@ def _sample(
     if tuned < plan.tuning:
         tuning = tune(tuning, move, tuned, plan.tuning, config.energy_variance)
     else:
-        state.energy.add_(move.energy_change.square() / position.shape[1])
+        state.energy.add_(move.energy_change.square() / point.position.shape[1])
         state.lost.add_(move.lost)
-    keep_sample(plan.kept, number + 1, stack, state.kept)
+    keep_sample(stack, state.kept, plan.kept, number + 1)
     state = state._replace(
         velocity=move.velocity, log_density=move.point.log_density, gradient=move.point.gradient,
         tuning=tuning, step=number + 1,
@@ -243,17 +235,15 @@ def finish(config: MILE, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept, with step size, decoherence length and energy variance of
     each chain; the networks themselves where no step was taken."""
     plan = phases(config, problem)
-    number = sum(each <= state.step for each in plan.kept)
     taken = max(state.step - plan.training - plan.tuning, 0)
     facts: Tensors = {}
     if taken:
-        found = {
+        facts = {
             "energy_variance": state.energy / taken,
             "step_size": state.tuning["step_size"][:, 0],
             "decoherence": state.tuning["decoherence"][:, 0],
             "divergences": state.lost,
         }
-        facts = {name: tensor.to(state.stack.dtype) for name, tensor in found.items()}
         if lost := int(state.lost.sum()):
             warnings.warn(
                 f"{lost} steps of {taken} × {len(state.stack)} after burn-in left the finite"
@@ -261,8 +251,7 @@ def finish(config: MILE, problem: Problem, state: State) -> Samples:
                 f" energy_variance={config.energy_variance / 10:.2g} or a longer burn_in",
                 stacklevel=4,
             )
-    kept = {name: tensor[:number] for name, tensor in state.kept.items() if number}
-    return Samples(state.stack, kept, facts)
+    return kept_samples(state.stack, state.kept, plan.kept, state.step, facts)
 
 
 METHODS.register(

@@ -18,7 +18,8 @@ its experiments: noise of small batches adds to T, the less the smaller `lr`. `I
 shows what it comes to; far above T, `finish` warns.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: samples of one chain are correlated, and a chain stays near the mode it finds: `num_modes`
 chains see more. Without many steps after `burn_in` it is an ensemble along a noisy trajectory.
@@ -103,7 +104,7 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     momentum = scale * stack.normal_rows("sghmc", "start")
     kept = room_for(len(steps_kept(config, problem)), stack)
     heat = momentum.new_zeros(stack.num_modes)
-    return State(stack, momentum, first_metric(config, stack), heat, kept, step=0)
+    return State(stack, momentum, first_metric(config.preconditioner, stack), heat, kept, step=0)
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -135,7 +136,7 @@ def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept; the networks themselves where no step was taken."""
     steps = steps_kept(config, problem)
     measured = state.step + 1 - steps.start
-    if config.temperature > 0 and steps and measured >= _MEASURED:
+    if steps and measured >= _MEASURED:
         found = float(state.heat.mean()) / measured
         if found > _HOT * config.temperature:
             warnings.warn(

@@ -5,19 +5,22 @@
 
 ∇Ũ is the gradient on a batch, N times its mean, so `lr` multiplies a mean gradient as in SGD; the
 step ε_t of the paper's equation 4 is 2 lr/N. ε ~ N(0, I), one stream per member; ε' is that of the
-step before. T is the `temperature`: 1 samples the posterior exp(−U) with the true N, 0 descends to
-its maximum.
+step before. T is the `temperature`: 1 samples the posterior exp(−U) with the true N.
 
 The paper takes ε alone (`integrator="euler"`). Along curvature κ of U/N its stationary variance is
 1 / (1 − lr κ/2) times that of the posterior. The mean of two successive ε costs nothing, is exact
 for Gaussian targets at every stable step, lr κ < 2, and of order 2 in `lr` otherwise; it is the
-limit of BAOAB at high friction, `sghmc` with `friction=1` and twice the `lr`.
+limit of BAOAB at high friction, `sghmc` with `friction=1` and twice the `lr`. `Info.temperature` is
+the kinetic temperature of the latter's momentum between its half kicks, √(2 lr T/N) ε' − lr ∇Ũ/N:
+it is T (1 − lr κ/2) on a Gaussian (Euler: T / (1 − lr κ/2)), plus N lr C/(2 − lr κ) where gradients
+of U/N have noise of the variance C: what that adds to the temperature of θ, too.
 
 The paper lets the step fall to 0 and weighs samples by it. Here it is constant and samples weigh
 the same: the noise of small batches adds to T, in proportion to `lr`, see docs/methods/sgld.md.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: without momentum a chain diffuses: it needs about condition-number many steps to forget its
 past. It stays near the mode it finds.
@@ -38,7 +41,7 @@ from torch import Tensor
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.methods.map import Info, add_noise
+from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
     Chains,
@@ -88,12 +91,21 @@ class State(NamedTuple):
     step: int
 
 
+class Info(NamedTuple):
+    """What a step tells: each chain's mean negative log-likelihood on the batch, (M,) nats, and its
+    kinetic temperature (M,), that of the equivalent step of `sghmc` in its middle. It is
+    `temperature` on average for small steps on the whole data; noise of batches adds to it."""
+
+    loss: Tensor
+    temperature: Tensor
+
+
 def init(config: SGLD, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     noise = stack.normal_rows("sgld", "start")
     kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, noise, first_metric(config, stack), kept, step=0)
+    return State(stack, noise, first_metric(config.preconditioner, stack), kept, step=0)
 
 
 def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -101,21 +113,26 @@ def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[St
     stack, noise, metric, kept, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     new = stack.normal_rows("sgld", number)
+    scale = math.sqrt(2 * config.lr * config.temperature / problem.num_examples)
     if config.integrator == "euler":
+        change = None
         noise.copy_(new)
     else:
-        noise.add_(new).mul_(0.5)
-    langevin(
+        change = new - noise
+    temperature = langevin(
         stack.leaves(),
         grads,
+        noise.mul_(scale),
         stack.as_leaves(noise),
+        change,
         lr=config.lr,
-        scale=math.sqrt(2 * config.lr * config.temperature / problem.num_examples),
+        scale=scale,
+        variance=2 * config.lr / problem.num_examples,
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
     noise.copy_(new)
     keep_sample(stack, kept, steps_kept(config, problem), number + 1)
-    return State(stack, noise, metric, kept, number + 1), Info(losses)
+    return State(stack, noise, metric, kept, number + 1), Info(losses, temperature)
 
 
 def finish(config: SGLD, problem: Problem, state: State) -> Samples:

@@ -17,11 +17,12 @@ h = √(lr/N). Only noise that is the same in all directions, and everywhere, is
 thermostat is one number per chain. What is left otherwise is measured in docs/methods/sgld.md.
 
 A likelihood's own parameters (learned noise) are sampled with the rest, under a flat prior.
-Running statistics of normalisation layers are kept as they are at the moment of each sample.
+Running statistics of normalisation layers are kept as they are at the moment of each sample. Random
+layers (dropout) stay on in the steps: their noise is one more of the gradient.
 
 Limits: as `sghmc`. A start far from the posterior heats the chain and drives z up; it comes back
 by at most γ T per step, so `burn_in` must be some hundred steps. With γ T/P far above a², in tiny
-networks, the chain slows down. T = 0 is refused: friction would grow until nothing moves.
+networks, the chain slows down.
 Reference: N. Ding, Y. Fang, R. Babbush, C. Chen, R. Skeel, H. Neven, Bayesian sampling using
     stochastic gradient thermostats, NeurIPS 2014. B. Leimkuhler, X. Shang, Adaptive thermostats
     for noisy gradient systems, SIAM J. Sci. Comput. 38(2), 2016 (BADODAB).
@@ -60,7 +61,6 @@ class SGNHT(Chains):
     """Options of `sgnht`: those of chains, and
 
     Args:
-        temperature: temperature of the posterior that is sampled, > 0; 1 is the posterior itself.
         friction: share 1 − e^{−a} of the momentum that noise replaces in each step while the
             gradient has none, in (0, 1).
         thermostat: change γ of the friction in a step per unit of temperature, > 0.
@@ -71,7 +71,6 @@ class SGNHT(Chains):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.temperature > 0, "temperature", "> 0 (map finds the maximum)")
         valid = is_number(self.friction) and 0 < self.friction < 1
         self._require(valid, "friction", "in (0, 1)")
         self._require_positive("thermostat")
@@ -110,7 +109,9 @@ def init(config: SGNHT, problem: Problem, stack: Stack) -> State:
     momentum = scale * stack.normal_rows("sgnht", "start")
     friction = momentum.new_full((stack.num_modes,), config.diffusion)
     kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, momentum, friction, first_metric(config, stack), kept, step=0)
+    return State(
+        stack, momentum, friction, first_metric(config.preconditioner, stack), kept, step=0
+    )
 
 
 def step(config: SGNHT, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:

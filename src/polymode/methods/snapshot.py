@@ -22,18 +22,15 @@ Shapes: `M` modes (runs), `L` samples per mode.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
-from polymode.core.training import MakeOptimizer, MakeSchedule, Optimization
-from polymode.methods import map as map_
+from polymode.core.training import MakeOptimizer, MakeSchedule
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.sampling.chains import posterior_gradients
 from polymode.methods.sampling.cycles import cycle_ends, place
-from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.methods.sampling.keeping import kept_samples
+from polymode.methods.sampling.run import State, go_on, start
 from polymode.posterior.weights import Samples
 
 
@@ -67,15 +64,6 @@ class Snapshot(MAP):
             self._require(most, "samples_per_mode", rule)
 
 
-class State(NamedTuple):
-    """What the next step needs, and the networks so far, `kept` (L, M, ...)."""
-
-    stack: Stack
-    optimization: Optimization
-    kept: Tensors
-    step: int
-
-
 def _ends(config: Snapshot, problem: Problem) -> tuple[int, ...]:
     total = config.total_steps(problem.steps_per_epoch)
     return cycle_ends(total, config.num_cycles)
@@ -88,19 +76,14 @@ def steps_kept(config: Snapshot, problem: Problem) -> tuple[int, ...]:
 
 def init(config: Snapshot, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
-    stack, optimization, first = map_.init(config, problem, stack)
-    kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, optimization, kept, first)
+    return start(config, problem, stack, steps_kept(config, problem))
 
 
 def step(config: Snapshot, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
-    """Take one step on the log-posterior of every run, and keep networks at the end of a cycle."""
-    stack, optimization, kept, number = state
-    losses, _ = posterior_gradients(config.prior_precision, problem, stack, number, batch)
-    before, length = place(_ends(config, problem), number)
-    optimization.update(number, done=before / length)
-    keep_sample(stack, kept, steps_kept(config, problem), number + 1)
-    return State(stack, optimization, kept, number + 1), Info(losses)
+    """Take one step, at the rate of its place in the cycle."""
+    before, length = place(_ends(config, problem), state.step)
+    kept = steps_kept(config, problem)
+    return go_on(config, problem, state, batch, kept, done=before / length)
 
 
 def finish(config: Snapshot, problem: Problem, state: State) -> Samples:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from polymode.methods import map as map_
 from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.sampling.keeping import require_room
+from polymode.methods.sampling.keeping import require_room, require_room_for_draws
 from polymode.nets.network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
@@ -110,6 +110,7 @@ def init(config: SWAG, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
     stack, optimization, first = map_.init(config, problem, stack)
     snapshots = len(_steps(config, problem))
+    require_room_for_draws(config.samples_per_mode, stack)
     return State(stack, optimization, *_nothing(stack, rank_of(config, snapshots)), first)
 
 
@@ -118,9 +119,12 @@ def rank_of(config: SWAG, snapshots: int) -> int:
     if config.rank is None:
         return min(20, snapshots) if snapshots > 1 else 0
     if config.rank > snapshots > 0:
+        there, most = f"are {snapshots} snapshots", f"a rank of at most {snapshots}"
+        if snapshots == 1:
+            there, most = "is 1 snapshot", "rank=0"
         raise ValueError(
-            f"`rank` of SWAG is {config.rank}, but there are {snapshots} snapshots; take more of"
-            f" them (num_snapshots, epochs), or a rank of at most {snapshots}"
+            f"`rank` of SWAG is {config.rank}, but there {there}; take more of them"
+            f" (num_snapshots, epochs), or {most}"
         )
     return config.rank
 
@@ -205,7 +209,7 @@ def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, 
 
 
 def from_snapshots(
-    snapshots: Sequence[Any],
+    snapshots: Iterable[Any],
     *,
     task: Task | str,
     net: Any = None,
@@ -224,7 +228,8 @@ def from_snapshots(
             or state dictionaries, one per run. Posteriors stand for their networks, one per mode.
         task: whose training data give running statistics to each draw, and the noise of a
             regression where it is learned: its maximum-likelihood estimate at the mean network.
-        net: builder of the network, where snapshots are state dictionaries or folders.
+        net: builder of the network, where snapshots are state dictionaries or folders; or a module
+            of its architecture, which is copied.
         rank, diagonal, samples_per_mode: as in `SWAG`. batch_size: of passes over the data.
 
     >>> import polymode as pm, torch
@@ -233,7 +238,7 @@ def from_snapshots(
     >>> post.num_modes, post.num_samples
     (1, 30)
     """
-    if isinstance(snapshots, (str, Path, Mapping, nn.Module)) or len(snapshots) == 0:
+    if isinstance(snapshots, (str, Path, Mapping, nn.Module)) or not (snapshots := [*snapshots]):
         raise ValueError("`snapshots` must be a list of at least one snapshot")
     task = as_task(task, "from_snapshots")
     config = SWAG(
@@ -281,12 +286,19 @@ def _networks(snapshot: Any, net: Any, task: Task) -> Any:
     if isinstance(snapshot, (str, Path, Mapping)) and net is None:
         kind = "state dictionaries" if isinstance(snapshot, Mapping) else "folders"
         raise ValueError(f"snapshots that are {kind} need `net`, the builder of the network")
-    if isinstance(snapshot, (str, Path)):
-        return load(snapshot, net=networks_for(net, task.input_shape, task.num_outputs))
-    if isinstance(snapshot, Mapping):
-        module = networks_for(net, task.input_shape, task.num_outputs)()
-        module.load_state_dict(snapshot)
-        return module
+    if isinstance(snapshot, (str, Path, Mapping)):
+        make = networks_for(net, task.input_shape, task.num_outputs)
+        make = partial(copy.deepcopy, net) if isinstance(net, nn.Module) else make
+        if isinstance(snapshot, Mapping):
+            module = make()
+            module.load_state_dict(snapshot)
+            return module
+        if Path(snapshot).is_file():
+            raise ValueError(
+                f"{snapshot} is a file, not the folder of a posterior: give what it holds, the"
+                " state dictionary that torch.load(path, weights_only=True) returns"
+            )
+        return load(snapshot, net=make)
     if isinstance(snapshot, Sequence):
         return [_networks(each, net, task) for each in snapshot]
     raise ValueError(

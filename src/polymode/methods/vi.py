@@ -46,6 +46,7 @@ from polymode.core.training import Optimization
 from polymode.methods.dropout import loss_of_passes
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.methods.variational.layers import (
     KINDS,
     SUFFIX,
@@ -140,6 +141,7 @@ class Info(NamedTuple):
 def init(config: VI, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step, on a stack of networks that draw."""
     add_noise(config, problem, stack)
+    require_room_for_draws(config.samples_per_mode, stack)
     noise = dict(stack.extra)
     x = next(problem.inputs(config.batch_size))[:2]
     log_std, members = math.log(config.initial_std), stack.members()

@@ -52,7 +52,9 @@ class Autocorrelation(Display):
         ):
             for chain in chains.T[:MOST]:
                 ax.plot(chain, color=color, linewidth=0.4, alpha=0.3)
-            ax.plot(np.nanmean(chains, 1), color=color, label=f"{name} prediction, mean of chains")
+            moving = chains[:, ~np.isnan(chains[0])]  # a chain that stands still has none
+            mean = moving.mean(1) if moving.size else np.full(len(chains), np.nan)
+            ax.plot(mean, color=color, label=f"{name} prediction, mean of chains")
         ax.set(title=self.title, xlabel="lag, draws", ylabel="autocorrelation")
         ax.legend()
         return ax
@@ -62,11 +64,13 @@ class Autocorrelation(Display):
 def chains(
     findings: Findings, *, label: str = "", style: Style | None = None
 ) -> dict[str, Display]:
-    """Return "traces" and "autocorrelation".
+    """Return "traces" and "autocorrelation"; nothing of chains too short for either.
 
     Args:
         findings: of the examination "chains". label, style: of the method.
     """
+    if not findings.arrays:
+        return {}
     data = {name: np.asarray(values) for name, values in findings.arrays.items()}
     _, length, number = data["traces"].shape
     name = label or "fit"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from polymode.examinations.chains import r_hat_of
 from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import EXAMINED, is_headline, title_of
 
@@ -86,9 +87,9 @@ def _one_seed(board: Leaderboard) -> Iterator[Alert]:
 def _unmixed(entry: Entry) -> Iterator[Alert]:
     """Warn where R-hat of predictions says so; numbers whose name starts with r_hat."""
     rows = [row for each in entry.results for row in each.rows if row.metric.startswith("r_hat")]
-    known = [(row.value, row) for row in rows if row.value is not None]
-    if known and max(known)[0] > UNMIXED:
-        value, row = max(known, key=lambda pair: pair[0])
+    known = [(value, row) for row in rows if (value := r_hat_of(row)) is not None]
+    value, row = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    if row is not None and value > UNMIXED:
         where = "" if row.dataset == "test" else f" on {row.dataset}"
         yield Alert(
             f"Chains have not mixed: {entry.label}",

@@ -31,6 +31,15 @@ class Point(NamedTuple):
     gradient: Tensor
 
 
+def point_of(
+    target: LogDensity, position: Tensor, log_density: Tensor | None, gradient: Tensor | None
+) -> Point:
+    """Return the point at rows (M, P), where log π and its gradient may be known already."""
+    if log_density is None or gradient is None:
+        return Point(position, *target(position))
+    return Point(position, log_density, gradient)
+
+
 class Transition(NamedTuple):
     """What a transition did: the new point; per chain (M,) the acceptance probability, the energy
     error H' − H, and whether the trajectory diverged."""

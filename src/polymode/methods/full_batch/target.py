@@ -20,12 +20,10 @@ from torch import Tensor
 
 from polymode.core.data import Arrays, Pair
 from polymode.core.loop import Batch
-from polymode.core.memory import free_bytes, human
-from polymode.core.modules import Tensors
+from polymode.core.options import Passes
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 from polymode.methods.method import Problem
-from polymode.posterior.weights import changing_tensors
 
 LogDensity = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From rows (M, P) to log-densities (M,) and their gradients (M, P)."""
@@ -139,22 +137,7 @@ def freeze_statistics(problem: Problem, stack: Stack) -> None:
         stack.recompute_statistics(problem.inputs(ROWS))
 
 
-def room_for(stack: Stack, number: int) -> Tensors:
-    """Return zeros for `number` samples of every chain, (L, M, ...) by name, if they fit."""
-    changing = changing_tensors(stack)
-    need = number * sum(t.numel() * t.element_size() for t in changing.values())
-    free = free_bytes(stack.device)
-    if need > 0.5 * free:
-        raise ValueError(
-            f"{number} samples of {stack.num_modes} chains need {human(need)};"
-            f" {human(free)} free. Keep fewer samples_per_mode"
-        )
-    return {name: t.new_zeros(number, *t.shape) for name, t in changing.items()}
-
-
-def keep_sample(steps: range, done: int, stack: Stack, kept: Tensors) -> None:
-    """Copy the present networks to their place among the samples, if this step is one of them."""
-    if done in steps:
-        place = steps.index(done)
-        for name, tensor in changing_tensors(stack).items():
-            kept[name][place].copy_(tensor)
+def require_fixed_examples(config: Passes) -> None:
+    """Refuse an augmentation, with which the whole data would be others at each step."""
+    rule = "None: chains on the whole data need fixed examples"
+    config._require(config.augment is None, "augment", rule)

@@ -48,6 +48,12 @@ class Chains(Sampling):
             )
 
 
+def burn_in_of(config: Sampling, problem: Problem) -> int:
+    """Return how many steps come before the first that may be kept."""
+    total = config.total_steps(problem.steps_per_epoch)
+    return total // 2 if config.burn_in is None else config.burn_in
+
+
 def steps_kept(config: Sampling, problem: Problem) -> range:
     """Return the numbers of steps after which a sample is kept."""
     return config.kept_steps(config.total_steps(problem.steps_per_epoch))
@@ -67,9 +73,9 @@ def posterior_gradients(
     return losses, found
 
 
-def first_metric(config: Chains, stack: Stack) -> Tensors:
+def first_metric(preconditioner: str | None, stack: Stack) -> Tensors:
     """Return the state of the preconditioner before the first step, empty where there is none."""
-    return {} if config.preconditioner is None else no_metric(stack)
+    return {} if preconditioner is None else no_metric(stack)
 
 
 def metric_of(
@@ -78,8 +84,14 @@ def metric_of(
     """Return √G like `stack.leaves()` for step `number`, which learns first if it is time."""
     if not state:
         return None
-    total = config.total_steps(problem.steps_per_epoch)
-    burn_in = total // 2 if config.burn_in is None else config.burn_in
-    if config.preconditioner == MOVING or number < burn_in:
+    learns = config.preconditioner == MOVING or number < burn_in_of(config, problem)
+    return scales(state, stack, grads, number, learns)
+
+
+def scales(
+    state: Tensors, stack: Stack, grads: list[Tensor], number: int, learns: bool
+) -> list[Tensor]:
+    """Return √G like `stack.leaves()`, after it has learnt from the gradients if it does."""
+    if learns:
         adapt(state, grads, number)
     return stack.as_leaves(state["scale"])

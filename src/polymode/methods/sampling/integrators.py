@@ -34,21 +34,31 @@ Leaves = list[Tensor]
 def langevin(
     leaves: Leaves,
     gradients: Leaves,
-    noise: Leaves,
+    momentum: Tensor,
+    momenta: Leaves,
+    change: Tensor | None,
     *,
     lr: float,
     scale: float,
+    variance: float,
     metric: Leaves | None = None,
-) -> None:
-    """Move `leaves` by −lr g + scale ε; scale = √(2 lr T/N)."""
-    if metric is None:
-        torch._foreach_add_(leaves, gradients, alpha=-lr)
-        torch._foreach_add_(leaves, noise, alpha=scale)
-        return
-    moves = torch._foreach_mul(gradients, metric)
-    torch._foreach_mul_(moves, -lr)
-    torch._foreach_add_(moves, noise, alpha=scale)
-    torch._foreach_addcmul_(leaves, moves, metric)
+) -> Tensor:
+    """Move `leaves` by scale ε − lr g, and return the kinetic temperature of that (M,).
+
+    Args:
+        momentum: scale ε, (M, P), a row per chain, which is changed; `momenta` are views of it like
+            `leaves`.
+        change: where ε is the noise of the step before, ε_new − ε, half of which is added to it for
+            the move. The temperature is then that of BAOAB's momentum between its two kicks.
+        scale: √(2 lr T/N).
+        variance: 2 lr/N, of the momentum at temperature 1.
+    """
+    kick(momenta, gradients, lr, metric)
+    temperature = kinetic_temperature(momentum, variance)
+    if change is not None:
+        momentum.add_(change, alpha=scale / 2)
+    drift(leaves, momenta, metric, share=1.0)
+    return temperature
 
 
 @torch.no_grad()
@@ -119,15 +129,18 @@ def kick(momenta: Leaves, gradients: Leaves, lr: float, metric: Leaves | None = 
         torch._foreach_addcmul_(momenta, gradients, metric, value=-lr)
 
 
-def drift(leaves: Leaves, momenta: Leaves, metric: Leaves | None = None) -> None:
-    """A: change the position by half of the momentum."""
+def drift(
+    leaves: Leaves, momenta: Leaves, metric: Leaves | None = None, share: float = 0.5
+) -> None:
+    """A: change the position by half of the momentum, or another share."""
     if metric is None:
-        torch._foreach_add_(leaves, momenta, alpha=0.5)
+        torch._foreach_add_(leaves, momenta, alpha=share)
     else:
-        torch._foreach_addcmul_(leaves, momenta, metric, value=0.5)
+        torch._foreach_addcmul_(leaves, momenta, metric, value=share)
 
 
 def kinetic_temperature(momentum: Tensor, variance: float) -> Tensor:
     """Return the mean square of each chain's momentum (M, P), in units of its `variance` at
     temperature 1, (M,)."""
-    return torch.linalg.vecdot(momentum, momentum) / (momentum.shape[1] * variance)
+    squares = torch.linalg.vecdot(momentum, momentum)
+    return squares.mul_(1 / (momentum.shape[1] * variance))

@@ -7,7 +7,9 @@ many samples are refused before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
@@ -17,10 +19,20 @@ from polymode.posterior.weights import Samples, changing_tensors
 
 def room_for(number: int, stack: Stack) -> Tensors:
     """Return zeros for so many samples of each mode, if half of the free memory holds them."""
-    changing = changing_tensors(stack)
-    need = number * sum(t.numel() * t.element_size() for t in changing.values())
+    require_room_for(number, stack)
+    return {n: t.new_zeros(number, *t.shape) for n, t in changing_tensors(stack).items()}
+
+
+def require_room_for(number: int, stack: Stack) -> None:
+    """Refuse so many samples of each mode if half of the free memory does not hold them."""
+    need = number * sum(t.numel() * t.element_size() for t in changing_tensors(stack).values())
     require_room(need, stack, f"{number} samples of each of {stack.num_modes} modes")
-    return {name: t.new_zeros(number, *t.shape) for name, t in changing.items()}
+
+
+def require_room_for_draws(number: int, stack: Stack) -> None:
+    """The same for draws of a Gaussian, which are kept where they have running statistics."""
+    if stack.has_statistics:
+        require_room_for(number, stack)
 
 
 def require_room(need: float, stack: Stack, what: str) -> None:
@@ -41,7 +53,18 @@ def keep_sample(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) ->
             kept[name][place].copy_(tensor)
 
 
-def kept_samples(stack: Stack, kept: Tensors, steps: Sequence[int], done: int) -> Samples:
-    """Return the samples that were kept by step `done`; the networks themselves if none was."""
+def kept_samples(
+    stack: Stack,
+    kept: Tensors,
+    steps: Sequence[int],
+    done: int,
+    facts: Mapping[str, Tensor] | None = None,
+) -> Samples:
+    """Return the samples that were kept by step `done`; the networks themselves if none was.
+
+    Args:
+        facts: what a sampler tells of its chains, (M,) each, by name.
+    """
     number = sum(each <= done for each in steps)
-    return Samples(stack, {name: t[:number] for name, t in kept.items() if number})
+    told = {name: tensor.to(stack.dtype) for name, tensor in (facts or {}).items()}
+    return Samples(stack, {name: t[:number] for name, t in kept.items() if number}, told)

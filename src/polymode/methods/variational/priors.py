@@ -4,9 +4,13 @@ r"""The divergence of a mean-field Gaussian from its prior, in closed form or by
     mixture    KL = −Σ [½ log 2πeσ² + E_q log(π N(w; 0, 1/λ) + (1 − π) N(w; 0, r²/λ))]
 
 The sum is over all weights; libraries that average it over layers have a weight of the KL that
-depends on the architecture. The expectation under a scale mixture (Blundell et al.) is an integral
-in one dimension for each weight: 20 points of Gauss-Hermite quadrature, good to 2e-3 nats where σ
-is at most twice the narrow scale r/√λ.
+depends on the architecture. The expectation under a scale mixture (Blundell et al.) is that of the
+log of its wide part, in closed form, and of
+
+    log(1 + ρ exp(−w²/2v)),    ρ = (1 − π)/(π r),    1/v = λ (1/r² − 1),
+
+an integral in one dimension for each weight: Gauss-Legendre quadrature where both the bump and q
+are above 0, good to 1e-4 nats for narrow and for wide q.
 
 Shapes: `M` modes.
 """
@@ -18,10 +22,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)  # for E under N(0, 1)
-_SHARES = _WEIGHTS / _WEIGHTS.sum()
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+_TAIL, _FADED = 5.5, 12.0  # standard deviations of q, and nats, beyond which nothing is left
 
 
 def kl_divergence(
@@ -68,10 +73,16 @@ def _expected_log_mixture(
     mean: Tensor, std: Tensor, prior_precision: float, share: float, ratio: float
 ) -> Tensor:
     """Return E log(π N(w; 0, 1/λ) + (1 − π) N(w; 0, r²/λ)) under w ~ N(mean, std²)."""
-    expected = torch.zeros_like(mean)
+    height = math.log((1 - share) / (share * ratio))
+    variance = 1 / (prior_precision * (1 / ratio**2 - 1))
+    reach = math.sqrt(2 * variance * (max(height, 0.0) + _FADED))
+    with torch.no_grad():  # limits of z = (w − mean) / std, within which both factors count
+        low, high = (((end - mean) / std).clamp_(-_TAIL, _TAIL) for end in (-reach, reach))
+        middle, half = (low + high) / 2, (high - low) / 2
+    bump = torch.zeros_like(mean)
+    for point, weight in zip(_POINTS.tolist(), _WEIGHTS.tolist(), strict=True):
+        z = middle + half * point
+        density = torch.exp(-0.5 * z.square()).mul_(half).mul_(weight / math.sqrt(2 * math.pi))
+        bump = bump + density * F.softplus(height - (mean + std * z).square() / (2 * variance))
     wide = math.log(share) + 0.5 * math.log(prior_precision / (2 * math.pi))
-    narrow = math.log1p(-share) + 0.5 * math.log(prior_precision / (2 * math.pi)) - math.log(ratio)
-    for point, weight in zip(_POINTS.tolist(), _SHARES.tolist(), strict=True):
-        square = (mean + std * point).square() * (0.5 * prior_precision)
-        expected = expected + weight * torch.logaddexp(wide - square, narrow - square / ratio**2)
-    return expected
+    return wide - 0.5 * prior_precision * (mean.square() + std.square()) + bump

@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
 
 
 def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[Family]:
-    """Return every family that is registered.
+    """Return the families; close relatives of others are left out.
 
     Args:
         epochs: of training. chain_epochs: of chains and of what collects along a way.
