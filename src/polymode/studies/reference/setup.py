@@ -82,6 +82,8 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
         Family("dropout", "dropout", "dropout × {}", drawn, {"dropout": 0.05}),
         Family("swag", "SWAG", "MultiSWAG",
                {**steady, "optimizer": "sgd", "momentum": 0.9, "lr": rate}),
+        Family("checkpoint_ensemble", "checkpoints", "checkpoints × {}",
+               {**adam, "samples_per_mode": samples}),
         Family("snapshot", "snapshots", "snapshots × {}", {**cycles, **_snapshot(rate)}),
         Family("sgld", "SGLD", "SGLD × {}", chain),
         Family("sghmc", "SGHMC", "SGHMC × {}", chain),
