@@ -29,7 +29,7 @@ from polymode.runs.part import Experiment, Part
 class Runs:
     """Results of a study by part and arm, in the order of the plan; what is missing is not there.
 
-    A folder keeps cells of an arm whose options have changed since; of an arm's seed the last counts.
+    A folder keeps cells of an arm whose options changed since; of an arm's seed the last counts.
 
     >>> Runs({}).parts
     []
