@@ -95,6 +95,40 @@ class Multiplicative(nn.Module):
         return self.last(h * (1 + 0.5 * torch.randn_like(h)) if self.training else h)
 
 
+class FixedSize(nn.Module):
+    """DropConnect by hand: the size of its masks is written out, so no input is behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.last.weight
+        if self.training:
+            weight = weight * (torch.rand(2, 8) < 0.6) / 0.6
+        return F.linear(torch.tanh(self.first(x)), weight, self.last.bias)
+
+
+class Branch(FixedSize):
+    """Stochastic depth by an `if`: the layer is there or not, for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if not self.training or torch.rand(()) < 0.5:
+            h = torch.tanh(h)
+        return self.last(h)
+
+
+class Rates(FixedSize):
+    """Masks from rates that depend on the input, through torch.distributions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.training:
+            h = h * torch.distributions.Bernoulli(logits=h.detach()).sample()
+        return self.last(h)
+
+
 def channels() -> nn.Module:
     """Dropout of whole channels, in a network of convolutions."""
     return nn.Sequential(
@@ -105,6 +139,7 @@ def channels() -> nn.Module:
 
 NETWORKS = [
     layers, Functional, DropConnect, Attention, Parts, DotProduct, Multiplicative, channels,
+    FixedSize, Rates,
 ]  # fmt: skip
 
 
@@ -155,15 +190,15 @@ def test_predictions_do_not_depend_on_the_batch_size(net, execution) -> None:
     torch.testing.assert_close(turned, whole, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("net", [*NETWORKS, Branch])
 def test_a_sample_is_one_function_of_the_input(net) -> None:
     post = fit(net)
     twice = X[[0, 3, 0, 5, 0]]
     for number in range(2):
         drawn = post.weights.draw(number, seed=4)(twice)[0]
         torch.testing.assert_close(drawn[[2, 4]], drawn[[0, 0]], rtol=1e-12, atol=1e-14)
-    first, second = (post.weights.draw(number, seed=4)(X) for number in (0, 1))
-    assert (first - second).abs().max() > 1e-3
+    first, *others = (post.weights.draw(number, seed=4)(X) for number in range(6))
+    assert max((first - other).abs().max() for other in others) > 1e-3
 
 
 def test_training_draws_noise_for_each_example() -> None:

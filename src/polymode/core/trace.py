@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
 
@@ -24,17 +25,19 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
     """Return a copy of the network with its graph for its present mode, or None if it has none.
 
     Networks with hooks, with Python code that depends on values, or whose forward pass changes
-    plain attributes or draws from Python's or NumPy's global streams have no graph.
+    plain attributes or draws from Python's or NumPy's global streams have no graph; neither have
+    those that draw noise whatever the inputs: in a graph it would be drawn once and for all.
     """
     module = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
         return None
-    before = _state(module)
-    try:
-        graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
-    except Exception:  # fx has no one kind of error for what it cannot do
-        return None
-    return (module, graph) if _state(module) == before else None
+    with torch.random.fork_rng(devices=[]), _disable_current_modes():
+        before = _state(module)
+        try:
+            graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
+        except Exception:  # fx has no one kind of error for what it cannot do
+            return None
+        return (module, graph) if _state(module) == before else None
 
 
 class _Tracer(fx.Tracer):
@@ -53,7 +56,8 @@ def _state(module: nn.Module) -> tuple[Any, ...]:
         if isinstance(value, PLAIN)
     }
     numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    return plain, random.getstate(), numpy["pos"], numpy["key"].tobytes()
+    drawn = torch.get_rng_state().numpy().tobytes()
+    return plain, random.getstate(), numpy["pos"], numpy["key"].tobytes(), drawn
 
 
 def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
