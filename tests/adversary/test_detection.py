@@ -117,8 +117,8 @@ def test_the_report_shows_the_attack(fitted, tmp_path):
     ("options", "message"),
     [
         ({"kind": "pdg"}, "Unknown kind of attack 'pdg'"),
-        ({"eps": -1}, "`eps` of an attack must be >= 0, got -1"),
-        ({"eps": "large"}, "`eps` of an attack must be >= 0, got nan"),
+        ({"eps": -1}, "`eps` of an attack must be a finite number >= 0, got -1"),
+        ({"eps": "large"}, "`eps` of an attack must be a finite number >= 0, got 'large'"),
         ({"kind": "fgsm", "steps": 3}, "Unknown option 'steps' for the attack 'fgsm'"),
         ({"adaptive": "entropy"}, "`adaptive` must be one of"),
         ({"num_examples": 0}, "`num_examples` of attack must be an integer of at least 1"),

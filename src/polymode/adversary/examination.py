@@ -77,7 +77,7 @@ def radii_of(eps: float | Sequence[float]) -> list[float]:
     """Return the radii to look at: those given; of one number, five up to it."""
     if isinstance(eps, int | float) and not isinstance(eps, bool):
         return [float(eps) * part / 5 for part in range(6)] if eps > 0 else [float(eps)]
-    return list(eps) if isinstance(eps, list | tuple) and eps else [math.nan]
+    return list(eps) if isinstance(eps, list | tuple) and eps else [eps]  # type: ignore[list-item]
 
 
 @EXAMINATIONS.register(

@@ -12,11 +12,13 @@ flag              what was seen
                   second softmax, whose gradients are far too small
 `black_box`       the square attack, which sees predictions alone, fools examples that withstood
                   gradients: these are masked
-`noise`           random noise of the same size fools as many examples as the attack
+`noise`           random noise of the same size fools as many examples as the attack, those that
+                  were wrong before left out
 ================  ===============================================================================
 
 The first four are looked for on at most 64 inputs as they are; the last two cost a further attack
-and are made with `checks="full"`. No flag does not mean that the attack is strong.
+and are made with `checks="full"`, `black_box` in L∞ only. No flag does not mean that the attack is
+strong.
 
 References: F. Croce, M. Hein, Reliable evaluation of adversarial robustness with an ensemble of
 diverse parameter-free attacks, ICML 2020, and the notes on flags of its code; A. Athalye, N.
@@ -118,12 +120,13 @@ def masking_flags(victim: Victim, aim: Aim, ball: Ball, reached: Tensor) -> list
     found = []
     noise = Search(victim, aim, ball)
     KINDS.get("noise").value(noise)
-    random, white = int(noise.reached.sum()), int(reached.sum())
-    if 0 < random >= white < len(reached):
+    safe = ~aim.reached(victim.judge(ball.centre).classes)  # where there was something to do
+    random, white, all_safe = (int((safe & e).sum()) for e in (noise.reached, reached, safe))
+    if 0 < random >= white < all_safe:
         found.append(
             Flag(
                 "noise",
-                f"random noise of the same size succeeds on {random} of {len(reached)} inputs, the"
+                f"random noise of the same size succeeds on {random} of {all_safe} inputs, the"
                 f" attack on {white}; take more steps or samples, or another loss",
             )
         )

@@ -64,8 +64,8 @@ _DRAWS: dict[Any, Callable[..., tuple[Tensor, _Fill]]] = {
     _aten.randint.low: _sized("random_", torch.int64),
 }
 _UNIFORM, _NORMAL = _aten.rand_like.default, _aten.randn_like.default
-# operation with parameters that may differ between examples -> its result, made of one of the above:
-# what examples share is that draw
+# operation whose parameters may differ between examples -> its result, made of one of the above,
+# which is what examples share
 _MADE_OF: dict[Any, Callable[..., Tensor]] = {
     _aten.bernoulli.default: lambda draw, p, **_: (draw(_UNIFORM, p) < p).to(p.dtype),
     _aten.bernoulli_.Tensor: lambda draw, out, p, **_: out.copy_(draw(_UNIFORM, out) < p),
