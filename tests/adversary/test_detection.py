@@ -118,10 +118,15 @@ def test_the_report_shows_the_attack(fitted, tmp_path):
     [
         ({"kind": "pdg"}, "Unknown kind of attack 'pdg'"),
         ({"eps": -1}, "`eps` of an attack must be a finite number >= 0, got -1"),
+        ({"steps": 0}, "`steps` of an attack must be an integer of at least 1, got 0"),
+        ({"step_size": -1}, "`step_size` of pgd must be > 0, got -1"),
+        ({"samples_per_mode": 0}, "`samples_per_mode` of an attack must be an integer of at least"),
+        ({"target": "x"}, "`target` of an attack must be a class, an integer, got 'x'"),
+        ({"kind": "square", "norm": "l2"}, "`norm` of square must be 'linf', got 'l2'"),
         ({"eps": "large"}, "`eps` of an attack must be a finite number >= 0, got 'large'"),
         ({"kind": "fgsm", "steps": 3}, "Unknown option 'steps' for the attack 'fgsm'"),
         ({"adaptive": "entropy"}, "`adaptive` must be one of"),
-        ({"num_examples": 0}, "`num_examples` of attack must be an integer of at least 1"),
+        ({"num_examples": 0}, "`num_examples` of an attack must be an integer of at least 1"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options, message):
