@@ -96,8 +96,11 @@ def test_the_examination_has_rows_curves_and_figures(fitted):
     assert len(arrays["step accuracy"]) == 5
     assert arrays["images"].shape == (4, 5, 1, 8, 8) and arrays["images"].max() <= 1
     displays = found.displays(label="ensemble")
-    assert set(displays) == {"strength", "detection", "steps", "trajectory"}
-    assert displays["detection"].data["ensemble auroc predictive_entropy"].shape == (6,)
+    assert set(displays) == {"strength", "detection", "scores", "steps", "trajectory"}
+    assert displays["detection"].data["ensemble accepted accuracy"].shape == (6,)
+    areas = displays["scores"].data
+    scores = ("predictive entropy", "mutual information", "one minus confidence", "energy")
+    assert {areas[f"{score} auroc"].shape for score in scores} == {(6,)}
     targeted = pm.examine(*fitted, "attack", kind="bim", eps=[0.1], steps=2, target=0,
                           num_examples=60)  # fmt: skip
     assert targeted["attacked_accuracy"].n < 60  # zeros are left out
