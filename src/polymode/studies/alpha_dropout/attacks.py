@@ -35,9 +35,9 @@ from polymode.plots import (
 )
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Arm, Experiment, Part
-from polymode.studies.alpha_dropout.claims import name_of, said
 from polymode.studies.alpha_dropout.mnist import PLAIN, arms
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.alpha_dropout.published import name_of
+from polymode.studies.study import Claim, Runs, Table, judged, said
 
 PART = "mnist_attacks"
 ENSEMBLE, FORDE = "DE", "FoRDE"
