@@ -307,6 +307,14 @@ def test_regressions_are_refused_and_ignored_options_warn():
         attack(post, *task.test.head(3), eps=0.1)
 
 
+def test_the_steepest_direction_has_norm_one():
+    """Also of gradients whose squares underflow or overflow; that of no gradient is none."""
+    gradients = torch.tensor([[1e-40, 0.0], [3e-30, 4e-30], [3e30, -4e30], [0.0, 0.0]])
+    found = Ball(torch.zeros(4, 2), 1.0, "l2", None).steepest(gradients)
+    wanted = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8], [0.0, 0.0]])
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("targeted", [False, True])
 def test_what_was_wrong_before_stays_wrong(targeted):
     """An attack may leave an input alone, also where it starts from a random point elsewhere."""
