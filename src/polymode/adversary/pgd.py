@@ -5,9 +5,9 @@ r"""PGD: projected gradient ascent from random points of the ball, in L∞ or L2
 v the sign of the gradient (L∞) or the gradient divided by its norm (L2). Of x itself, all restarts
 and all steps the best input of each example is kept, see `search.py`.
 
-Limits: a random start, without which it is `bim`; a fixed step size; a loss with many local maxima wants restarts. What withstands it may
-still fall to another loss (`loss="margin"`), to more samples for a gradient, or to an attack that
-needs no gradients: look at the flags.
+Limits: a random start, without which it is `bim`; a fixed step size; a loss with many local maxima
+wants restarts. What withstands it may still fall to another loss (`loss="margin"`), to more samples
+for a gradient, or to an attack that needs no gradients: look at the flags.
 
 Reference: A. Madry et al., Towards deep learning models resistant to adversarial attacks, ICLR
 2018, section 2.1; step size 2.5 ε / T from its section on the resilience of CIFAR10 models.

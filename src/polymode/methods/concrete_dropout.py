@@ -13,17 +13,18 @@ the gradient of L/N: the data push the rates down, the entropy pulls them toward
 D_l/N that fades with more data. With α > 0 the first term is that of `dropout`.
 
 Rates begin where the network's `nn.Dropout` layers (also 1d, 2d, 3d) have theirs; the network
-itself stays as it is, and `post.weights.rates` has what was learned. Other noise in the network, such
-as functional dropout, stays on with its own rate. Log-odds have the rate of learned noise, 0.02 with
-Adam.
+itself stays as it is, and `post.weights.rates` has what was learned. Other noise in the network,
+such as functional dropout, stays on with its own rate. Log-odds are learned at the rate of learned
+noise, 0.02 with Adam.
 
 In other terms: the authors' code adds `weight_regularizer` ‖W‖²/(1 − p) − `dropout_regularizer`
 D H(p) to a mean loss. For a mean of −log p these are λ/(2N) and 1/N; for a mean of (y − f)² with
 precision τ they are λ/(τN) and 2/(τN), their l²/N and 2/N for τ = 1. They count channels for
 convolutions, and add the p-dependent factor for biases too, which here have the plain prior.
 
-Limits: masks are relaxed in predictions, too, so units are scaled rather than dropped; the weights behind a layer are found in the network's graph through activations and flattening: where
-there are none, a warning says so, and only the entropy acts on the rate.
+Limits: masks are relaxed in predictions, too, so units are scaled rather than dropped; the weights
+behind a layer are found in the network's graph through activations and flattening: where there are
+none, a warning says so, and only the entropy acts on the rate.
 Reference: Y. Gal, J. Hron, A. Kendall, Concrete dropout, NeurIPS 2017.
 
 Shapes: `M` modes, `L` samples per mode.
