@@ -121,7 +121,7 @@ class MemberNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
+        if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         if func in _MADE_OF:
             return _MADE_OF[func](self._draw, *args, **kwargs)
@@ -176,6 +176,20 @@ class MemberNoise(TorchDispatchMode):
         return stream.manual_seed((seed + self._calls * _GOLDEN) % 2**63)
 
 
+class NoDraws(TorchDispatchMode):
+    """Within this context a random operation is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _draws(func, args, kwargs or {}):
+            raise RuntimeError(f"{func} draws where nothing may be drawn")
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs)
+
+
 def _is_idle(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Operations that carry the tag of randomness but draw nothing: dropout switched off, and the
     fused kernels of attention without dropout."""
@@ -211,7 +225,7 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.attends = self.attends or is_fused(func)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs):
+        if _draws(func, args, kwargs):
             first = result[0] if isinstance(result, (tuple, list)) else result
             self.shapes.append(tuple(first.shape))
         return result

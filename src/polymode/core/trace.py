@@ -16,9 +16,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
+from polymode.core.noise import NoDraws
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
@@ -31,13 +31,13 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
     module = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
         return None
-    with torch.random.fork_rng(devices=[]), _disable_current_modes():
-        before = _state(module)
-        try:
+    before = _state(module)
+    try:
+        with NoDraws():
             graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
-        except Exception:  # fx has no one kind of error for what it cannot do
-            return None
-        return (module, graph) if _state(module) == before else None
+    except Exception:  # fx has no one kind of error for what it cannot do
+        return None
+    return (module, graph) if _state(module) == before else None
 
 
 class _Tracer(fx.Tracer):
@@ -56,8 +56,7 @@ def _state(module: nn.Module) -> tuple[Any, ...]:
         if isinstance(value, PLAIN)
     }
     numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    drawn = torch.get_rng_state().numpy().tobytes()
-    return plain, random.getstate(), numpy["pos"], numpy["key"].tobytes(), drawn
+    return plain, random.getstate(), numpy["pos"], numpy["key"].tobytes()
 
 
 def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:
