@@ -24,7 +24,7 @@ convolutions, and add the p-dependent factor for biases too, which here have the
 
 Limits: masks are relaxed in predictions, too, so units are scaled rather than dropped; the weights
 behind a layer are found in the network's graph through activations and flattening: where there are
-none, a warning says so, and only the entropy acts on the rate.
+none, a warning says so, and of the divergence only the entropy acts on the rate.
 Reference: Y. Gal, J. Hron, A. Kendall, Concrete dropout, NeurIPS 2017.
 
 Shapes: `M` modes, `L` samples per mode.
@@ -181,9 +181,9 @@ def _layers(module: nn.Module, x: Tensor) -> dict[str, Layer]:
     if alone:
         warnings.warn(
             f"no weights are known that multiply what the dropout layer '{alone[0]}' drops"
-            f" ({len(alone)} of {len(found)} layers): only the entropy acts on its rate, so it will"
-            " be larger than the divergence from the prior allows. Put nn.Dropout before a linear"
-            " or convolutional layer",
+            f" ({len(alone)} of {len(found)} layers): of the divergence from the prior only the"
+            " entropy acts on its rate, which will be too large. Put nn.Dropout before a linear or"
+            " convolutional layer",
             stacklevel=9,
         )
     return found
