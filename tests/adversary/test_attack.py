@@ -307,6 +307,16 @@ def test_regressions_are_refused_and_ignored_options_warn():
         attack(post, *task.test.head(3), eps=0.1)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_there_where_they_are_switched_off(mode):
+    post = posterior("mlp", dropout=0.2, samples_per_mode=2)
+    x, y = inputs(post, 8)
+    wanted = attack(post, x, y, eps=0.2, steps=2)
+    with mode():
+        found = attack(post, x.clone(), y, eps=0.2, steps=2)
+    assert torch.equal(found.adversarial, wanted.adversarial)
+
+
 def test_the_steepest_direction_has_norm_one():
     """Also of gradients whose squares underflow or overflow; that of no gradient is none."""
     gradients = torch.tensor([[1e-40, 0.0], [3e-30, 4e-30], [3e30, -4e30], [0.0, 0.0]])

@@ -31,6 +31,7 @@ ORIGINS = ("labels", "predicted")
 KEPT = ("best", "last", None)
 
 
+@torch.inference_mode(False)
 def attack(
     post: Posterior,
     x: Any,

@@ -63,7 +63,7 @@ def check_inputs(
             f" {', '.join(map(str, shape))}), N >= 1"
         )
     like = post.weights.like
-    x = x.detach().to(like.device, like.dtype)
+    x = x.detach().to(like.device, like.dtype, copy=True)
     if rows := int((~x.flatten(1).isfinite().all(1)).sum()):
         raise ValueError(f"{rows:,} of {len(x):,} inputs hold NaN or infinity")
     _check_box(x, box, eps)
