@@ -364,9 +364,18 @@ def test_flags_are_raised_where_gradients_say_nothing():
     assert not clear.flags
 
 
+class Jittered(Rounded):
+    """Adds noise to its outputs, in evaluation too."""
+
+    def forward(self, x):
+        logits = self.net(x)
+        return logits + torch.randn_like(logits)
+
+
 @pytest.mark.parametrize(
     ("wrap", "names"),
     [
+        (Jittered, {"randomised"}),
         (Rounded, {"zero_gradient", "black_box", "noise"}),
         (lambda net: nn.Sequential(net, nn.Softmax(-1)), {"softmax_output"}),
     ],
