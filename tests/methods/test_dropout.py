@@ -129,6 +129,22 @@ class Rates(FixedSize):
         return self.last(h)
 
 
+class InPlace(FixedSize):
+    """A mask that is filled in place, which vmap cannot do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(h * torch.empty(h.shape).bernoulli_(0.6) if self.training else h)
+
+
+class Constant(FixedSize):
+    """Tensors made in the forward method, before the noise and after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x * torch.arange(6)))
+        return self.last(F.dropout(h, 0.4, self.training)) * torch.tensor([1.0, 2.0])
+
+
 def channels() -> nn.Module:
     """Dropout of whole channels, in a network of convolutions."""
     return nn.Sequential(
@@ -139,7 +155,7 @@ def channels() -> nn.Module:
 
 NETWORKS = [
     layers, Functional, DropConnect, Attention, Parts, DotProduct, Multiplicative, channels,
-    FixedSize, Rates,
+    FixedSize, Rates, Constant,
 ]  # fmt: skip
 
 
@@ -199,6 +215,13 @@ def test_a_sample_is_one_function_of_the_input(net) -> None:
         torch.testing.assert_close(drawn[[2, 4]], drawn[[0, 0]], rtol=1e-12, atol=1e-14)
     first, *others = (post.weights.draw(number, seed=4)(X) for number in range(6))
     assert max((first - other).abs().max() for other in others) > 1e-3
+
+
+def test_what_vmap_cannot_do_is_done_without_a_word(capsys, monkeypatch, tmp_path) -> None:
+    """An execution that is tried and fails is not chosen, and torch's report of it is kept back."""
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
+    predicted = fit(InPlace, num_modes=2, execution="auto").predict(X).log_probs
+    assert predicted.isfinite().all() and capsys.readouterr().err == ""
 
 
 def test_training_draws_noise_for_each_example() -> None:
