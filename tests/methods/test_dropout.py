@@ -286,6 +286,35 @@ def test_batch_norm_predicts_with_running_statistics() -> None:
     assert all(torch.equal(t, before[name]) for name, t in post.stack.buffers.items())
 
 
+class ByFunction(FixedSize):
+    """BatchNorm as a function, whose statistics no layer can freeze."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.batch_norm(self.first(x), self.mean, self.var, training=self.training)
+        return self.last(F.dropout(h, 0.4, self.training))
+
+
+def test_statistics_that_predictions_would_change_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"changes 2 of its buffers \(mean, var\), so predictions"):
+        fit(ByFunction)
+
+
+def test_spectral_normalisation_stays_as_it_was_trained() -> None:
+    def net() -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        return nn.Sequential(first, nn.Dropout(0.4), nn.Linear(8, 2))
+
+    post = fit(net)
+    before = {name: tensor.clone() for name, tensor in post.stack.buffers.items()}
+    post.predict(X)
+    assert before and all(torch.equal(before[n], t) for n, t in post.stack.buffers.items())
+
+
 @pytest.mark.parametrize("rate", [None, 0.0])
 def test_a_network_that_draws_nothing_is_refused(rate) -> None:
     quiet = [] if rate is None else [nn.Dropout(rate)]

@@ -51,7 +51,12 @@ from polymode.core.passes import gradients_of_passes, part_of
 from polymode.core.stack import Stack
 from polymode.core.trace import trace
 from polymode.core.training import Optimization
-from polymode.methods.dropout import Dropout, loss_of_passes, warn_of_idle_alpha
+from polymode.methods.dropout import (
+    Dropout,
+    loss_of_passes,
+    refuse_moving_buffers,
+    warn_of_idle_alpha,
+)
 from polymode.methods.map import Info, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
@@ -103,6 +108,8 @@ def init(config: ConcreteDropout, problem: Problem, stack: Stack) -> State:
             "concrete_dropout needs members that differ in tensors alone, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; give them the same rates to begin with"
         )
+    x = next(problem.inputs(config.batch_size))
+    refuse_moving_buffers(stack, x)
     warn_of_idle_alpha(config)
     add_noise(config, problem, stack)
     like = {"dtype": stack.dtype, "device": stack.device}
@@ -110,7 +117,7 @@ def init(config: ConcreteDropout, problem: Problem, stack: Stack) -> State:
         path: torch.full((stack.num_modes,), math.log(p / (1 - p)), **like).requires_grad_()  # type: ignore[call-overload]
         for path, p in rates.items()
     }
-    layers_of(stack, next(problem.inputs(config.batch_size)))
+    layers_of(stack, x)
     leaves = [*stack.leaves(), *odds.values()]
     per_epoch = problem.steps_per_epoch
     total = config.total_steps(per_epoch)
