@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -150,7 +151,7 @@ def test_samples_are_fresh_and_as_many_as_asked(monkeypatch):
     assert [count for count, _ in gradients] == [2] * 4 and len(set(gradients)) == 4
     assert {count for count, _ in judged} == {5} and len(set(judged)) == 2  # steps; the end
     assert not {seed for _, seed in gradients} & {seed for _, seed in judged}
-    assert (found.cost.gradients, found.cost.queries) == (4, 5)
+    assert (found.cost.gradients, found.cost.queries) == (4, 6)  # x itself, then T + 1
     assert found.attacked.num_samples == 15
 
 
@@ -250,13 +251,13 @@ def wrong(**changes):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (wrong(eps=-0.1), "`eps` of an attack must be >= 0, got -0.1"),
-        (wrong(eps=math.nan), "`eps` of an attack must be >= 0, got nan"),
+        (wrong(eps=-0.1), "`eps` of an attack must be a number >= 0, got -0.1"),
+        (wrong(eps=math.nan), "`eps` of an attack must be a number >= 0, got nan"),
         (wrong(eps=math.inf), "`step_size` of pgd must be given where `eps` is inf"),
         (wrong(eps=math.inf, box=None), "nothing bounds the attack"),
         (wrong(kind="fgsm", eps=math.inf), "`eps` of fgsm must be finite"),
         (wrong(targets=0), "5 of 5 targets are the label itself, the first in row 0"),
-        (wrong(targets=7), "Labels must be in 0..3, got 7"),
+        (wrong(targets=7), "`targets` of an attack: Labels must be in 0..3, got 7"),
         (wrong(x=torch.full((5, 6), 1.5)), r"5 of 5 inputs leave the box \[0, 1\]: they lie in"),
         (wrong(x=torch.zeros(5, 6, dtype=torch.uint8)), "inputs are torch.uint8, .* / 255"),
         (wrong(x=torch.full((5, 6), math.nan)), "5 of 5 inputs hold NaN or infinity"),
@@ -269,9 +270,14 @@ def wrong(**changes):
         (wrong(norm="l1"), "`norm` must be one of linf, l2, got 'l1'"),
         (wrong(kind="square", norm="l2"), "`norm` of square must be 'linf'"),
         (wrong(adaptive="entropy"), "`adaptive` must be one of predictive_entropy"),
-        (wrong(weight=0, adaptive="predictive_entropy"), "`weight` of an attack must be > 0"),
+        (wrong(weight=0, adaptive="predictive_entropy"), "`weight` of an attack must be a finite"),
+        (wrong(samples_per_mode=0), "`samples_per_mode` of an attack must be an integer of at"),
+        (wrong(eval_samples_per_mode=0), "`eval_samples_per_mode` of an attack must be an"),
+        (wrong(batch_size=0), "`batch_size` of an attack must be an integer of at least 1, got 0"),
+        (wrong(box=1.0), r"`box` must be \(smallest, largest\), got 1.0"),
         (wrong(samples_per_mode=2), "`samples_per_mode` is 2, but made up kept 1 per mode"),
         (wrong(known=torch.rand(5, 6), keep="last"), "`known` inputs are of no use"),
+        (wrong(known=torch.rand(1, 6)), r"`known` inputs have shape \(1, 6\), the inputs \(5, 6\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(given, message):
@@ -279,15 +285,63 @@ def test_what_cannot_be_is_refused(given, message):
         attack(posterior("mlp"), **given)
 
 
-def test_regressions_are_refused_and_an_ignored_weight_warns():
-    with pytest.raises(ValueError, match="needs at least 2 samples, and this posterior has 1"):
-        attack(posterior("mlp", num_modes=1), **wrong(adaptive="mutual_information"))
+def test_numbers_of_numpy_are_numbers():
+    found = attack(posterior("mlp"), **wrong(eps=np.float32(0.125)))
+    assert found.eps == 0.125
+
+
+def test_regressions_are_refused_and_ignored_options_warn():
+    known = {"adaptive": "mutual_information"}
+    with pytest.raises(ValueError, match="needs at least 2 samples, for gradients and"):
+        attack(posterior("mlp", num_modes=1), **wrong(**known))
+    noisy = posterior("mlp", num_modes=1, dropout=0.3, samples_per_mode=4)
+    with pytest.raises(ValueError, match="needs at least 2 samples, for gradients and"):
+        attack(noisy, **wrong(eval_samples_per_mode=1, **known))
     with pytest.warns(UserWarning, match="`weight` has no effect without `adaptive`"):
         attack(posterior("mlp"), **wrong(weight=2.0))
+    with pytest.warns(UserWarning, match="`away_from='predicted'` has no effect with `targets`"):
+        attack(posterior("mlp"), **wrong(targets=1, away_from="predicted"))
     task = pm.task("gap_regression")
     post = pm.fit("map", net=pm.nets.mlp, task=task, epochs=0, progress="silent")
     with pytest.raises(ValueError, match="this posterior .map. is of a regression"):
         attack(post, *task.test.head(3), eps=0.1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_there_where_they_are_switched_off(mode):
+    post = posterior("mlp", dropout=0.2, samples_per_mode=2)
+    x, y = inputs(post, 8)
+    wanted = attack(post, x, y, eps=0.2, steps=2)
+    with mode():
+        found = attack(post, x.clone(), y, eps=0.2, steps=2)
+    assert torch.equal(found.adversarial, wanted.adversarial)
+
+
+def test_the_steepest_direction_has_norm_one():
+    """Also of gradients whose squares underflow or overflow; that of no gradient is none."""
+    gradients = torch.tensor([[1e-40, 0.0], [3e-30, 4e-30], [3e30, -4e30], [0.0, 0.0]])
+    found = Ball(torch.zeros(4, 2), 1.0, "l2", None).steepest(gradients)
+    wanted = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8], [0.0, 0.0]])
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_what_was_wrong_before_stays_wrong(targeted):
+    """An attack may leave an input alone, also where it starts from a random point elsewhere."""
+    post = posterior("mlp")
+    x, predicted = inputs(post, 200)
+    labels, targets = (predicted + 1) % CLASSES, predicted if targeted else None
+    found = attack(post, x, labels, eps=0.3, steps=1, step_size=1e-6, targets=targets)
+    assert found.success.all()
+
+
+def test_inputs_that_were_wrong_before_raise_no_flag():
+    """A ball too small for anything to change in: neither attack nor noise fools an input."""
+    post = posterior("mlp")
+    x, y = inputs(post, 20)
+    y[:5] = (y[:5] + 1) % CLASSES
+    found = attack(post, x, y, eps=1e-6, checks="full")
+    assert found.success_rate == 0.25 and found.flags == ()
 
 
 class Rounded(nn.Module):
@@ -310,9 +364,18 @@ def test_flags_are_raised_where_gradients_say_nothing():
     assert not clear.flags
 
 
+class Jittered(Rounded):
+    """Adds noise to its outputs, in evaluation too."""
+
+    def forward(self, x):
+        logits = self.net(x)
+        return logits + torch.randn_like(logits)
+
+
 @pytest.mark.parametrize(
     ("wrap", "names"),
     [
+        (Jittered, {"randomised"}),
         (Rounded, {"zero_gradient", "black_box", "noise"}),
         (lambda net: nn.Sequential(net, nn.Softmax(-1)), {"softmax_output"}),
     ],

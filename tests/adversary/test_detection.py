@@ -96,8 +96,11 @@ def test_the_examination_has_rows_curves_and_figures(fitted):
     assert len(arrays["step accuracy"]) == 5
     assert arrays["images"].shape == (4, 5, 1, 8, 8) and arrays["images"].max() <= 1
     displays = found.displays(label="ensemble")
-    assert set(displays) == {"strength", "detection", "steps", "trajectory"}
-    assert displays["detection"].data["ensemble auroc predictive_entropy"].shape == (6,)
+    assert set(displays) == {"strength", "detection", "scores", "steps", "trajectory"}
+    assert displays["detection"].data["ensemble accepted accuracy"].shape == (6,)
+    areas = displays["scores"].data
+    scores = ("predictive entropy", "mutual information", "one minus confidence", "energy")
+    assert {areas[f"{score} auroc"].shape for score in scores} == {(6,)}
     targeted = pm.examine(*fitted, "attack", kind="bim", eps=[0.1], steps=2, target=0,
                           num_examples=60)  # fmt: skip
     assert targeted["attacked_accuracy"].n < 60  # zeros are left out
@@ -117,11 +120,16 @@ def test_the_report_shows_the_attack(fitted, tmp_path):
     ("options", "message"),
     [
         ({"kind": "pdg"}, "Unknown kind of attack 'pdg'"),
-        ({"eps": -1}, "`eps` of an attack must be >= 0, got -1"),
-        ({"eps": "large"}, "`eps` of an attack must be >= 0, got nan"),
+        ({"eps": -1}, "`eps` of an attack must be a finite number >= 0, got -1"),
+        ({"steps": 0}, "`steps` of an attack must be an integer of at least 1, got 0"),
+        ({"step_size": -1}, "`step_size` of pgd must be > 0, got -1"),
+        ({"samples_per_mode": 0}, "`samples_per_mode` of an attack must be an integer of at least"),
+        ({"target": "x"}, "`target` of an attack must be a class, an integer, got 'x'"),
+        ({"kind": "square", "norm": "l2"}, "`norm` of square must be 'linf', got 'l2'"),
+        ({"eps": "large"}, "`eps` of an attack must be a finite number >= 0, got 'large'"),
         ({"kind": "fgsm", "steps": 3}, "Unknown option 'steps' for the attack 'fgsm'"),
         ({"adaptive": "entropy"}, "`adaptive` must be one of"),
-        ({"num_examples": 0}, "`num_examples` of attack must be an integer of at least 1"),
+        ({"num_examples": 0}, "`num_examples` of an attack must be an integer of at least 1"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_trained(options, message):

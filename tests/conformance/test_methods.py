@@ -273,6 +273,15 @@ def test_some_modes_are_the_first_samples(method) -> None:
     torch.testing.assert_close(part.log_probs, first, rtol=1e-10, atol=1e-12)
 
 
+def test_inference_mode_changes_nothing(method) -> None:
+    """Derivatives that predictions need are there, and what is drawn has its streams."""
+    post = fit(method)
+    wanted = post.predict(X).log_probs
+    with torch.inference_mode():
+        found = post.predict(X.clone()).log_probs
+    assert torch.equal(found, wanted)
+
+
 def test_predicting_moves_nothing(method) -> None:
     post = fit(method, net=with_policies)
     before = {name: tensor.clone() for name, tensor in tensors(post).items()}

@@ -177,11 +177,12 @@ def test_networks_without_layers_to_learn_are_refused() -> None:
 
 
 def test_a_layer_with_no_weights_behind_it_warns() -> None:
-    with pytest.warns(UserWarning, match="multiply what the dropout layer '1' drops"):
+    with pytest.warns(UserWarning, match="multiply what the dropout layer '1' drops") as told:
         fitted(
             X.float(), Y.float(), 0.3, epochs=1,
             net=lambda: nn.Sequential(nn.Linear(6, 1), nn.Dropout(0.1)),
         )  # fmt: skip
+    assert told[0].filename == __file__  # where `fit` was called
 
 
 def test_options_are_checked() -> None:

@@ -95,6 +95,56 @@ class Multiplicative(nn.Module):
         return self.last(h * (1 + 0.5 * torch.randn_like(h)) if self.training else h)
 
 
+class FixedSize(nn.Module):
+    """DropConnect by hand: the size of its masks is written out, so no input is behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.last.weight
+        if self.training:
+            weight = weight * (torch.rand(2, 8) < 0.6) / 0.6
+        return F.linear(torch.tanh(self.first(x)), weight, self.last.bias)
+
+
+class Branch(FixedSize):
+    """Stochastic depth by an `if`: the layer is there or not, for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if not self.training or torch.rand(()) < 0.5:
+            h = torch.tanh(h)
+        return self.last(h)
+
+
+class Rates(FixedSize):
+    """Masks from rates that depend on the input, through torch.distributions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.training:
+            h = h * torch.distributions.Bernoulli(logits=h.detach()).sample()
+        return self.last(h)
+
+
+class InPlace(FixedSize):
+    """A mask that is filled in place, which vmap cannot do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.last(h * torch.empty(h.shape).bernoulli_(0.6) if self.training else h)
+
+
+class Constant(FixedSize):
+    """Tensors made in the forward method, before the noise and after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x * torch.arange(6)))
+        return self.last(F.dropout(h, 0.4, self.training)) * torch.tensor([1.0, 2.0])
+
+
 def channels() -> nn.Module:
     """Dropout of whole channels, in a network of convolutions."""
     return nn.Sequential(
@@ -105,6 +155,7 @@ def channels() -> nn.Module:
 
 NETWORKS = [
     layers, Functional, DropConnect, Attention, Parts, DotProduct, Multiplicative, channels,
+    FixedSize, Rates, Constant,
 ]  # fmt: skip
 
 
@@ -155,15 +206,22 @@ def test_predictions_do_not_depend_on_the_batch_size(net, execution) -> None:
     torch.testing.assert_close(turned, whole, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("net", [*NETWORKS, Branch])
 def test_a_sample_is_one_function_of_the_input(net) -> None:
     post = fit(net)
     twice = X[[0, 3, 0, 5, 0]]
     for number in range(2):
         drawn = post.weights.draw(number, seed=4)(twice)[0]
         torch.testing.assert_close(drawn[[2, 4]], drawn[[0, 0]], rtol=1e-12, atol=1e-14)
-    first, second = (post.weights.draw(number, seed=4)(X) for number in (0, 1))
-    assert (first - second).abs().max() > 1e-3
+    first, *others = (post.weights.draw(number, seed=4)(X) for number in range(6))
+    assert max((first - other).abs().max() for other in others) > 1e-3
+
+
+def test_what_vmap_cannot_do_is_done_without_a_word(capsys, monkeypatch, tmp_path) -> None:
+    """An execution that is tried and fails is not chosen, and torch's report of it is kept back."""
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
+    predicted = fit(InPlace, num_modes=2, execution="auto").predict(X).log_probs
+    assert predicted.isfinite().all() and capsys.readouterr().err == ""
 
 
 def test_training_draws_noise_for_each_example() -> None:
@@ -226,6 +284,35 @@ def test_batch_norm_predicts_with_running_statistics() -> None:
     distance = (candidates - outputs).abs().amax((1, 2))
     assert distance.min() < 1e-12
     assert all(torch.equal(t, before[name]) for name, t in post.stack.buffers.items())
+
+
+class ByFunction(FixedSize):
+    """BatchNorm as a function, whose statistics no layer can freeze."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.batch_norm(self.first(x), self.mean, self.var, training=self.training)
+        return self.last(F.dropout(h, 0.4, self.training))
+
+
+def test_statistics_that_predictions_would_change_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"changes 2 of its buffers \(mean, var\), so predictions"):
+        fit(ByFunction)
+
+
+def test_spectral_normalisation_stays_as_it_was_trained() -> None:
+    def net() -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+        return nn.Sequential(first, nn.Dropout(0.4), nn.Linear(8, 2))
+
+    post = fit(net)
+    before = {name: tensor.clone() for name, tensor in post.stack.buffers.items()}
+    post.predict(X)
+    assert before and all(torch.equal(before[n], t) for n, t in post.stack.buffers.items())
 
 
 @pytest.mark.parametrize("rate", [None, 0.0])

@@ -102,6 +102,7 @@ def test_every_option_gives_gradients(activation, norm):
         ({"dropout": 1.0}, r"`dropout` of mlp must be in \[0, 1\), got 1.0"),
         ({"dropout": -0.1}, r"got -0.1"),
         ({"input_dropout": 1.5}, r"`input_dropout` of mlp must be in \[0, 1\), got 1.5"),
+        ({"dropout": "high"}, r"`dropout` of mlp must be in \[0, 1\), got 'high'"),
         ({"activation": torch.relu}, r"make an nn.Module when called.*nn.PReLU"),
         ({"activation": nn.ReLU()}, r"make an nn.Module when called.*got ReLU\(\)"),
         ({"activation": None}, r"make an nn.Module when called.*got None"),

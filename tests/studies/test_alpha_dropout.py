@@ -11,7 +11,7 @@ from polymode import nets
 from polymode.prediction import MixturePrediction
 from polymode.studies import STUDIES, Runs
 from polymode.studies.alpha_dropout import chains, mnist, published, uci
-from polymode.studies.alpha_dropout.claims import name_of
+from polymode.studies.alpha_dropout.published import name_of
 
 STUDY = STUDIES.get("alpha_dropout").value
 ALPHAS = {"α = 0": 0.0, "α = 0.5": 0.5, "α = 1": 1.0}

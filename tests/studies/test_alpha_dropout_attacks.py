@@ -46,7 +46,7 @@ def curves(entropy: float, area: float, seed: int) -> dict[str, np.ndarray]:
         "auroc successful predictive_entropy": np.full(4, area) + noise,
         "accepted wrong": np.full(4, 1 - area), "step predictive_entropy": steps,
         "step success": np.linspace(0, 1, 41), "step accuracy": np.linspace(1, 0, 41),
-        "examples": np.array([300]), "flags": np.array([""]),
+        "examples": np.array([300]), "flags": np.array(["noise: as good" if seed == 2 else ""]),
     }  # fmt: skip
     return made
 
@@ -81,6 +81,7 @@ def test_tables_and_figures_have_what_was_found(runs):
     assert set(figures) == {
         "attack_fgsm", "attack_fgsm_detection", "attack_targeted", "attack_pgd", "attack_adaptive"
     }  # fmt: skip
+    assert figures["attack_fgsm"].caption.endswith("Flags raised: noise.")  # by the last seed
     assert figures["attack_adaptive"].data["DE auroc predictive_entropy"][0] == pytest.approx(0.901)
 
 

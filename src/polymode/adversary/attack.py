@@ -17,7 +17,7 @@ from polymode.adversary.attacked import Attacked, Cost
 from polymode.adversary.ball import Ball, Box
 from polymode.adversary.check import check_choice, check_inputs, check_number, check_targets
 from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
-from polymode.adversary.kinds import KINDS
+from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
@@ -31,6 +31,7 @@ ORIGINS = ("labels", "predicted")
 KEPT = ("best", "last", None)
 
 
+@torch.inference_mode(False)
 def attack(
     post: Posterior,
     x: Any,
@@ -103,16 +104,24 @@ def attack(
     check_choice("keep", keep, KEPT)
     inputs, labels = check_inputs(post, x, y, norm, box, scaling, eps)
     wanted = check_targets(targets, labels, post.target_size)
-    score = _adaptive(post, adaptive, weight, samples_per_mode)
+    samples = _samples(post, batch_size, samples_per_mode, eval_samples_per_mode)
+    _check_adaptive(post, adaptive, weight, samples)
+    if wanted is not None and away_from != "labels":
+        warnings.warn(
+            f"`away_from={away_from!r}` has no effect with `targets`: the attack leads to these",
+            stacklevel=2,
+        )
     if known is not None and keep == "last":
         raise ValueError("`known` inputs are of no use with keep='last'; leave one of them out")
+    if known is not None and known.shape != inputs.shape:
+        shapes = f"{tuple(known.shape)}, the inputs {tuple(inputs.shape)}"
+        raise ValueError(f"`known` inputs have shape {shapes}; give one for each input")
 
-    own = post.weights.samples_per_mode
-    victim = Victim(post, scaling, samples_per_mode or own, eval_samples_per_mode or own, seed)
+    victim = Victim(post, scaling, *samples, seed)
     ball = Ball(inputs, float(eps), norm, box)
     clean = _evaluate(victim, inputs, batch_size)
     origin = labels if away_from == "labels" else clean.classes
-    aim = Aim(origin, wanted, loss, score, 1.0 if weight is None else float(weight))
+    aim = Aim(origin, wanted, loss, adaptive, 1.0 if weight is None else float(weight))
     searches, paths = [], []
     for first in range(0, len(inputs), batch_size):
         rows = slice(first, first + batch_size)
@@ -144,10 +153,21 @@ def attack(
     )  # fmt: skip
 
 
-def _adaptive(
-    post: Posterior, adaptive: str | None, weight: float | None, samples: int | None
-) -> str | None:
-    """Return the score to keep low, checked."""
+def _samples(
+    post: Posterior, batch_size: int, gradient: int | None, judge: int | None
+) -> tuple[int, int]:
+    """Return L for gradients and for judging, checked with the rows at a time."""
+    given = {"samples_per_mode": gradient, "eval_samples_per_mode": judge}
+    counts = {name: number for name, number in given.items() if number is not None}
+    check_steps("an attack", batch_size=batch_size, **counts)
+    own = post.weights.samples_per_mode
+    return own if gradient is None else gradient, own if judge is None else judge
+
+
+def _check_adaptive(
+    post: Posterior, adaptive: str | None, weight: float | None, samples: tuple[int, int]
+) -> None:
+    """Refuse a score that the samples do not have, and warn of a weight without a score."""
     check_choice("adaptive", adaptive, (*ADAPTIVE, None))
     if weight is not None:
         check_number("weight", weight)
@@ -155,13 +175,11 @@ def _adaptive(
             warnings.warn(
                 "`weight` has no effect without `adaptive`, the score that it weighs", stacklevel=3
             )
-    networks = post.num_modes * (samples or post.weights.samples_per_mode)
-    if adaptive == "mutual_information" and networks < 2:
+    if adaptive == "mutual_information" and post.num_modes * min(samples) < 2:
         raise ValueError(
-            "`adaptive` is 'mutual_information', which needs at least 2 samples, and this posterior"
-            " has 1; take 'predictive_entropy'"
+            "`adaptive` is 'mutual_information', which needs at least 2 samples, for gradients and"
+            " for judging them, and there is 1; take more samples, or 'predictive_entropy'"
         )
-    return adaptive
 
 
 def _evaluate(victim: Victim, x: Tensor, batch_size: int) -> CategoricalPrediction:

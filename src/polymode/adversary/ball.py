@@ -73,7 +73,7 @@ class Ball(NamedTuple):
         if self.norm == "linf":
             return gradient.sign()
         largest = gradient.flatten(1).abs().amax(1).view(-1, *[1] * (gradient.dim() - 1))
-        scaled = gradient / largest.clamp(min=torch.finfo(gradient.dtype).tiny)  # no underflow
+        scaled = gradient / torch.where(largest > 0, largest, 1.0)  # squares must not underflow
         return scaled / _norms(scaled).clamp(min=1.0)
 
     def random(self, streams: Sequence[torch.Generator]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
 
 def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = False) -> None:
     """Refuse what is no number > 0 (≥ 0 with `zero`), or not finite unless `infinite`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
     if not fits:
-        raise ValueError(f"`{name}` of an attack must be {'>=' if zero else '>'} 0, got {value!r}")
+        what = f"a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0"
+        raise ValueError(f"`{name}` of an attack must be {what}, got {value!r}")
 
 
 def check_inputs(
@@ -61,7 +63,7 @@ def check_inputs(
             f" {', '.join(map(str, shape))}), N >= 1"
         )
     like = post.weights.like
-    x = x.detach().to(like.device, like.dtype)
+    x = x.detach().to(like.device, like.dtype, copy=True)
     if rows := int((~x.flatten(1).isfinite().all(1)).sum()):
         raise ValueError(f"{rows:,} of {len(x):,} inputs hold NaN or infinity")
     _check_box(x, box, eps)
@@ -78,9 +80,9 @@ def _check_box(x: Tensor, box: Box | None, eps: float) -> None:
         if not math.isfinite(eps):
             raise ValueError("`eps` is inf and there is no `box`: nothing bounds the attack")
         return
-    low, high = box
-    if not low < high:
+    if not (isinstance(box, tuple | list) and len(box) == 2 and box[0] < box[1]):
         raise ValueError(f"`box` must be (smallest, largest), got {box!r}")
+    low, high = box
     outside = (x < low) | (x > high)
     if outside.any():
         raise ValueError(
@@ -96,7 +98,10 @@ def check_targets(targets: Any, labels: Tensor, num_classes: int) -> Tensor | No
         return None
     wanted = torch.as_tensor(targets)
     wanted = wanted.expand(len(labels)) if wanted.dim() == 0 else wanted
-    wanted = check_labels(wanted, num_classes).to(labels.device)
+    try:
+        wanted = check_labels(wanted, num_classes).to(labels.device)
+    except ValueError as error:
+        raise ValueError(f"`targets` of an attack: {error}") from None
     if len(wanted) != len(labels):
         raise ValueError(f"{len(wanted):,} target(s) for {len(labels):,} label(s)")
     same = (wanted == labels).nonzero().flatten()

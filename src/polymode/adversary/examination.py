@@ -24,8 +24,9 @@ from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
 from polymode.adversary.ball import NORMS
 from polymode.adversary.check import check_choice, check_number
 from polymode.adversary.detection import Sweep, check_rejection, sweep
-from polymode.adversary.kinds import KINDS, check_steps
+from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
+from polymode.adversary.square import check_norm
 from polymode.core.data import Arrays, Pair
 from polymode.core.scaling import Scaling
 from polymode.examinations.examination import EXAMINATIONS, check_options
@@ -56,9 +57,16 @@ def check(
 ) -> None:
     """Refuse options that cannot be, before anything is trained."""
     entry = KINDS.get(kind)
-    own = {key: value for key, value in options.items() if key in OF_KINDS and value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    own = {key: value for key, value in given.items() if key in OF_KINDS}
     check_options(entry.value, f"the attack '{kind}'", own)
+    step_of(kind, 0.0, 1, given.pop("step_size", None))
+    check_steps("an attack", num_examples=num_examples, **given)
     check_choice("norm", norm, NORMS)
+    if kind == "square":
+        check_norm(norm)
+    if target is not None and (not isinstance(target, int) or isinstance(target, bool)):
+        raise ValueError(f"`target` of an attack must be a class, an integer, got {target!r}")
     check_choice("adaptive", adaptive, (*ADAPTIVE, None))
     check_choice("loss", loss, LOSSES)
     check_choice("away_from", away_from, ORIGINS)
@@ -66,7 +74,6 @@ def check(
     check_choice("checks", checks, CHECKS)
     for radius in radii_of(eps):
         check_number("eps", radius, zero=True)
-    check_steps("attack", num_examples=num_examples)
     check_rejection(rejection)
 
 
@@ -77,7 +84,7 @@ def radii_of(eps: float | Sequence[float]) -> list[float]:
     """Return the radii to look at: those given; of one number, five up to it."""
     if isinstance(eps, int | float) and not isinstance(eps, bool):
         return [float(eps) * part / 5 for part in range(6)] if eps > 0 else [float(eps)]
-    return list(eps) if isinstance(eps, list | tuple) and eps else [math.nan]
+    return list(eps) if isinstance(eps, list | tuple) and eps else [eps]  # type: ignore[list-item]
 
 
 @EXAMINATIONS.register(

@@ -3,8 +3,9 @@ r"""Signs that an attack says less than it seems to: what AutoAttack warns of, f
 ================  ===============================================================================
 flag              what was seen
 ================  ===============================================================================
-`randomised`      two gradients from other samples have a mean cosine below 1/2: with g = μ + noise
-                  that is more noise than signal; more `samples_per_mode` are wanted
+`randomised`      two gradients from different samples have a mean cosine below 1/2: with
+                  g = μ + noise that is more noise than signal; more `samples_per_mode` are wanted.
+                  Or networks of a posterior that does not draw do so: two predictions differ
 `zero_gradient`   gradients that are 0 in all entries: the step goes nowhere, though the network may
                   well be fooled; `loss="member_margin"`, or a black-box attack
 `broken_gradient` gradients with NaN or infinite entries, which are taken as 0
@@ -12,11 +13,13 @@ flag              what was seen
                   second softmax, whose gradients are far too small
 `black_box`       the square attack, which sees predictions alone, fools examples that withstood
                   gradients: these are masked
-`noise`           random noise of the same size fools as many examples as the attack
+`noise`           random noise of the same size fools as many examples as the attack, those that
+                  were wrong before left out
 ================  ===============================================================================
 
 The first four are looked for on at most 64 inputs as they are; the last two cost a further attack
-and are made with `checks="full"`. No flag does not mean that the attack is strong.
+and are made with `checks="full"`, `black_box` in L∞ only. No flag does not mean that the attack is
+strong.
 
 References: F. Croce, M. Hein, Reliable evaluation of adversarial robustness with an ensemble of
 diverse parameter-free attacks, ICML 2020, and the notes on flags of its code; A. Athalye, N.
@@ -40,7 +43,8 @@ from polymode.adversary.victim import Victim
 from polymode.prediction import CategoricalPrediction
 
 LOOKED_AT = 64  # inputs
-AGREEMENT = 0.5  # cosine of two gradients from other samples: noise is as large as signal
+SAME = 1e-3  # probabilities that differ by less may do so by rounding
+AGREEMENT = 0.5  # cosine of two gradients from different samples: noise is as large as signal
 QUERIES = 200  # of the square attack
 
 
@@ -76,17 +80,26 @@ def gradient_flags(victim: Victim, aim: Aim, x: Tensor) -> list[Flag]:
                 " try loss='member_margin', or kind='square', which needs none",
             )
         )
-    if victim.draws:
-        other, _ = victim.gradient(x, aim.rise, "check", 1)
-        cosine = torch.cosine_similarity(gradient.flatten(1), other.flatten(1)).mean().item()
-        if cosine < AGREEMENT:
-            found.append(
-                Flag(
-                    "randomised",
-                    f"two gradients from {prediction.num_samples} other samples have a mean cosine"
-                    f" of {cosine:.2f}: more noise than signal; raise samples_per_mode",
-                )
+    other, again = victim.gradient(x, aim.rise, "check", 1)
+    cosine = torch.cosine_similarity(gradient.flatten(1), other.flatten(1)).mean().item()
+    apart = (prediction.mean - again.mean).abs().max().item()
+    if victim.draws and cosine < AGREEMENT:
+        found.append(
+            Flag(
+                "randomised",
+                f"two gradients, each from {prediction.num_samples} samples of its own, have a mean"
+                f" cosine of {cosine:.2f}: more noise than signal; raise samples_per_mode",
             )
+        )
+    elif not victim.draws and apart > SAME:
+        found.append(
+            Flag(
+                "randomised",
+                "the networks draw in evaluation: two predictions at the same inputs differ by up"
+                f" to {apart:.2f} in a probability; fit them with 'dropout', whose passes are"
+                " samples",
+            )
+        )
     if _is_softmax(prediction):
         found.append(
             Flag(
@@ -118,12 +131,13 @@ def masking_flags(victim: Victim, aim: Aim, ball: Ball, reached: Tensor) -> list
     found = []
     noise = Search(victim, aim, ball)
     KINDS.get("noise").value(noise)
-    random, white = int(noise.reached.sum()), int(reached.sum())
-    if 0 < random >= white < len(reached):
+    safe = ~aim.reached(victim.judge(ball.centre).classes)  # where there was something to do
+    random, white, all_safe = (int((safe & e).sum()) for e in (noise.reached, reached, safe))
+    if 0 < random >= white < all_safe:
         found.append(
             Flag(
                 "noise",
-                f"random noise of the same size succeeds on {random} of {len(reached)} inputs, the"
+                f"random noise of the same size succeeds on {random} of {all_safe} inputs, the"
                 f" attack on {white}; take more steps or samples, or another loss",
             )
         )

@@ -2,12 +2,12 @@ r"""PGD: projected gradient ascent from random points of the ball, in L∞ or L2
 
 .. math:: x_0 \sim U(B), \quad x_{t+1} = \Pi_B(x_t + \alpha\, v_t),
 
-v the sign of the gradient (L∞) or the gradient divided by its norm (L2). Of all restarts and
-steps the best input of each example is kept, see `search.py`.
+v the sign of the gradient (L∞) or the gradient divided by its norm (L2). Of x itself, all restarts
+and all steps the best input of each example is kept, see `search.py`.
 
-Limits: a fixed step size; a loss with many local maxima wants restarts. What withstands it may
-still fall to another loss (`loss="margin"`), to more samples for a gradient, or to an attack that
-needs no gradients: look at the flags.
+Limits: a random start, without which it is `bim`; a fixed step size; a loss with many local maxima
+wants restarts. What withstands it may still fall to another loss (`loss="margin"`), to more samples
+for a gradient, or to an attack that needs no gradients: look at the flags.
 
 Reference: A. Madry et al., Towards deep learning models resistant to adversarial attacks, ICLR
 2018, section 2.1; step size 2.5 ε / T from its section on the resilience of CIFAR10 models.
@@ -38,6 +38,7 @@ def pgd(
     """
     check_steps("pgd", steps=steps, restarts=restarts)
     size = step_of("pgd", search.ball.eps, steps, step_size)
+    search.look(search.ball.centre, record=False)  # an attacker may also leave an input alone
     paths = []
     for number in range(restarts):
         start = search.ball.random(search.streams("start", number))

@@ -67,9 +67,14 @@ def square(search: Search, *, queries: int = 500, area: float = 0.8) -> list[Ten
     return [start, x]
 
 
+def check_norm(norm: str) -> None:
+    """Refuse any ball but that of L∞."""
+    if norm != "linf":
+        raise ValueError(f"`norm` of square must be 'linf', got '{norm}'")
+
+
 def _check(search: Search, area: float) -> None:
-    if search.ball.norm != "linf":
-        raise ValueError(f"`norm` of square must be 'linf', got '{search.ball.norm}'")
+    check_norm(search.ball.norm)
     if not math.isfinite(search.ball.eps):
         raise ValueError("`eps` of square must be finite: it is the size of its squares, got inf")
     if not 0 < area <= 1:

@@ -10,6 +10,7 @@ they hold on every machine and without the cache (`remembered_in`).
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -236,7 +237,8 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     for plan, work in trials.items():
         best = min(times.values(), default=float("inf"))
         try:
-            first = _once(work)
+            with redirect_stderr(io.StringIO()):  # torch.fx prints what it raises
+                first = _once(work)
             repeats = 2 if first > _SLOW else 4  # short runs are easily disturbed
             hopeless = first > _HOPELESS * best and first > _SLOW
             times[plan] = first if hopeless else min(_once(work) for _ in range(repeats))

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from polymode.core.memory import refuse_huge
 from polymode.core.rng import fold_each, global_stream
@@ -191,11 +192,13 @@ def set_mode(module: nn.Module, mode: str) -> nn.Module:
 
     "train" and "eval" are torch's. "noisy" is training mode with frozen normalisation: what is
     random stays random (dropout as a layer, as a function or inside attention, DropConnect), while
-    layers with running statistics use these and leave them alone.
+    layers with running statistics use these and leave them alone, and spectral normalisation leaves
+    its vectors alone.
     """
     module.train(mode != "eval")
     if mode == "noisy":
-        for layer in normalisation_layers(module):
+        spectral = [layer for layer in module.modules() if isinstance(layer, _SpectralNorm)]
+        for layer in [*normalisation_layers(module), *spectral]:
             layer.eval()
     return module
 

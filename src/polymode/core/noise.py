@@ -40,11 +40,11 @@ def _like(name: str) -> Callable[..., tuple[Tensor, _Fill]]:
     )
 
 
-def _sized(name: str) -> Callable[..., tuple[Tensor, _Fill]]:
-    """An ATen operation that returns noise of a given size."""
-    return lambda size, **kw: (
-        torch.empty(size, dtype=kw.get("dtype"), device=kw.get("device")),
-        lambda out, g: getattr(out, name)(generator=g),
+def _sized(name: str, usual: torch.dtype | None = None) -> Callable[..., tuple[Tensor, _Fill]]:
+    """An ATen operation that returns noise of a given size, its last argument."""
+    return lambda *args, **kw: (
+        torch.empty(args[-1], dtype=kw.get("dtype") or usual, device=kw.get("device")),
+        lambda out, g: getattr(out, name)(*args[:-1], generator=g),
     )
 
 
@@ -59,6 +59,19 @@ _DRAWS: dict[Any, Callable[..., tuple[Tensor, _Fill]]] = {
     _aten.randn_like.default: _like("normal_"),
     _aten.rand.default: _sized("uniform_"),
     _aten.randn.default: _sized("normal_"),
+    _aten.normal.float_float: _sized("normal_"),
+    _aten.randint.default: _sized("random_", torch.int64),
+    _aten.randint.low: _sized("random_", torch.int64),
+}
+_UNIFORM, _NORMAL = _aten.rand_like.default, _aten.randn_like.default
+# operation whose parameters may differ between examples -> its result, made of one of the above,
+# which is what examples share
+_MADE_OF: dict[Any, Callable[..., Tensor]] = {
+    _aten.bernoulli.default: lambda draw, p, **_: (draw(_UNIFORM, p) < p).to(p.dtype),
+    _aten.bernoulli_.Tensor: lambda draw, out, p, **_: out.copy_(draw(_UNIFORM, out) < p),
+    _aten.normal.Tensor_float: lambda draw, mean, std=1.0, **_: mean + std * draw(_NORMAL, mean),
+    _aten.normal.float_Tensor: lambda draw, mean, std, **_: mean + std * draw(_NORMAL, std),
+    _aten.normal.Tensor_Tensor: lambda draw, mean, std, **_: mean + std * draw(_NORMAL, mean + std),
 }
 
 
@@ -108,12 +121,14 @@ class MemberNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _is_idle(func, args, kwargs):
+        if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
+        if func in _MADE_OF:
+            return _MADE_OF[func](self._draw, *args, **kwargs)
         if func not in _DRAWS:
             raise ValueError(
                 f"the network calls the random operation {func}, for which members have no own"
-                f" streams. Known: {', '.join(str(known) for known in _DRAWS)}"
+                f" streams. Known: {', '.join(str(known) for known in (*_DRAWS, *_MADE_OF))}"
             )
         out, fill = _DRAWS[func](*args, **kwargs)
         seeds, pinned = self._streams.seeds, self._streams.pinned
@@ -151,9 +166,28 @@ class MemberNoise(TorchDispatchMode):
                 share.copy_(filled.movedim(0, batch.axis).unsqueeze(batch.axis + 1))
         return out
 
+    def _draw(self, func: Any, like: Tensor) -> Tensor:
+        """Return noise of a tensor's shape, drawn as if the network did."""
+        drawn: Tensor = self.__torch_dispatch__(func, (), (like,))
+        return drawn
+
     def _at(self, stream: torch.Generator, seed: int) -> torch.Generator:
         """Return the generator at the start of this call's numbers."""
         return stream.manual_seed((seed + self._calls * _GOLDEN) % 2**63)
+
+
+class NoDraws(TorchDispatchMode):
+    """Within this context a random operation is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _draws(func, args, kwargs or {}):
+            raise RuntimeError(f"{func} draws where nothing may be drawn")
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs)
 
 
 def _is_idle(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -191,7 +225,7 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.attends = self.attends or is_fused(func)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs):
+        if _draws(func, args, kwargs):
             first = result[0] if isinstance(result, (tuple, list)) else result
             self.shapes.append(tuple(first.shape))
         return result

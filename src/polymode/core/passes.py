@@ -4,8 +4,8 @@ A network is cut before its first random operation, at the last place where one 
 that is needed later. What comes before, `early`, runs once; what comes after, `late`, runs on rows
 that are repeated, one group for each pass. So the convolutions of a network with dropout in its
 dense layers are computed once, however many passes there are. Where the first random operation is
-comes from watching a pass, not from the classes of layers. A network without a graph, or with noise
-at its inputs, is not cut: its inputs are repeated.
+comes from watching a pass, not from the classes of layers. A network without a graph, with noise at
+its inputs, or whose forward method makes tensors of its own is not cut: its inputs are repeated.
 
 Shapes: `M` modes, `L` passes, `B` batch.
 """
@@ -204,7 +204,7 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
         return None
     module, graph = traced
     nodes = list(graph.nodes)
-    if [node.op for node in nodes].count("placeholder") != 1:
+    if [node.op for node in nodes].count("placeholder") != 1 or _makes_tensors(module, graph):
         return None
     two, three = (_notice(module, graph, repeat_rows(x[:1], n)) for n in (2, 3))
     if two.first is None:
@@ -223,6 +223,14 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
             if rows == [(2,), (3,)]:
                 return module, graph, cut
     return None
+
+
+def _makes_tensors(module: nn.Module, graph: fx.Graph) -> bool:
+    """Whether a forward method reads tensors that are neither parameters nor buffers, such as those
+    it makes itself; parts of the network would not have them."""
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return any(node.op == "get_attr" and node.target not in known for node in graph.nodes)
 
 
 def _split(module: nn.Module, graph: fx.Graph, cut: fx.Node) -> tuple[nn.Module, nn.Module]:

@@ -18,20 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
+from polymode.core.noise import NoDraws
 
 
 def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
     """Return a copy of the network with its graph for its present mode, or None if it has none.
 
     Networks with hooks, with Python code that depends on values, or whose forward pass changes
-    plain attributes or draws from Python's or NumPy's global streams have no graph.
+    plain attributes or draws from Python's or NumPy's global streams have no graph; neither have
+    those that draw noise whatever the inputs: in a graph it would be drawn once and for all.
     """
     module = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
         return None
     before = _state(module)
     try:
-        graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
+        with NoDraws():
+            graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None

@@ -13,18 +13,18 @@ the gradient of L/N: the data push the rates down, the entropy pulls them toward
 D_l/N that fades with more data. With α > 0 the first term is that of `dropout`.
 
 Rates begin where the network's `nn.Dropout` layers (also 1d, 2d, 3d) have theirs; the network
-itself stays as it is, and `post.weights.rates` has what was learned. Other noise in the network, as
-functional dropout, stays on with its own rate. Log-odds have the rate of learned noise, 0.02 with
-Adam.
+itself stays as it is, and `post.weights.rates` has what was learned. Other noise in the network,
+such as functional dropout, stays on with its own rate. Log-odds are learned at the rate of learned
+noise, 0.02 with Adam.
 
 In other terms: the authors' code adds `weight_regularizer` ‖W‖²/(1 − p) − `dropout_regularizer`
 D H(p) to a mean loss. For a mean of −log p these are λ/(2N) and 1/N; for a mean of (y − f)² with
 precision τ they are λ/(τN) and 2/(τN), their l²/N and 2/N for τ = 1. They count channels for
 convolutions, and add the p-dependent factor for biases too, which here have the plain prior.
 
-Limits: masks are relaxed, in predictions, too, so that units are scaled rather than dropped; the
-weights behind a layer are found in the network's graph through activations and flattening: where
-there are none, a warning says so, and only the entropy acts on the rate.
+Limits: masks are relaxed in predictions, too, so units are scaled rather than dropped; the weights
+behind a layer are found in the network's graph through activations and flattening: where there are
+none, a warning says so, and of the divergence only the entropy acts on the rate.
 Reference: Y. Gal, J. Hron, A. Kendall, Concrete dropout, NeurIPS 2017.
 
 Shapes: `M` modes, `L` samples per mode.
@@ -51,7 +51,12 @@ from polymode.core.passes import gradients_of_passes, part_of
 from polymode.core.stack import Stack
 from polymode.core.trace import trace
 from polymode.core.training import Optimization
-from polymode.methods.dropout import Dropout, loss_of_passes, warn_of_idle_alpha
+from polymode.methods.dropout import (
+    Dropout,
+    loss_of_passes,
+    refuse_moving_buffers,
+    warn_of_idle_alpha,
+)
 from polymode.methods.map import Info, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
@@ -103,6 +108,8 @@ def init(config: ConcreteDropout, problem: Problem, stack: Stack) -> State:
             "concrete_dropout needs members that differ in tensors alone, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; give them the same rates to begin with"
         )
+    x = next(problem.inputs(config.batch_size))
+    refuse_moving_buffers(stack, x)
     warn_of_idle_alpha(config)
     add_noise(config, problem, stack)
     like = {"dtype": stack.dtype, "device": stack.device}
@@ -110,7 +117,7 @@ def init(config: ConcreteDropout, problem: Problem, stack: Stack) -> State:
         path: torch.full((stack.num_modes,), math.log(p / (1 - p)), **like).requires_grad_()  # type: ignore[call-overload]
         for path, p in rates.items()
     }
-    layers_of(stack, next(problem.inputs(config.batch_size)))
+    layers_of(stack, x)
     leaves = [*stack.leaves(), *odds.values()]
     per_epoch = problem.steps_per_epoch
     total = config.total_steps(per_epoch)
@@ -181,10 +188,10 @@ def _layers(module: nn.Module, x: Tensor) -> dict[str, Layer]:
     if alone:
         warnings.warn(
             f"no weights are known that multiply what the dropout layer '{alone[0]}' drops"
-            f" ({len(alone)} of {len(found)} layers): only the entropy acts on its rate, so it will"
-            " be larger than the divergence from the prior allows. Put nn.Dropout before a linear"
-            " or convolutional layer",
-            stacklevel=8,
+            f" ({len(alone)} of {len(found)} layers): of the divergence from the prior only the"
+            " entropy acts on its rate, which will be too large. Put nn.Dropout before a linear or"
+            " convolutional layer",
+            stacklevel=9,
         )
     return found
 

@@ -47,9 +47,11 @@ import torch
 from torch import Tensor
 
 from polymode.core.execution import streams_of
+from polymode.core.layers import repeat_rows
 from polymode.core.likelihoods import Likelihood
 from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
+from polymode.core.modules import Tensors, set_mode
+from polymode.core.noise import shapes_drawn
 from polymode.core.options import is_number
 from polymode.core.passes import gradients_of_passes
 from polymode.core.stack import Stack
@@ -102,8 +104,24 @@ def init(config: Dropout, problem: Problem, stack: Stack) -> State:
             " layers (pm.nets.mlp and pm.nets.lenet take dropout=0.1), or call F.dropout(h, p,"
             " self.training) in its forward method"
         )
+    refuse_moving_buffers(stack, x)
     warn_of_idle_alpha(config)
     return map_.init(config, problem, stack)
+
+
+def refuse_moving_buffers(stack: Stack, x: Tensor) -> None:
+    """Refuse a network whose buffers change in a pass with its noise on: predictions would, too."""
+    module = set_mode(stack.views.build(0, share=False), "noisy")
+    before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    shapes_drawn(module, repeat_rows(x[:1], 2))
+    moved = [n for n, tensor in module.named_buffers() if not torch.equal(tensor, before[n])]
+    if moved:
+        raise ValueError(
+            f"a pass of this {type(stack.template).__name__} with its noise on changes"
+            f" {len(moved)} of its buffers ({', '.join(moved[:3])}), so predictions would change"
+            " them, too. Normalise with nn.BatchNorm1d or the like, which are frozen there, not by"
+            " F.batch_norm(..., training=self.training)"
+        )
 
 
 def warn_of_idle_alpha(config: Dropout) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polymode.core.options import is_number
+
 
 def check_sizes(
     net: str, input_shape: Sequence[int], num_outputs: int, dropout: float = 0.0
@@ -21,8 +23,8 @@ def check_sizes(
 
 def check_probability(net: str, name: str, value: float) -> None:
     """Refuse a probability of dropping outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"`{name}` of {net} must be in [0, 1), got {value}")
+    if not (is_number(value) and 0 <= value < 1):
+        raise ValueError(f"`{name}` of {net} must be in [0, 1), got {value!r}")
 
 
 def check_image(

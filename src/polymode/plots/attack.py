@@ -32,7 +32,9 @@ WORDS, GAP = 0.24, 0.06  # room below and beside an image, in parts of its sides
 class AttackCurves(PanelDisplay):
     """One line per method; one panel per score, against ε or the step."""
 
-    size = (4.0, 5.2)
+    def __init__(self, data: dict[str, np.ndarray], **about: Any) -> None:
+        self.size = (4.0, 1.3 * (1 + max(2, len(data["metric"]))))
+        super().__init__(data, **about)
 
     def _axis(self, ax: Axes) -> None:
         ax.set_xlabel(AGAINST[str(self.data["against"][0])])
@@ -65,6 +67,8 @@ def _title(metric: str) -> str:
     """
     if metric.startswith("auroc successful "):
         return f"AUROC by {title_of(metric.split()[-1])}, successfully attacked against clean ↑"
+    if metric == "auroc":
+        return "AUROC, attacked against clean ↑"
     if metric.startswith("auroc "):
         return f"AUROC by {title_of(metric.split()[-1])}, attacked against clean ↑"
     better = {"accuracy": " ↑", "accepted accuracy": " ↑", "accepted wrong": " ↓"}
@@ -132,13 +136,15 @@ def detection_curves(
     found: Mapping[str, Arrays], *, label: str = "", styles: dict[str, Style] | None = None
 ) -> AttackCurves:
     """Return how well uncertainty tells attacked from clean inputs, against ε: AUROC by entropy and
-    by mutual information, and the share of inputs that a threshold accepts and that are wrong.
+    by mutual information, and of what a threshold accepts the accuracy, and the share of all inputs
+    that are wrong.
 
     Args:
         found, label, styles: see `attack_curves`.
     """
-    scores = ["auroc predictive_entropy", "auroc mutual_information", "accepted wrong"]
-    return attack_curves(found, metrics=scores, label=label, styles=styles)
+    panels = ["auroc predictive_entropy", "auroc mutual_information"]
+    panels += ["accepted accuracy", "accepted wrong"]
+    return attack_curves(found, metrics=panels, label=label, styles=styles)
 
 
 class AttackTrajectory(Display):
@@ -204,8 +210,8 @@ def attack_trajectory(
         data,
         label=label,
         style=style,
-        caption=f"{label}: {rows} inputs along the attack at the largest eps; in each image the"
-        " predicted class and the predictive entropy [nats].",
+        caption=f"{label}: {rows} inputs along the attack at the largest eps; below each image"
+        " the predicted class and the predictive entropy [nats].",
         alt=f"Images along an attack, {rows} × {columns}: {told}.",
     )
     made.size = (0.85 * columns + 0.7, 1.0 * rows + 0.6)
@@ -216,7 +222,8 @@ def attack_trajectory(
 def attack(
     findings: Findings, *, label: str = "", style: Style | None = None
 ) -> dict[str, Display]:
-    """Return what an attack did: "strength", "steps", "detection" and, of images, "trajectory".
+    """Return what an attack did: "strength", "steps", "detection", "scores", the AUROC by each of
+    them, and, of images, "trajectory".
 
     Args:
         findings: of the examination "attack". label, style: of the method.
@@ -225,9 +232,15 @@ def attack(
     look: dict[str, Any] = {"styles": {name: style or Style()}}
     options = findings.label.partition(":")[2]
     title = f"{name} ({options})" if options else name
+    areas = {
+        title_of(key.removeprefix("auroc ")): {**arrays, "auroc": values}
+        for key, values in arrays.items()
+        if key.startswith("auroc ") and "successful" not in key
+    }
     found: dict[str, Display] = {
         "strength": attack_curves({name: arrays}, label=title, **look),
         "detection": detection_curves({name: arrays}, label=title, **look),
+        "scores": attack_curves(areas, metrics=["auroc"], label=title),
     }
     if len(arrays.get("step accuracy", ())) > 2:
         found["steps"] = attack_curves({name: arrays}, against="step", label=title, **look)

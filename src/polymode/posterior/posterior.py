@@ -204,9 +204,10 @@ class Posterior:
     ) -> Iterator[Prediction]:
         predictor = self._predictor(weights, samples, seed)
         for batch in self._batches(x, batch_size):
-            with torch.no_grad():
+            # in inference mode, derivatives on the way would be 0 without a word
+            with torch.inference_mode(False), torch.no_grad():
                 try:
-                    made = predictor(batch)
+                    made = predictor(batch.clone() if batch.is_inference() else batch)
                 except RuntimeError as error:
                     if batch.is_floating_point():
                         raise

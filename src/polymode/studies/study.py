@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polymode.core.registry import Registry, suggest
 from polymode.examinations import Findings, findings_of
@@ -141,6 +141,29 @@ class Study:
     comparisons: Callable[[str, Runs], list[Comparison]]
 
 
+def of_modules(*modules: Any) -> dict[str, Any]:
+    """Return the functions of a `Study` that has one module for each part of its paper.
+
+    Args:
+        modules: each with `parts`, `tables`, `figures`, `claims` and `comparisons`, as `Study` has.
+    """
+
+    def by_name(function: str) -> Callable[..., dict[str, Any]]:
+        return lambda *given: {
+            name: each
+            for module in modules
+            for name, each in getattr(module, function)(*given).items()
+        }
+
+    def in_a_row(function: str) -> Callable[..., list[Any]]:
+        return lambda *given: [
+            each for module in modules for each in getattr(module, function)(*given)
+        ]
+
+    found: dict[str, Any] = {name: by_name(name) for name in ("parts", "tables", "figures")}
+    return found | {name: in_a_row(name) for name in ("claims", "comparisons")}
+
+
 STUDIES: Registry[Study] = Registry(
     "study",
     modules=[
@@ -182,3 +205,29 @@ def judged(difference: Difference | None, *, sign: int) -> str:
     if not difference.clear:
         return "undecided"
     return "holds" if difference.mean * sign > 0 else "does not hold"
+
+
+def with_interval(gap: Difference, digits: int = 3, factor: float = 1) -> str:
+    """Return a difference with its 95 % interval, where it has one.
+
+    >>> with_interval(Difference(-0.1, 0.02, 5, -0.15, -0.05), digits=2)
+    '−0.10 [−0.15, −0.05]'
+    """
+    text = f"{factor * gap.mean:+.{digits}f}"
+    if gap.low is not None and gap.high is not None:
+        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
+    return text.replace("-", "−")
+
+
+def said(
+    gap: Difference | None, what: str, over: str = "seeds", digits: int = 3, factor: float = 1
+) -> str:
+    """Return a difference with its interval and the number of its pairs, for a claim.
+
+    >>> said(Difference(-0.1, 0.02, 5, -0.15, -0.05), "NLL")
+    'NLL: −0.100 [−0.150, −0.050], 5 seeds'
+    """
+    if gap is None:
+        return f"{what}: not run"
+    pairs = over.removesuffix("s") if gap.n == 1 else over
+    return f"{what}: {with_interval(gap, digits, factor)}, {gap.n} {pairs}"

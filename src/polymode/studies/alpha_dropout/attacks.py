@@ -35,9 +35,9 @@ from polymode.plots import (
 )
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Arm, Experiment, Part
-from polymode.studies.alpha_dropout.claims import name_of, said
 from polymode.studies.alpha_dropout.mnist import PLAIN, arms
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.alpha_dropout.published import name_of
+from polymode.studies.study import Claim, Runs, Table, judged, said
 
 PART = "mnist_attacks"
 ENSEMBLE, FORDE = "DE", "FoRDE"
@@ -118,9 +118,11 @@ class Found:
         return values
 
     def mean(self) -> dict[str, np.ndarray]:
-        """Return the curves' means over seeds; images are those of the first."""
+        """Return the curves' means over seeds, and the flags of all; images are those of the
+        first."""
         several = list(self.by_seed.values())
         first = dict(several[0])
+        first["flags"] = np.concatenate([each["flags"] for each in several])
         for name, values in first.items():
             if np.ndim(values) == 1 and np.asarray(values).dtype.kind == "f":
                 first[name] = np.mean([each[name] for each in several], 0)

@@ -28,9 +28,9 @@ from polymode.plots import Comparison, Display
 from polymode.posterior import Posterior
 from polymode.runs.part import Experiment, Part
 from polymode.studies.alpha_dropout import published
-from polymode.studies.alpha_dropout.claims import name_of, said
+from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.alpha_dropout.uci import TOY, cell, predicted, scores_of, tasks_of
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.study import Claim, Runs, Table, judged, said
 from polymode.tasks import Task
 
 SETS = ("boston", "concrete", "yacht")

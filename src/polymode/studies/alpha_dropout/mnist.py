@@ -22,8 +22,8 @@ from polymode.metrics.table import number
 from polymode.plots import Comparison, Display, sweep
 from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.alpha_dropout import published
-from polymode.studies.alpha_dropout.claims import name_of, said
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.alpha_dropout.published import name_of
+from polymode.studies.study import Claim, Runs, Table, judged, said
 
 PLAIN = "NN"
 NETS = ("mnist_mlp", "mnist_cnn")

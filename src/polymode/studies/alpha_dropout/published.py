@@ -20,6 +20,16 @@ class Value(NamedTuple):
 
 ALPHAS = (0.0, 0.5, 1.0)
 
+
+def name_of(alpha: float) -> str:
+    """Return the arm that has this α.
+
+    >>> name_of(0.0), name_of(0.5)
+    ('α = 0', 'α = 0.5')
+    """
+    return f"α = {alpha:g}"
+
+
 NLL = {
     "boston": (Value(2.42, 0.05), Value(2.38, 0.06), Value(2.50, 0.10)),
     "concrete": (Value(2.98, 0.02), Value(2.88, 0.02), Value(2.96, 0.03)),

@@ -32,8 +32,8 @@ from polymode.posterior import Posterior
 from polymode.prediction import MixturePrediction
 from polymode.runs.part import Experiment, Part
 from polymode.studies.alpha_dropout import published
-from polymode.studies.alpha_dropout.claims import name_of, said
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.alpha_dropout.published import name_of
+from polymode.studies.study import Claim, Runs, Table, judged, said
 from polymode.tasks import Task
 from polymode.tasks import task as build_task
 

@@ -9,8 +9,7 @@ import numpy as np
 from polymode.metrics.paired import Difference, mean_and_error, paired
 from polymode.metrics.table import number
 from polymode.plots import Display, size_curve
-from polymode.studies.alpha_dropout.claims import said
-from polymode.studies.study import Claim, Runs
+from polymode.studies.study import Claim, Runs, said
 
 Lookup = Callable[[str], dict[int, float]]
 

@@ -19,7 +19,7 @@ from polymode.plots.sweep import sweep
 from polymode.studies.linearised_laplace.experiments import PRECISIONS
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.variants import KINDS, MEANS, VARIANTS
-from polymode.studies.study import Runs, Table
+from polymode.studies.study import Runs, Table, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,12 +75,7 @@ def ratio(runs: Runs, part: str, arm: str, first: str, second: str) -> list[floa
 
 def said(found: Difference | None, digits: int = 3) -> str:
     """Return a difference in words."""
-    if found is None:
-        return "n/a"
-    text = f"{found.mean:+.{digits}f}"
-    if found.low is not None and found.high is not None:
-        text += f" [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
-    return text.replace("-", "−") + ("*" if found.clear else "")
+    return "n/a" if found is None else with_interval(found, digits) + "*" * found.clear
 
 
 def _column(runs: Runs, part: str, arms: Sequence[str], metric: str, most: int = 3) -> list[str]:

@@ -11,7 +11,7 @@ from polymode.metrics.results import EXAMINED
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import Display, dots, map_limits, panels, uncertainty_maps
 from polymode.studies.reference.setup import MODES, families
-from polymode.studies.study import Runs, Table
+from polymode.studies.study import Runs, Table, with_interval
 
 REFERENCE = "reference"
 HMC = "HMC, shorter"
@@ -149,10 +149,8 @@ def modes_table(runs: Runs, part: str) -> Table:
         gap = runs.difference(part, many, one, label_of(runs, part), metric)
         cells = [mean_and_error(list(distances(runs, part, arm).values())) for arm in (one, many)]
         digits = decimals_for(*zip(*cells, strict=True))
-        said = "" if gap is None else f"{gap.mean:+.{digits}f}".replace("-", "−")
-        if gap is not None and gap.low is not None and gap.high is not None:
-            said += f" [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]".replace("-", "−")
-        lines.append((method, *(number(mean, error, digits) for mean, error in cells), said))
+        difference = "" if gap is None else with_interval(gap, digits)
+        lines.append((method, *(number(mean, error, digits) for mean, error in cells), difference))
     name = {"w1": "W1, units of y", "total_variation": "total variation"}[metric]
     return Table(
         title=f"One mode and many: {part}",

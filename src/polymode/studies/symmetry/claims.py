@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from polymode.metrics.paired import Difference, paired
-from polymode.studies.study import Claim, Runs, judged
+from polymode.metrics.paired import paired
+from polymode.studies.study import Claim, Runs, judged, said
 from polymode.studies.symmetry.setup import NAMES, OOD
 from polymode.studies.symmetry.shown import label_of, tables_of
 
@@ -51,10 +51,11 @@ def _several(
     each = ", ".join(
         f"{name} {factor * float(np.mean(list(g.values()))):+.3g}" for name, g in gaps.items()
     ).replace("-", "−")
+    what, digits = f"multi − one, {unit}".rstrip(", "), 2 if factor == 100 else 4
     return Claim(
         f"{part}: with several modes instead of one, {text} (mean over methods)",
         "all methods of the table but ECE of Laplace" if metric == "ece" else "all of the table",
-        f"{said(mean, f'multi − one, {unit}'.rstrip(', '), factor)}; {each}",
+        f"{said(mean, what, digits=digits, factor=factor)}; {each}",
         judged(mean, sign=sign),
     )
 
@@ -141,14 +142,3 @@ def _mass(runs: Runs) -> list[Claim]:
                 )
             )
     return found
-
-
-def said(gap: Difference | None, what: str, factor: int = 1) -> str:
-    """Return a difference with its interval, for people."""
-    if gap is None:
-        return f"{what}: not run"
-    digits = 2 if factor == 100 else 4
-    text = f"{what}: {factor * gap.mean:+.{digits}f}"
-    if gap.low is not None and gap.high is not None:
-        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
-    return f"{text}, {gap.n} seed{'s' if gap.n > 1 else ''}".replace("-", "−")
