@@ -93,3 +93,33 @@ def test_a_kept_plan_yields_where_memory_has_become_scarce(
             stack(torch.randn(3, 2))
             found.append(stack.plans["graph"].chunk_size)
     assert found == [6, 6, 2]
+
+
+EDITED = """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+    def forward(self, x):
+        return self.layer(x{})
+"""
+
+
+@pytest.mark.parametrize(("change", "same"), [("", True), (" * 2", False)])
+def test_an_edited_network_is_another_job(change, same) -> None:
+    """Of the same name, layers and shapes: what ran batched before may not now."""
+    jobs = []
+    for edit in ("", change):
+        names = {"nn": nn, "__name__": "own"}
+        exec(EDITED.format(edit), names)
+        stack = Stack(names["Own"], 2)
+        jobs.append(choice._job(stack, "outputs", torch.randn(3, 2), False, 2))
+    assert (jobs[0] == jobs[1]) == same
+
+
+def test_constants_of_code_are_the_same_in_every_process() -> None:
+    """The order in which a set is shown differs from process to process."""
+    code = compile("lambda x: x in {'b', 'c', 'a'}", "", "eval")
+    (inner,) = (each for each in code.co_consts if hasattr(each, "co_code"))
+    assert ["'a'", "'b'", "'c'"] in choice._plain(inner)[2]
+    assert " at 0x" not in repr(choice._plain(code))
