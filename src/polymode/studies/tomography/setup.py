@@ -105,7 +105,13 @@ def _cpu() -> dict[str, Part | Experiment]:
             reconstruct,
             {
                 "Shepp-Logan": {**large, "data": "shepp_logan"},
-                "CT slice": {**large, "data": "ct:0", "show": False},
+                "CT slice": {
+                    **large,
+                    "data": "ct:0",
+                    "tuning": 3,
+                    "tv_weights": [1e-5, 3e-4],
+                    "show": False,
+                },
             },
         ),
     }
