@@ -63,14 +63,14 @@ def _title(metric: str) -> str:
     """Return the title of a panel.
 
     >>> _title("auroc mutual_information"), _title("predictive_entropy")
-    ('AUROC by mutual information, attacked against clean ↑', 'predictive entropy [nats]')
+    ('AUROC by mutual information ↑', 'predictive entropy [nats]')
     """
     if metric.startswith("auroc successful "):
-        return f"AUROC by {title_of(metric.split()[-1])}, successfully attacked against clean ↑"
+        return f"AUROC by {title_of(metric.split()[-1])}, successful ↑"
     if metric == "auroc":
-        return "AUROC, attacked against clean ↑"
+        return "AUROC ↑"
     if metric.startswith("auroc "):
-        return f"AUROC by {title_of(metric.split()[-1])}, attacked against clean ↑"
+        return f"AUROC by {title_of(metric.split()[-1])} ↑"
     better = {"accuracy": " ↑", "accepted accuracy": " ↑", "accepted wrong": " ↓"}
     unit = f" [{UNITS[metric]}]" if metric in UNITS else ""
     return f"{title_of(metric)}{better.get(metric, '')}{unit}"
@@ -119,6 +119,8 @@ def attack_curves(
     )
     raised = {str(flag).partition(":")[0] for a in found.values() for flag in a["flags"]} - {""}
     flags = f" Flags raised: {', '.join(sorted(raised))}." if raised else ""
+    detects = any(metric.startswith("auroc") for metric in shown)
+    aurocs = " AUROC is that of attacked against clean inputs." if detects else ""
     sizes = {int(arrays["examples"][0]) for arrays in found.values()}
     count = " and ".join(f"{size:,}" for size in sorted(sizes))
     name = label or ", ".join(found)
@@ -127,7 +129,7 @@ def attack_curves(
         data,
         label=name,
         styles=styles or palette(found),
-        caption=f"{name}: means over {count} attacked inputs as {what}.{flags}",
+        caption=f"{name}: means over {count} attacked inputs as {what}.{aurocs}{flags}",
         alt=f"Scores under attack against {against}: {ends or 'curves with gaps'}.",
     )
 
