@@ -45,6 +45,8 @@ TOMOGRAPHY = ROOT / "docs" / "tomography.md"
 LAPLACE = ROOT / "docs" / "methods" / "laplace.md"
 KERNELS = ROOT / "docs" / "kernels.md"
 SGLD = ROOT / "docs" / "methods" / "sgld.md"
+DROPOUT = ROOT / "docs" / "methods" / "dropout.md"
+ADVERSARY = ROOT / "docs" / "adversary.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 HMC = ROOT / "docs" / "methods" / "hmc.md"
 VI = ROOT / "docs" / "methods" / "vi.md"
@@ -282,6 +284,8 @@ def sections() -> list[tuple[Path, str, str]]:
         (SGLD, "bias", bias_table(bias)),
         (SGLD, "moving", moving_table(bias)),
         (SGLD, "cost", ratios_table(report, ("sampling",))),
+        (DROPOUT, "cost", ratios_table(report, ("passes", "passes_step"))),
+        (ADVERSARY, "cost", ratios_table(report, ("pgd",))),
         (SWAG, "cost", ratios_table(report, ("swag", "swag_memory"))),
         (HMC, "cost", ratios_table(report, ("whole",))),
         (VI, "cost", ratios_table(report, ("variational",))),
