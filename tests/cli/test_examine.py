@@ -121,3 +121,17 @@ def test_list_examinations(command):
     assert command("list", "examinations", "count*", "--json") == 0
     (entry,) = command.json()
     assert entry["measures"] == {"size": "number of weights"}
+
+
+@pytest.mark.filterwarnings("default:map is not examined")
+@pytest.mark.parametrize("asked", ["chains", "evidence", "pairs"])
+def test_what_does_not_apply_to_a_posterior_is_left_out_and_its_scores_stay(
+    tmp_path, command, no_report, asked
+):
+    """One network has no chains, no evidence and no pairs."""
+    assert run(command, tmp_path, "-q", "--examine", asked) == 0
+    assert f"warning: map is not examined by '{asked}': " in command.err
+    (results,) = RunFolder(tmp_path).results()
+    assert results.get("test", "nll") is not None
+    assert asked not in findings_of(results)
+    assert run(command, tmp_path, "--examine", asked) == 0 and "1 done already" in command.err

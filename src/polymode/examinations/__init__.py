@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from polymode.examinations.examination import EXAMINATIONS, Asked, examine, read_asked
-from polymode.examinations.findings import DISPLAYS, Findings, findings_of, measure
+from polymode.examinations.findings import (
+    DISPLAYS,
+    Findings,
+    NotApplicable,
+    findings_of,
+    measure,
+)
 
 __all__ = [
     "DISPLAYS",
     "EXAMINATIONS",
     "Asked",
     "Findings",
+    "NotApplicable",
     "examine",
     "findings_of",
     "measure",

@@ -28,7 +28,7 @@ from polymode.chains.rhat import FEWEST, check
 from polymode.core.data import Arrays
 from polymode.core.rng import generator
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure
+from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior, Samples
 from polymode.prediction import CategoricalPrediction
@@ -82,7 +82,7 @@ def chains(
     """
     weights = post.weights
     if not isinstance(weights, Samples) or weights.kept is None:
-        raise ValueError(
+        raise NotApplicable(
             f"this posterior ({post.method}) has no chains: {weights.samples_per_mode} sample(s)"
             " per mode that were not kept along a way; examine hmc, mile, sghmc or the like"
         )
@@ -92,7 +92,10 @@ def chains(
     told = [measure("draws", float(len(draws)), unit="draws", n=number), *_facts(weights)]
     if nested and len(draws) < FEWEST:
         return Findings((*nested, *told))
-    check(draws)
+    try:
+        check(draws)
+    except ValueError as error:
+        raise NotApplicable(str(error)) from None
     found, size = rhat(draws), ess_bulk(draws)
     rows = [
         _largest("r_hat", found),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure
+from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.methods.laplace.evidence_search import PRUNED
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
@@ -47,7 +47,7 @@ def evidence(post: Posterior, task: Task) -> Findings:
     """Return what is known of the Gaussians of a posterior by `laplace` or `laplace_map`."""
     weights = post.weights
     if not isinstance(weights, LaplaceWeights):
-        raise ValueError(
+        raise NotApplicable(
             f"this posterior ({post.method}) is not a Laplace approximation, so it has no evidence;"
             " fit it with 'laplace' or 'laplace_map'"
         )

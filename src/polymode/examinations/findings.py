@@ -127,6 +127,10 @@ class Findings:
         return lines
 
 
+class NotApplicable(ValueError):
+    """A posterior has not what an examination looks at; a run goes on without it."""
+
+
 def findings_of(results: Results) -> dict[str, Findings]:
     """Return what results hold of examinations, by label."""
     rows: dict[str, list[Row]] = {}

@@ -24,7 +24,7 @@ import torch
 
 from polymode.core.registry import suggest
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure
+from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.diversity import pairwise_mutual_information
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
@@ -62,7 +62,7 @@ def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) 
     """
     name = _ood_set(task, ood)
     if task.test is None or not post.likelihood.classification or post.num_samples < 3:
-        raise ValueError(
+        raise NotApplicable(
             "pairs needs a classifier with at least 3 samples and a task with a test set, got"
             f" {post.num_samples} sample(s)"
         )

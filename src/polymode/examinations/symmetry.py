@@ -26,7 +26,7 @@ import torch
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure
+from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.posterior.files import load
@@ -132,7 +132,7 @@ def symmetry(
     """
     stack = networks_of(post, samples_per_mode)
     if stack.num_modes < 2:
-        raise ValueError("symmetry needs at least 2 samples; this posterior has 1")
+        raise NotApplicable("symmetry needs at least 2 samples; this posterior has 1")
     modes = torch.arange(post.num_modes).repeat(stack.num_modes // post.num_modes)
     held = _reference(post, zoo, against, num_reference, lengthscales == "reference")
     rows: list[Row] = []

@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 from polymode.core.choice import remembered_in
 from polymode.core.events import Observer
 from polymode.core.store import json_safe
-from polymode.examinations import examine, read_asked
+from polymode.examinations import NotApplicable, examine, read_asked
 from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
@@ -81,7 +82,12 @@ def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
     curves = [EVERY_CELL] if post.history.train_steps else []
     for text in dict.fromkeys([*recipe.examine, *curves]):
         name, options = read_asked(text)
-        results = examine(post, task, name, **options).beside(results)
+        try:
+            results = examine(post, task, name, **options).beside(results)
+        except NotApplicable as error:
+            warnings.warn(
+                f"{cell.label or cell.method} is not examined by '{name}': {error}", stacklevel=2
+            )
     return results
 
 
