@@ -310,7 +310,7 @@ def _written(module: nn.Module) -> list[Any]:
     classes = {base for each in module.modules() for base in type(each).__mro__}
     return [
         (base.__qualname__, name, _plain(method.__code__))
-        for base in sorted(classes, key=lambda each: each.__qualname__)
+        for base in sorted(classes, key=lambda each: (each.__module__, each.__qualname__))
         if base.__module__.partition(".")[0] not in ("torch", "builtins")
         for name, method in vars(base).items()
         if isinstance(method, FunctionType)

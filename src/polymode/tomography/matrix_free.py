@@ -311,10 +311,10 @@ def ascend(
         flat.grad = gradient
         optimizer.step()
         schedule.step()
-        inside = flat.detach().clone()
+        moved = flat.detach().clone()
         with torch.no_grad():
             _within_bounds(flat)
-        latest.append(torch.where(flat == inside, gradient, 0.0))  # at a bound it ends
+        latest.append(torch.where(flat == moved, gradient, 0.0))  # at a bound it ends
     _warn_if_rising(evidence, torch.stack(latest[-max(2, steps // 4) :]))
     return Hyper.from_flat(flat.detach())
 

@@ -118,9 +118,12 @@ def image_noise(operator: LinearOperator, noise: float, number: int = 100) -> fl
         row = torch.from_numpy(column.reshape(1, size))
         return operator(operator.T(row))[0].numpy()
 
-    products = Products((size, size), matvec=product, dtype=np.float64)
-    start = np.ones(size)  # random by default
-    squares = eigsh(products, k=min(number, size - 1), return_eigenvectors=False, v0=start)
+    if size <= number:
+        squares = np.linalg.svd(operator.matrix().numpy(), compute_uv=False) ** 2
+    else:
+        products = Products((size, size), matvec=product, dtype=np.float64)
+        start = np.ones(size)  # random by default
+        squares = eigsh(products, k=number, return_eigenvectors=False, v0=start)
     squares = squares[squares > 1e-12 * squares.max()]
     return float(noise * (1 / squares).sum() / pixels)
 

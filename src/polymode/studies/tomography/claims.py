@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polymode.metrics.paired import Difference, paired
-from polymode.studies.study import Claim, Runs, judged
+from polymode.studies.study import Claim, Runs, judged, said
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
 
@@ -80,22 +80,13 @@ def claims(runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def said(found: Difference | None, unit: str = "") -> str:
-    """Return a difference in words."""
-    if found is None:
-        return "n/a"
-    text = f"{found.mean:+.3g}"
-    if found.low is not None and found.high is not None:
-        text += f" [{found.low:+.3g}, {found.high:+.3g}]"
-    return f"{text} {unit}, {found.n} images".replace("-", "−").replace(" ,", ",")
-
-
 def _claim(
     runs: Runs, text: str, paper: str, first: str, second: str, metric: str, sign: int
 ) -> Claim:
     found = gap(runs, first, second, metric)
     title, unit, _ = METRICS[metric]
-    ours = f"{METHODS[first]} − {METHODS[second]}, {title[:-2]}: {said(found, unit)}"
+    what = f"{METHODS[first]} − {METHODS[second]}, {title[:-2]}, {unit}"
+    ours = said(found, what, "images", digits=4)
     return Claim(f"{MAIN}: {text}", paper, ours, judged(found, sign=sign))
 
 
@@ -108,7 +99,8 @@ def _not_worse(
     undecided otherwise.
     """
     found = gap(runs, first, second, "log_density")
-    ours = f"{METHODS[first]} − {METHODS[second]}: {said(found, 'nats per pixel')}"
+    what = f"{METHODS[first]} − {METHODS[second]}, nats per pixel"
+    ours = said(found, what, "images", digits=4)
     if found is None or found.low is None or found.high is None:
         verdict = "not run" if found is None else "undecided"
     elif found.low > -MARGIN:
