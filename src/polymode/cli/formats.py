@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from polymode.core.sheets import csv_text
 from polymode.metrics import Leaderboard
 from polymode.metrics.leaderboard import BEST, TIED, UNTESTED, Column, digits_for, group_title
 from polymode.metrics.score import ARROWS
@@ -109,12 +108,8 @@ def latex(board: Leaderboard, full: bool = False) -> str:
 
 def as_csv(board: Leaderboard, full: bool = False) -> str:
     """Return every number as a line: entry, data set, metric, mean, spread, unit, direction."""
-    file = io.StringIO()
     cells = board.to_dict()["cells"]
-    writer = csv.DictWriter(file, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    return file.getvalue()
+    return csv_text([list(cells[0]), *(cell.values() for cell in cells)])
 
 
 def as_json(board: Leaderboard, full: bool = False) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import textwrap
 from collections.abc import Callable, Sequence
 
 from polymode.cli.formats import as_markdown, as_tex
+from polymode.core.sheets import csv_text
 from polymode.metrics.table import align, decimals_for, number
 from polymode.plots.forest import Comparison
 from polymode.report.study import SIGNS
@@ -90,14 +89,12 @@ def _latex(tables: Sequence[Table]) -> str:
 
 
 def _csv(tables: Sequence[Table]) -> str:
-    file = io.StringIO()
-    write = csv.writer(file, lineterminator="\n").writerow
-    write(["table", "line", "column", "text"])
+    rows = [["table", "line", "column", "text"]]
     for table in tables:
         for line in table.lines:
             for head, text in zip(table.head[1:], line[1:], strict=True):
-                write([table.title, line[0], head, text])
-    return file.getvalue()
+                rows.append([table.title, line[0], head, text])
+    return csv_text(rows)
 
 
 def _json(tables: Sequence[Table]) -> str:

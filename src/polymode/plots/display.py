@@ -8,7 +8,6 @@ imported when something is drawn. The same numbers give the same bytes of SVG.
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import textwrap
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from polymode.core.sheets import csv_text
 from polymode.core.store import replace_file
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ class Display(ABC):
         columns = [[name, *map(_text, np.ravel(values))] for name, values in self.data.items()]
         longest = max(map(len, columns))
         padded = [column + [""] * (longest - len(column)) for column in columns]
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(zip(*padded, strict=True))
-        return file.getvalue()
+        return csv_text(zip(*padded, strict=True))
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing or its numbers and return the path; the ending says which.

@@ -6,13 +6,12 @@ run, sort tables, filter methods and copy the command. Nothing is asked of any n
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polymode.core.sheets import csv_text
 from polymode.core.store import replace_file
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard, costs
@@ -210,10 +209,10 @@ def _entries(board: Leaderboard, method: str) -> list[dict[str, Any]]:
 
 def _csv(board: Leaderboard) -> str:
     """Return all numbers of the tables, a line each."""
-    file = io.StringIO()
-    write = csv.writer(file, lineterminator="\n").writerow
     errors = ["standard error over seeds", "over examples"]
-    write(["entry", "data set", "metric", "mean", *errors, "seeds", "unit", "better", "n"])
+    lines: list[list[Any]] = [
+        ["entry", "data set", "metric", "mean", *errors, "seeds", "unit", "better", "n"]
+    ]
     for columns in board.groups(full=True).values():
         for column in columns:
             for label in board.labels:
@@ -221,8 +220,8 @@ def _csv(board: Leaderboard) -> str:
                 numbers = (cell.mean, cell.standard_error, cell.example_error)
                 known = ["" if v is None else f"{v:.8g}" for v in numbers]
                 kind = [cell.n, column.unit, column.direction, column.n]
-                write([label, column.dataset, column.metric, *known, *kind])
-    return file.getvalue()
+                lines.append([label, column.dataset, column.metric, *known, *kind])
+    return csv_text(lines)
 
 
 def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.nets import unet
 from polymode.tomography.dip_training import DeepImagePrior, Observed, start, step
-from polymode.tomography.fbp import fbp
+from polymode.tomography.fbp import backproject, check_projector
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
 from polymode.tomography.reconstruction import Reconstruction
@@ -173,9 +173,8 @@ def best_steps(fit: DIPFit) -> int:
 
 def network_inputs(scan: Scan, options: DeepImagePrior, seed: int) -> Tensor:
     """Return the fixed inputs of the networks, (N, 1, H, W)."""
-    auto = "fbp" if isinstance(scan.operator, Projector) else "noise"
-    if (auto if options.input == "auto" else options.input) == "fbp":
-        return fbp(scan.operator, scan.observations)
+    if options.input == "fbp" or (options.input == "auto" and isinstance(scan.operator, Projector)):
+        return backproject(check_projector(scan.operator), scan.observations)
     shape = (1, *scan.operator.image_shape)
     draws = [
         torch.randn(shape, generator=generator(seed, "input", k))

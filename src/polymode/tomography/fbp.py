@@ -6,12 +6,15 @@ Each projection p is convolved with the ramp filter h, then spread back along it
 Ramachandran and Lakshminarayanan for a detector of spacing a: 1/(4a²) at 0, -1/(π n a)² at odd n, 0
 at even n; a window in the frequency damps what is mostly noise. For a parallel beam t = r · u_φ and
 w = 1, over half a turn. For a fan with a flat detector, moved to the centre, projections are first
-multiplied by D / sqrt(D² + s²), w = (D / distance to the source along the axis)², and the integral
-over a whole turn counts half. Values between detector cells are interpolated linearly.
+multiplied by D / sqrt(D² + s²) and by the share that a ray has among the measurements of its line,
+1/2 over a whole turn; w = (D / distance to the source along the axis)². dφ is what a view stands
+for; both are in `views`. Values between detector cells are interpolated linearly.
 
 Reference: A. C. Kak, M. Slaney, "Principles of computerized tomographic imaging", SIAM 2001,
 equations 3.61 and 3.105.
-Limits: few angles give streaks; a fan needs the whole turn (no weights for short scans).
+Limits: few angles give streaks. What lies in a missing wedge is taken as 0 in the Fourier plane,
+the solution of least norm, and a warning names the wedge. Outside of the angles of a short scan a
+fan has errors of interpolation that a whole turn averages out.
 
 Shapes: `N` images, `K` angles, `D` detector cells, `n` pixels.
 """
@@ -19,8 +22,8 @@ Shapes: `N` images, `K` angles, `D` detector cells, `n` pixels.
 from __future__ import annotations
 
 import math
+import warnings
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,12 +31,20 @@ from polymode.core.registry import suggest
 from polymode.tomography.geometry import Geometry
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
+from polymode.tomography.views import (
+    Views,
+    arrange_views,
+    missing_wedge_text,
+    redundancy_weights,
+)
 
 FILTERS = ("ram-lak", "shepp-logan", "cosine", "hann")
 
 
 def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak") -> Tensor:
     """Return the filtered backprojections (N, 1, H, W) of observations (N, m) or (m,).
+
+    A warning says which directions have no view, if some are missing.
 
     Args:
         observations: or a sinogram, (N, angles, detector cells) or (angles, detector cells).
@@ -45,24 +56,43 @@ def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak"
             f"`filter` of fbp must be one of {', '.join(FILTERS)}, got {filter!r}."
             + suggest(filter, FILTERS)
         )
-    if not isinstance(projector, Projector):
+    projector = check_projector(projector)
+    text = missing_wedge_text(projector.geometry, arrange_views(projector.geometry))
+    if text:
+        warnings.warn(
+            f"fbp: {text}; edges along them are not seen and streaks remain. Measure them too, or"
+            " take tv_reconstruction or deep_image_prior, which fill in what is missing",
+            stacklevel=2,
+        )
+    return backproject(projector, observations, filter)
+
+
+def check_projector(operator: LinearOperator) -> Projector:
+    """Return the operator; refuses one without a geometry."""
+    if not isinstance(operator, Projector):
         raise ValueError(
-            f"fbp needs a projector, made by parallel_beam or fan_beam, got {projector!r}; for"
+            f"fbp needs a projector, made by parallel_beam or fan_beam, got {operator!r}; for"
             " other operators take tv_reconstruction"
         )
+    return operator
+
+
+def backproject(projector: Projector, observations: Tensor, filter: str = "ram-lak") -> Tensor:
+    """Return what `fbp` does, without its warning; for a start that need not be complete."""
     geometry = projector.geometry
     if observations.shape[-1] != projector.num_observations:
         observations = projector.observations(observations)
     check_finite(observations)
     sinogram = projector.sinogram(observations.reshape(-1, projector.num_observations))
-    scale = 1.0
+    views, scale = arrange_views(geometry), 1.0
     if geometry.source_distance is not None:
         distance = geometry.source_distance
         scale = distance / (distance + geometry.detector_distance)  # to a detector in the centre
         cells = torch.as_tensor(geometry.cells() * scale).to(sinogram)
         sinogram = sinogram * (distance / (distance**2 + cells**2).sqrt())
+        sinogram = sinogram * torch.as_tensor(redundancy_weights(geometry, views)).to(sinogram)
     filtered = _filtered(sinogram, geometry.spacing * scale, filter)
-    return _spread(geometry, filtered)
+    return _spread(geometry, views, filtered)
 
 
 def _filtered(sinogram: Tensor, spacing: float, name: str) -> Tensor:
@@ -85,11 +115,11 @@ def _filtered(sinogram: Tensor, spacing: float, name: str) -> Tensor:
     return torch.fft.irfft(spectrum, size)[..., :D]
 
 
-def _spread(geometry: Geometry, filtered: Tensor) -> Tensor:
+def _spread(geometry: Geometry, views: Views, filtered: Tensor) -> Tensor:
     """Return the sum over the angles of what is spread back along the rays."""
-    K, D = geometry.sinogram_shape
+    D = geometry.num_detectors
     images = filtered.new_zeros(len(filtered), geometry.side**2)
-    for k, share in enumerate(_shares(geometry)):
+    for k, share in enumerate(views.shares.tolist()):
         place, weight = _places(geometry, k)
         left = place.floor().long()
         part = (place - left).to(filtered)
@@ -111,16 +141,3 @@ def _places(geometry: Geometry, k: int) -> tuple[Tensor, Tensor]:
         along = along * (distance + geometry.detector_distance) / depth
         weight = (distance / depth) ** 2
     return along / geometry.spacing + (geometry.num_detectors - 1) / 2, weight
-
-
-def _shares(geometry: Geometry) -> list[float]:
-    """Return the part of the integral over the angles that each stands for; they add up to π."""
-    turn = math.pi if geometry.source_distance is None else 2 * math.pi
-    angles = np.mod(geometry.angles, turn)
-    order = np.argsort(angles, kind="stable")
-    sorted_angles = angles[order]
-    after = np.append(sorted_angles[1:], sorted_angles[0] + turn)
-    before = np.insert(sorted_angles[:-1], 0, sorted_angles[-1] - turn)
-    shares = np.empty(len(angles))
-    shares[order] = (after - before) / 2 * (math.pi / turn)
-    return [float(share) for share in shares]

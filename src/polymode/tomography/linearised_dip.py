@@ -4,12 +4,23 @@ Train a deep image prior (`dip.py`), linearise it (`linearised.py`), choose the 
 its weights by the evidence (`evidence.py`, `matrix_free.py`), with or without TV-PredCP
 (`tv_predcp.py`), and see how sure the image is. The mean stays the image of the network.
 
+The variance σ̂² of the noise that the evidence chooses is compared with σ² of the scan. Were the
+linear model right, then log σ̂² would be near log σ² with a standard deviation of at least 1 / √I,
+I = ½ σ⁴ tr K⁻² the Fisher information. A scan's σ is hardly ever exact, and the discretisation adds
+errors, so σ̂ may be up to 1.5 times σ or as much below, and a warning is given beyond
+
+    |log σ̂² − log σ²| > 2 log 1.5 + 3.29 / √I :
+
+for any true σ within these factors, in less than 1 of 1,000 images.
+
 References: J. Antorán et al., A probabilistic deep image prior for computational tomography, 2022;
 Uncertainty estimation for computed tomography with a linearised deep image prior, TMLR 2023.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +28,7 @@ import torch
 from torch import Tensor
 
 from polymode.tomography.dip import DIPFit
-from polymode.tomography.evidence import Evidence, maximise
+from polymode.tomography.evidence import MEANS, Evidence, maximise
 from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
 from polymode.tomography.image_posterior import ImagePosterior, exact_posterior
 from polymode.tomography.kernels import Kernels, assemble
@@ -34,6 +45,7 @@ from polymode.tomography.tv_predcp import TVPredCP, tv_predcp
 
 PATHS = ("auto", "exact", "matrix_free")
 EXACT_PIXELS = 2000  # up to so many, "auto" is exact: 30 matrices of this size are 1 GB
+_NEAR, _QUANTILE = 1.5, 3.29  # how far σ may be off, and of a normal beyond which 1 of 1,000 lies
 
 
 class Outcome(NamedTuple):
@@ -62,8 +74,10 @@ class LinearisedDIP:
     """The linear model of one image of a trained deep image prior; what is dear is made once.
 
     Args:
-        fit: the trained networks. image: which of their images.
-        form: "jacobian", f = J θ, as in the talk; or "offset", f = f̂ + J (θ − θ̃).
+        fit: the trained networks. image: which of their images; of several networks for an image
+            the first is taken.
+        form: "offset", f = f̂ + J (θ − θ̃); or "jacobian", f = J θ, as in the talk. It matters with
+            mean="linear" alone: the evidence at θ̃ is the same for both.
         path: "exact", with dense matrices of observations and pixels; "matrix_free"; or "auto".
         steps: of the search for hyperparameters, at most.
         num_samples, probes, solver: of the matrix-free path: samples of the posterior, probes of a
@@ -73,7 +87,7 @@ class LinearisedDIP:
 
     fit: DIPFit
     image: int = 0
-    form: str = "jacobian"
+    form: str = "offset"
     path: str = "auto"
     num_samples: int = 100
     probes: int = 8
@@ -120,39 +134,91 @@ class LinearisedDIP:
         return weight * len(self.observations) / (2 * self.noise)
 
     def uncertainty(
-        self, *, prior: str = "matern", mean: str = "linear", predcp: float | None = None
+        self,
+        *,
+        prior: str = "matern",
+        mean: str = "trained",
+        predcp: float | None = None,
+        learn_noise: bool = True,
     ) -> Outcome:
         """Return the posterior of the image, with hyperparameters that maximise the evidence.
 
+        A warning says if the noise that the evidence chooses contradicts that of the scan.
+
         Args:
             prior: "matern" or "isotropic", see `filter_prior.py`.
-            mean: "linear", the evidence at the optimum θ* of the linear model; "trained", at θ̃.
-            predcp: rate of TV-PredCP, such as `tv_rate`; None is without it.
+            mean: "trained", the evidence at the trained weights θ̃; "linear", at the optimum θ* of
+                the linear model.
+            predcp: rate of TV-PredCP > 0, such as `tv_rate`; None is without it.
+            learn_noise: whether the evidence chooses σ² too; False holds that of the scan.
         """
-        if prior not in KINDS:
-            raise ValueError(f"`prior` must be one of {', '.join(KINDS)}, got '{prior}'")
+        self._check(prior, mean, predcp)
         model = self.model if prior == "matern" else self.model.with_prior(prior)
         start = starting_point(model.prior, model.point, self.noise)
-        if predcp is not None and prior != "matern":
-            raise ValueError(
-                f"`predcp` is a prior of the lengthscales of prior='matern', got prior='{prior}',"
-                " which has none; leave one of the two out"
-            )
         extra = None if predcp is None else self._predcp(model, predcp)
         if self.exact:
             kernels = self._kernels()
             if prior != "matern":
                 kernels = kernels.subset(same_tap(self.model.prior))
             evidence = Evidence(model, kernels, self.observations, mean=mean, log_prior=extra)
-            found = maximise(evidence, start, steps=self.steps)
-            return Outcome(exact_posterior(evidence, found.hyper), found.hyper, found.value)
-        free = MatrixFreeEvidence(
-            model, self.observations, mean=mean, log_prior=extra, probes=self.probes,
-            solver=self.solver, seed=self.seed,
-        )  # fmt: skip
-        hyper = ascend(free, start, steps=self.steps)
-        posterior = matheron(model, hyper, self.num_samples, solver=self.solver, seed=self.seed)
-        return Outcome(posterior, hyper, float("nan"))
+            found = maximise(evidence, start, learn_noise=learn_noise, steps=self.steps)
+            hyper, value = found.hyper, found.value
+            posterior = exact_posterior(evidence, hyper)
+            squares = hyper.noise**2 * torch.cholesky_inverse(evidence.factor(hyper)).square().sum()
+        else:
+            free = MatrixFreeEvidence(
+                model, self.observations, mean=mean, log_prior=extra, probes=self.probes,
+                solver=self.solver, seed=self.seed,
+            )  # fmt: skip
+            hyper = ascend(free, start, steps=self.steps, learn_noise=learn_noise)
+            value, solved = float("nan"), free.solved(hyper)
+            posterior = matheron(model, hyper, self.num_samples, inverse=solved, seed=self.seed)
+            squares = solved.near.noise_shares().square().sum()
+        if learn_noise:
+            self._check_noise(hyper.noise, 0.5 * float(squares), mean)
+        return Outcome(posterior, hyper, value)
+
+    def _check(self, prior: str, mean: str, predcp: float | None) -> None:
+        for name, value, choices in (("prior", prior, KINDS), ("mean", mean, MEANS)):
+            if value not in choices:
+                raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got '{value}'")
+        if predcp is None:
+            return
+        if not (math.isfinite(predcp) and predcp > 0):
+            raise ValueError(
+                f"`predcp` must be a rate > 0, got {predcp:g}; None leaves TV-PredCP out"
+                + (", and tv_weight=0 has no rate" if predcp == self.tv_rate else "")
+            )
+        if prior != "matern":
+            raise ValueError(
+                f"`predcp` is a prior of the lengthscales of prior='matern', got prior='{prior}',"
+                " which has none; leave one of the two out"
+            )
+
+    def _check_noise(self, chosen: float, information: float, mean: str) -> None:
+        """Warn if the chosen variance of the noise contradicts that of the scan.
+
+        Args:
+            information: about log σ², of the observations.
+        """
+        apart = math.log(chosen / self.noise)
+        most = 2 * math.log(_NEAR) + _QUANTILE / math.sqrt(information)
+        if abs(apart) <= most:
+            return
+        if apart < 0:
+            cause = "the network has fitted noise: train it with stop='discrepancy'"
+        elif mean == "linear" and self.form == "jacobian":
+            cause = "J θ is another model than this network: take form='offset' or mean='trained'"
+        else:
+            cause = "the network does not explain the scan: train it for more steps"
+        ratio, low, high = (math.exp(value / 2) for value in (apart, -most, most))
+        warnings.warn(
+            f"the evidence chose noise of standard deviation {chosen**0.5:.3g} for image"
+            f" {self.image}, the scan has {self.noise**0.5:.3g}: {ratio:.2g} times as much, where"
+            f" {low:.2g} to {high:.2g} are likely, so the deviations of pixels are doubtful;"
+            f" {cause}, or hold the scan's noise with learn_noise=False",
+            stacklevel=3,
+        )
 
     def _kernels(self) -> Kernels:
         if "kernels" not in self._kept:

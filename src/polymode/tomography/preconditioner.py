@@ -45,6 +45,11 @@ class LowRankPlusNoise:
         rest = len(self.vectors) - len(self.values)
         return float((self.values + self.noise).log().sum()) + rest * _log(self.noise)
 
+    def noise_shares(self) -> Tensor:
+        """Return the eigenvalues of σ² P⁻¹, (m,): how much of each direction is noise."""
+        rest = torch.ones(len(self.vectors) - len(self.values), dtype=self.values.dtype)
+        return torch.cat([self.noise / (self.values + self.noise), rest])
+
     def with_noise(self, noise: float) -> LowRankPlusNoise:
         """Return the same eigenvalues with another σ²."""
         return LowRankPlusNoise(self.vectors, self.values, noise)

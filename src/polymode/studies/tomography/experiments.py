@@ -34,6 +34,7 @@ VARIANTS = (
     "trained_matern_predcp", "trained_matern", "trained_isotropic",
 )  # fmt: skip
 
+FORM = "jacobian"  # f = J θ, the talk's
 
 TV_ALONE = (3e-4, 1e-3, 3e-3)
 SMALL = 2000  # pixels up to which there is a TV reconstruction: it takes long beyond
@@ -98,7 +99,7 @@ def reconstruct(
     )
     how = {
         "num_samples": num_samples, "steps": hyper_steps, "probes": probes, "seed": seed,
-        "path": path,
+        "path": path, "form": FORM,
         "solver": Solver(rank=rank, relative=1e-2, most=60),
     }  # fmt: skip
     first = DeepImagePrior(steps=steps, lr=lr, look_every=max(1, steps // 15))
@@ -144,7 +145,7 @@ def _tuned(
     by_factor = {}
     for factor in factors if any("predcp" in each for each in variants) else ():
         model = LinearisedDIP(fit, 0, **how)
-        outcome = model.uncertainty(predcp=factor * model.tv_rate)
+        outcome = model.uncertainty(mean="linear", predcp=factor * model.tv_rate)
         by_factor[factor] = _mean_density([outcome.posterior], scan.truth)
     factor = max(by_factor, key=lambda each: by_factor[each]) if by_factor else 0.0
     dropout = max(by_rate, key=lambda each: by_rate[each])
@@ -272,7 +273,7 @@ def walnut_scan(
     options = DeepImagePrior(steps=steps, tv_weight=tv_weight, lr=lr)
     how = {
         "num_samples": num_samples, "steps": hyper_steps, "probes": 10, "seed": seed,
-        "path": "matrix_free", "solver": Solver(rank=200, relative=0.1, most=50),
+        "path": "matrix_free", "form": FORM, "solver": Solver(rank=200, relative=0.1, most=50),
     }  # fmt: skip
     tuned = Tuned(options, dropout, 1.0, predcp, float("nan"), tv_weight)
     variants = ("linear_matern_predcp", "linear_matern", "trained_matern")
