@@ -11,7 +11,7 @@ satisfy τ (σ_A |A|² + σ_G |G|²) < 1, one iteration is
     p⁺ = (p + σ_A (A x̄ - y)) / (1 + σ_A)           q⁺ = clip(q + σ_G G x̄, -λ, λ)
 
 It stops when the residuals of both optimality conditions are below `tolerance` of the terms that
-they are made of; τ and σ are balanced so that both fall together.
+they are made of, for every image; τ and σ of each are balanced so that both fall together.
 
 References: L. Rudin, S. Osher, E. Fatemi, "Nonlinear total variation based noise removal
 algorithms", Physica D 60, 1992. A. Chambolle, T. Pock, "A first-order primal-dual algorithm for
@@ -104,13 +104,13 @@ def _primal_dual(
     norm = squared_norm(operator, y)
     x = y.new_zeros(len(y), 1, *operator.image_shape)
     p, q = torch.zeros_like(y), torch.zeros_like(difference(x))
-    balance = 1.0
+    balance, change = y.new_ones(len(y)), y.new_full((len(y),), 0.5)  # by how much it changes
     Ax, Gx, Kp = operator(x), difference(x), operator.adjoint(p) + back(q)
-    residual, change = math.inf, 0.5  # change of the balance, less each time
+    residual = math.inf
     for iteration in range(1, most + 1):
-        tau = _CLOSE * balance / math.sqrt(norm)
-        sigma_a = _CLOSE / (2 * balance * math.sqrt(norm))
-        sigma_g = _CLOSE * math.sqrt(norm) / (2 * balance * _NORM_OF_DIFFERENCES)
+        tau = _CLOSE * balance.view(-1, 1, 1, 1) / math.sqrt(norm)
+        sigma_a = _CLOSE / (2 * balance[:, None] * math.sqrt(norm))
+        sigma_g = _CLOSE * math.sqrt(norm) / (2 * balance[:, None] * _NORM_OF_DIFFERENCES)
         new = x - tau * Kp
         new = new.clamp(min=0) if positive else new
         new_Ax, new_Gx = operator(new), difference(new)
@@ -119,24 +119,25 @@ def _primal_dual(
         new_Kp = operator.adjoint(new_p) + back(new_q)
         if iteration % _CHECK == 0:
             primal = _norm((x - new) / tau - (Kp - new_Kp)) / _norm(new_Kp, operator.adjoint(new_p))
-            dual = max(
+            dual = torch.maximum(
                 _norm((p - new_p) / sigma_a - (Ax - new_Ax)) / _norm(new_Ax, y),
                 _norm((q - new_q) / sigma_g - (Gx - new_Gx)) / _norm(new_Gx, new_Ax / norm**0.5),
             )
-            residual = max(primal, dual)
-            if primal > 2 * dual:
-                balance, change = balance / (1 - change), 0.95 * change
-            elif dual > 2 * primal:
-                balance, change = balance * (1 - change), 0.95 * change
+            residual = float(torch.maximum(primal, dual).max())
+            up, down = primal > 2 * dual, dual > 2 * primal
+            balance = torch.where(up, balance / (1 - change), balance)
+            balance = torch.where(down, balance * (1 - change), balance)
+            change = torch.where(up | down, 0.95 * change, change)
         x, p, q, Ax, Gx, Kp = new, new_p, new_q, new_Ax, new_Gx, new_Kp
         if residual <= tolerance:
             return x, iteration, residual
     return x, most, residual
 
 
-def _norm(*terms: Tensor) -> float:
-    """Return the largest norm of the terms."""
-    return max(float(term.norm()) for term in terms) + 1e-30
+def _norm(*terms: Tensor) -> Tensor:
+    """Return the largest norm of the terms for each image, (N,)."""
+    norms = torch.stack([term.flatten(1).norm(dim=1) for term in terms])
+    return norms.amax(0) + 1e-30
 
 
 def _differences(shape: tuple[int, int]) -> tuple[Callable[[Tensor], Tensor], ...]:

@@ -145,7 +145,7 @@ def missing_angle(geometry: Geometry, views: Views) -> float:
     """Return how many radians of directions are missing.
 
     Of a fan it is the most, over its rays, of the places of the source from which a line at this γ
-    is measured neither directly nor from the other side.
+    is measured neither directly nor from the other side; for a single arc, what it lacks to π + 2δ.
     """
     if geometry.source_distance is None:
         return views.turn - views.covered
@@ -180,10 +180,12 @@ def missing_wedge_text(geometry: Geometry, views: Views) -> str:
         f"{math.degrees(begin):.0f}° to {math.degrees(end - views.turn * (end > views.turn)):.0f}°"
         for begin, end in views.wedges
     )
-    needed = "180°"
+    needed = ""
     if geometry.source_distance is not None:
-        needed = f"at least {180 + 2 * math.degrees(half_fan(geometry)):.0f}°, a half turn and fan"
+        one = 180 + 2 * math.degrees(half_fan(geometry))
+        needed = f"; a fan needs its angle and half a turn in one piece, {one:.0f}°"
+    missing, turn, covered = (math.degrees(each) for each in (missing, views.turn, views.covered))
     return (
-        f"{math.degrees(missing):.0f}° of directions are missing: views cover"
-        f" {math.degrees(views.covered):.0f}° of the {needed}, with none from {places}"
+        f"{missing:.0f}° of {turn:.0f}° of directions are missing: views cover {covered:.0f}°, with"
+        f" none from {places}{needed}"
     )
