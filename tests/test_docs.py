@@ -94,6 +94,7 @@ def test_the_code_of_the_page_on_kernels_runs() -> None:
     assert error < 0.3
 
 
+@pytest.mark.filterwarnings("ignore:the evidence chose noise:UserWarning")  # of three steps
 def test_the_code_of_the_page_on_tomography_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tomography.md").read_text(), re.S)
     assert len(blocks[0].strip().splitlines()) - 3 == 5  # an own operator in five lines

@@ -16,6 +16,8 @@ from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.tasks.files import MissingData
 
 STUDY = STUDIES.get("tomography").value
+# networks of smoke size are hardly trained, as the warning rightly says
+pytestmark = pytest.mark.filterwarnings("ignore:the evidence chose noise:UserWarning")
 
 
 def kept(part: str, arm: str, found: Findings) -> Results:

@@ -24,6 +24,7 @@ from polymode.tomography import (
 )
 from polymode.tomography.filter_prior import filter_prior
 from polymode.tomography.kernels import assemble
+from polymode.tomography.linearised_dip import starting_point
 from polymode.tomography.matrix_free import Solver
 from polymode.tomography.preconditioner import LowRankPlusNoise
 from polymode.tomography.tv_predcp import neighbours
@@ -154,7 +155,8 @@ def test_noise_that_is_held_is_that_of_the_image(fit, path, prior, predcp, mean)
     learnt = quiet(made, prior=prior, predcp=predcp, mean=mean)
     assert held.hyper.noise == pytest.approx(float(NOISE[1]) ** 2, rel=1e-9)
     assert abs(learnt.hyper.log_noise - held.hyper.log_noise) > 1e-3
-    assert (held.hyper.log_variance - learnt.hyper.log_variance).abs().max() > 1e-3
+    start = starting_point(made.model.prior, made.model.point, made.noise)
+    assert (held.hyper.log_variance - start.log_variance).abs().max() > 1e-3
     assert held.posterior.shape == SHAPE and held.posterior.std.dtype == torch.float64
 
 

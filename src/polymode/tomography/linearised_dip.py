@@ -205,18 +205,19 @@ class LinearisedDIP:
         most = 2 * math.log(_NEAR) + _QUANTILE / math.sqrt(information)
         if abs(apart) <= most:
             return
-        if apart < 0:
-            cause = "the network has fitted noise: train it with stop='discrepancy'"
-        elif mean == "linear" and self.form == "jacobian":
+        hold = ", or hold the scan's noise with learn_noise=False"
+        if mean == "linear" and self.form == "jacobian":  # held, it would be surer and as wrong
             cause = "J θ is another model than this network: take form='offset' or mean='trained'"
+        elif apart < 0:
+            cause = f"the network has fitted noise: train it with stop='discrepancy'{hold}"
         else:
-            cause = "the network does not explain the scan: train it for more steps"
+            cause = f"the network does not explain the scan: train it for more steps{hold}"
         ratio, low, high = (math.exp(value / 2) for value in (apart, -most, most))
         warnings.warn(
             f"the evidence chose noise of standard deviation {chosen**0.5:.3g} for image"
             f" {self.image}, the scan has {self.noise**0.5:.3g}: {ratio:.2g} times as much, where"
             f" {low:.2g} to {high:.2g} are likely, so the deviations of pixels are doubtful;"
-            f" {cause}, or hold the scan's noise with learn_noise=False",
+            f" {cause}",
             stacklevel=3,
         )
 
