@@ -233,6 +233,7 @@ def _train(
         seed=seed,
         input_shape=task.input_shape,
         target_size=target_size,
+        input_scaling=task.input_scaling,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )

@@ -55,7 +55,7 @@ from polymode.core.loop import Batch
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
-from polymode.methods.map import MAP, Info, add_prior_gradient
+from polymode.methods.map import MAP, Info, add_prior_gradient, squared_norms
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
@@ -198,8 +198,9 @@ def step(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -> t
         torch._foreach_add_(grads, pulled)
     _set_gradients(stack.leaves(), [*grads, *(gamma * grad for grad in own)])
     if config.prior == "weight":
-        strength = gamma * config.prior_precision / problem.num_examples
-        _add_weight_prior(stack, strength, kernel)
+        strength = config.prior_precision / problem.num_examples
+        losses = losses.detach() + 0.5 * strength * squared_norms(stack)
+        _add_weight_prior(stack, gamma * strength, kernel)
     optimization.update(number)
     return state._replace(step=number + 1), Info(losses.detach())
 
