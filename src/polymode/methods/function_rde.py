@@ -18,7 +18,7 @@ are drawn anew from N(0, 1/λ) at every step. Its kernel has h = 4 medians of th
 where the code has median / ln(M + 1): for a linear network, whose prior over functions is known,
 the wide kernel finds the direction of the score better and its size to a third. Away from all
 samples the estimate falls to 0. That is one more forward pass, and a noisy gradient: M samples in
-Q·C dimensions.
+Q·C dimensions. It has no value, so `Info.loss` is then the mean negative log-likelihood alone.
 
 "svgd" is f-SVGD: the kernel of the outputs at `points` mixes ∇ log p of the raw network outputs on
 the batch, φ(f_i) = (1/M) Σ_j [ K_ij γ_t ∇_{f_j} log p + ∂K_ij/∂f_j ]. With `outputs="probs"` the
