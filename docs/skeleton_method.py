@@ -76,7 +76,7 @@ def step(config: Trail, problem: Problem, state: State, batch: Batch) -> tuple[S
     stack, optimization, kept, number = state
     loss = problem.likelihood.nll
     losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
-    map_.add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = map_.add_prior(losses, stack, config.prior_precision / problem.num_examples)
     gradients = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
     noise = stack.as_leaves(stack.normal_rows("trail", number))  # one stream per member
     torch._foreach_add_(gradients, noise, alpha=config.noise_scale)

@@ -7,10 +7,15 @@ import torch
 from torch import nn
 
 import polymode as pm
+from polymode.core.likelihoods import Gaussian
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack
 from polymode.methods import MILE, Problem, mile
 from polymode.methods import map as map_
+from polymode.methods.full_batch.leapfrog import Point
+from polymode.methods.full_batch.microcanonical import directions, langevin_step
+from polymode.methods.full_batch.microcanonical_tuning import start, tune
+from polymode.methods.full_batch.target import LogPosterior, rows_of
 
 from .conjugate import LIKELIHOOD, PRECISION, TASK, N, X, Y, largest_score, linear, vectors
 
@@ -66,6 +71,42 @@ def test_chains_begin_at_networks_that_are_given() -> None:
     after = torch.cat([t.detach().flatten(1) for t in state.stack.leaves()], 1)
     length = (after - before).norm(dim=1)
     torch.testing.assert_close(length, info.step_size, rtol=2e-2, atol=0)  # the path is curved
+
+
+def test_a_chain_is_its_steps_one_after_another() -> None:
+    """Tuning and sampling against a loop that carries point, direction and tuning by hand, at
+    T = 0.25: a chain that draws a new direction at every step has the same law, but diffuses."""
+    config = MILE(epochs=12, burn_in=8, training_steps=0, temperature=0.25, prior_precision=2.0)
+    problem = Problem(LIKELIHOOD, N, 1, 1)
+    state = mile.init(config, problem, Stack(linear, 2, dtype=torch.float64))
+    target = LogPosterior(Stack(linear, 2, dtype=torch.float64), problem, [(X, Y)], 2.0, 0.25)
+    rows = rows_of(state.stack)
+    point, tuning = Point(rows, *target(rows)), start(rows, 8)
+    velocity = directions(state.stack.normal_rows("mile", "start"))
+    for number in range(12):
+        noise = state.stack.normal_rows("mile", number)
+        sizes = tuning["step_size"], tuning["decoherence"]
+        move = langevin_step(target, point, velocity, noise, *sizes)
+        state, info = mile.step(config, problem, state, Batch(X, Y))
+        point, velocity = move.point, move.velocity
+        if number < 8:
+            tuning = tune(tuning, move, number, 8, config.energy_variance)
+        torch.testing.assert_close(rows_of(state.stack), point.position, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state.velocity, velocity, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(info.energy_change, move.energy_change, rtol=1e-6, atol=1e-9)
+
+
+def test_a_single_parameter_is_refused() -> None:
+    """In one dimension a direction cannot turn; a weight with learned noise beside it has two."""
+
+    def one() -> nn.Module:
+        return nn.Linear(1, 1, bias=False)
+
+    task = pm.Task(train=(X[:, :1], Y), likelihood=LIKELIHOOD, target_scaling=None)
+    with pytest.raises(ValueError, match="mile needs at least 2 parameters .* has 1; take hmc"):
+        fit(net=one, task=task, epochs=8)
+    learned = pm.Task(train=(X[:, :1], Y), likelihood=Gaussian(noise="learned"))
+    assert fit(net=one, task=learned, epochs=8, num_modes=2).num_modes == 2
 
 
 @pytest.mark.parametrize(

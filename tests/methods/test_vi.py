@@ -205,7 +205,17 @@ def test_the_divergence_is_summed_and_weighs_as_one_nth() -> None:
     assert post.stack.params["weight"].detach().abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"estimator": "weights"}, {"mixture": (0.5, 0.2)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"estimator": "weights"},
+        {"mixture": (0.5, 0.2)},
+        {"temperature": 0.25, "kl_weight": 3.0},
+        {"temperature": 0.25, "kl_weight": 3.0, "mixture": (0.5, 0.2)},
+        {"temperature": 4.0, "alpha": 0.5, "num_passes": 3},
+    ],
+)
 def test_gradients_against_differences(options) -> None:
     """Of the whole objective with the noise held: what a step follows, for μ and for log σ."""
     task, _, _ = conjugate()
@@ -226,7 +236,7 @@ def test_gradients_against_differences(options) -> None:
         state.stack.train()
         _, info = vi.step(config, problem, state, Batch(x, y))
         slopes = {k: g["0.weight"].grad.view(-1)[5] for k, g in groups.items()}
-        return (info.loss + info.kl / N).item(), slopes
+        return info.loss.item(), slopes
 
     _, slopes = objective(None)
     for group, slope in slopes.items():
@@ -243,8 +253,9 @@ def test_alpha_needs_passes_and_draws_for_each_example() -> None:
         VI(prior_precision=0)
     with pytest.raises(ValueError, match="`mixture` of VI must be None or two numbers"):
         VI(mixture=(0.5, 2.0))
-    with pytest.raises(ValueError, match="`temperature` of VI must be > 0, got 0"):
-        VI(temperature=0)
+    for field in ("temperature", "kl_weight"):
+        with pytest.raises(ValueError, match=f"`{field}` of VI must be > 0, got 0"):
+            VI(**{field: 0})
 
 
 def test_alpha_widens_the_posterior() -> None:

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from polymode.adversary.attacked import Attacked, Cost
 from polymode.adversary.ball import Ball, Box
-from polymode.adversary.check import check_choice, check_inputs, check_number, check_targets
+from polymode.adversary.check import (
+    check_choice,
+    check_inputs,
+    check_number,
+    check_targets,
+    warn_of_raw_inputs,
+)
 from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
 from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
@@ -76,7 +82,8 @@ def attack(
         samples_per_mode: L for each gradient, drawn anew every time; by default the posterior's.
         eval_samples_per_mode: L for judging steps, and for the final predictions.
         box: smallest and largest legal value; None for no box.
-        scaling: the networks get scaling(x), `task.input_scaling` for images; None for x itself.
+        scaling: the networks get scaling(x), `post.input_scaling` for images; None for x itself,
+            with a warning where x looks as if it had to be scaled.
         checks: "quick" raises the flags that a few gradients show, "full" also attacks without
             gradients, "none" looks for none.
         trajectories: of how many examples the inputs on the way are kept.
@@ -103,6 +110,8 @@ def attack(
     check_choice("checks", checks, CHECKS)
     check_choice("keep", keep, KEPT)
     inputs, labels = check_inputs(post, x, y, norm, box, scaling, eps)
+    if scaling is None:
+        warn_of_raw_inputs(post, inputs)
     wanted = check_targets(targets, labels, post.target_size)
     samples = _samples(post, batch_size, samples_per_mode, eval_samples_per_mode)
     _check_adaptive(post, adaptive, weight, samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -15,6 +16,8 @@ from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
 from polymode.core.targets import check_labels
 from polymode.posterior import Posterior
+
+_CLEARLY = 0.25  # by how much scaled inputs must be nearer to mean 0 and deviation 1
 
 
 def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
@@ -73,6 +76,33 @@ def check_inputs(
     if scaling is not None and not isinstance(scaling, Scaling):
         raise ValueError(f"`scaling` must be a Scaling or None, got {type(scaling).__name__}")
     return x, labels
+
+
+def warn_of_raw_inputs(post: Posterior, x: Tensor) -> None:
+    """Warn of inputs that the networks get as they are, though they look like those from before
+    the scaling that the networks were trained with.
+
+    Scaled training inputs have mean 0 and standard deviation 1; whichever of x and scaling(x) is
+    nearer to that, by mean² + log² of the standard deviation, is taken for scaled.
+    """
+    scaling = post.input_scaling
+    if scaling is None:
+        return
+    as_given, if_scaled = _distance(x), _distance(scaling(x))
+    if math.isfinite(if_scaled) and as_given > if_scaled + _CLEARLY:
+        warnings.warn(
+            f"inputs of mean {x.mean():.3g} and standard deviation {x.std(correction=0):.3g} go to"
+            f" the networks as they are, but these were trained on scaled ones, and scaled they"
+            f" would have {scaling(x).mean():.3g} and {scaling(x).std(correction=0):.3g}; give"
+            " scaling=post.input_scaling",
+            stacklevel=4,
+        )
+
+
+def _distance(x: Tensor) -> float:
+    """Return how far inputs are from mean 0 and standard deviation 1."""
+    std, mean = torch.std_mean(x.double(), correction=0)
+    return float(mean**2 + std.log() ** 2)
 
 
 def _check_box(x: Tensor, box: Box | None, eps: float) -> None:

@@ -144,6 +144,7 @@ def step(
         for leaf, grad in zip(leaves, grads, strict=True):
             assert leaf.grad is not None
             leaf.grad += grad
+    losses = losses + divergence.detach() / problem.num_examples
     optimization.update(number)
     return State(stack, optimization, number + 1, odds), Info(losses)
 

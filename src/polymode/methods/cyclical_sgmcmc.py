@@ -123,7 +123,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each chain's mean negative log-likelihood on the batch, (M,) nats, its
+    """What a step tells: each chain's U/N on the batch, prior included, (M,) nats, its
     kinetic temperature (M,), which comes to `temperature` in the sampling stage, and the step `lr`
     that was taken."""
 

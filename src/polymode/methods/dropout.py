@@ -57,7 +57,7 @@ from polymode.core.passes import gradients_of_passes
 from polymode.core.stack import Stack
 from polymode.methods import map as map_
 from polymode.methods.alpha_divergence import alpha_loss
-from polymode.methods.map import MAP, Info, State, add_prior_gradient
+from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior import Noisy
 
@@ -143,7 +143,7 @@ def step(config: Dropout, problem: Problem, state: State, batch: Batch) -> tuple
     losses = gradients_of_passes(
         stack, config.passes, loss, batch.x, batch.y, own=batch.own, step=number
     )
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1), Info(losses)
 

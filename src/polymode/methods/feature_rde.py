@@ -50,7 +50,7 @@ from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
-from polymode.methods.map import MAP, Info, add_prior_gradient
+from polymode.methods.map import MAP, Info, add_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.estimators import DENSITY_ESTIMATORS, coefficients
 from polymode.methods.particles.guards import (
@@ -145,11 +145,11 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
         ]
     for leaf, grad in zip([*leaves, *beside], [*by_body, *by_beside], strict=True):
         leaf.grad = in_layout_of(leaf, grad)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     if config.head == "shared":
         _share(stack, head)
-    return State(stack, optimization, number + 1, head), Info(losses.detach())
+    return State(stack, optimization, number + 1, head), Info(losses)
 
 
 @torch.no_grad()

@@ -41,8 +41,7 @@ from polymode.tasks.task import Task
 ELSEWHERE = {
     "learning_rate": "lr",
     **dict.fromkeys(("weight_decay", "wd", "l2"), "prior_precision"),
-    "num_epochs": "epochs",
-    "n_epochs": "epochs",
+    **dict.fromkeys(("num_epochs", "n_epochs"), "epochs"),
     **dict.fromkeys(("n_members", "num_members", "ensemble_size", "n_models"), "num_modes"),
     **dict.fromkeys(("n_estimators", "num_estimators", "num_models"), "num_modes"),
     **dict.fromkeys(("n_samples", "num_samples"), "samples_per_mode"),
@@ -223,8 +222,7 @@ def _train(
     told: Any = Told(data, what, observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=told), state)
-    found = {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
-    done = {**dataclasses.asdict(config), **found}
+    done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
@@ -233,6 +231,7 @@ def _train(
         seed=seed,
         input_shape=task.input_shape,
         target_size=target_size,
+        input_scaling=task.input_scaling,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )

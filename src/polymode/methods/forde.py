@@ -61,7 +61,7 @@ from polymode.core.options import is_number
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
-from polymode.methods.map import MAP, add_prior_gradient
+from polymode.methods.map import MAP, add_prior
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.particles.guards import (
     check_batch,
@@ -190,8 +190,8 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's mean negative log-likelihood on the batch, (M,) nats, and
-    its repulsion R_i (M,) in [0, ln M], NaN in steps without."""
+    """What a step tells: each member's loss as in `map`, without repulsion, (M,) nats, and its
+    repulsion R_i (M,) in [0, ln M], NaN in steps without."""
 
     loss: Tensor
     repulsion: Tensor
@@ -241,7 +241,7 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
         terms = terms_of(problem, config.scalar, repel, weight, rows, basis)
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1, axes, basis), Info(losses, values)
 

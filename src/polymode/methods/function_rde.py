@@ -18,7 +18,7 @@ are drawn anew from N(0, 1/λ) at every step. Its kernel has h = 4 medians of th
 where the code has median / ln(M + 1): for a linear network, whose prior over functions is known,
 the wide kernel finds the direction of the score better and its size to a third. Away from all
 samples the estimate falls to 0. That is one more forward pass, and a noisy gradient: M samples in
-Q·C dimensions.
+Q·C dimensions. It has no value, so `Info.loss` is then the mean negative log-likelihood alone.
 
 "svgd" is f-SVGD: the kernel of the outputs at `points` mixes ∇ log p of the raw network outputs on
 the batch, φ(f_i) = (1/M) Σ_j [ K_ij γ_t ∇_{f_j} log p + ∂K_ij/∂f_j ]. With `outputs="probs"` the
@@ -55,7 +55,7 @@ from polymode.core.loop import Batch
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
-from polymode.methods.map import MAP, Info, add_prior_gradient
+from polymode.methods.map import MAP, Info, add_prior_gradient, squared_norms
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
@@ -198,8 +198,9 @@ def step(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -> t
         torch._foreach_add_(grads, pulled)
     _set_gradients(stack.leaves(), [*grads, *(gamma * grad for grad in own)])
     if config.prior == "weight":
-        strength = gamma * config.prior_precision / problem.num_examples
-        _add_weight_prior(stack, strength, kernel)
+        strength = config.prior_precision / problem.num_examples
+        losses = losses.detach() + 0.5 * strength * squared_norms(stack)
+        _add_weight_prior(stack, gamma * strength, kernel)
     optimization.update(number)
     return state._replace(step=number + 1), Info(losses.detach())
 

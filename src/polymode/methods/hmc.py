@@ -119,8 +119,8 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a trajectory tells of each chain, (M,): mean negative log-likelihood where it is now,
-    nats per example; acceptance probability; energy error H' − H; whether it diverged; step size;
+    """What a trajectory tells of each chain, (M,): U/N = −T log π/N where it is now, nats per
+    example; acceptance probability; energy error H' − H; whether it diverged; step size;
     and the number of leapfrog steps of all."""
 
     loss: Tensor
@@ -177,7 +177,7 @@ def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[Sta
         state.acceptance.add_(taken.acceptance)
         state.divergences.add_(taken.diverged)
     keep_sample(stack, state.kept, steps_kept(config, problem), number + 1)
-    losses = target.loss(taken.point.position, taken.point.log_density)
+    losses = target.energy(taken.point.log_density)
     return state, Info(
         losses, taken.acceptance, taken.energy_error, taken.diverged, length, num_steps
     )

@@ -50,6 +50,7 @@ from polymode.core.training import NOISE_LR, SCHEDULES, Optimization, Training
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
+from polymode.methods.variational.priors import entropy, kl_divergence
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
 
@@ -123,8 +124,8 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's mean negative log-likelihood on the batch at the drawn
-    weights, (M,) nats, and the mean of h over its parameters (M,)."""
+    """What a step tells: of each member the bound that it minimises on the batch at the drawn
+    weights, as in `vi`, (M,) nats per example, and the mean of h over its parameters (M,)."""
 
     loss: Tensor
     hessian: Tensor
@@ -158,7 +159,7 @@ def step(config: IVON, problem: Problem, state: State, batch: Batch) -> tuple[St
     means, scale = list(stack.params.values()), 1 / (config.num_passes * config.accumulate)
     before = [mean.detach().clone() for mean in means]
     std = list(standard_deviations(config, problem, state).values())
-    losses = torch.zeros(())
+    losses, bound = torch.zeros(()), _divergence(config, before, std) / problem.num_examples
     noise_gradients = [torch.zeros_like(each) for each in stack.extra.values()]
     for k in range(config.num_passes):
         noise = list(stack.normal("ivon", number, k).values())
@@ -181,7 +182,17 @@ def step(config: IVON, problem: Problem, state: State, batch: Batch) -> tuple[St
     if (number + 1) % config.accumulate == 0:
         _update(config, problem, state)
     state = state._replace(step=number + 1)
-    return state, Info(losses / config.num_passes, _mean_hessian(state))
+    return state, Info(losses / config.num_passes + bound, _mean_hessian(state))
+
+
+def _divergence(config: IVON, means: list[Tensor], stds: list[Tensor]) -> Tensor:
+    """Return KL(q ‖ p) + (1 − T) H(q) of each member, (M,) nats; a flat prior has density 1."""
+    log_stds = [std.log() for std in stds]
+    spread = entropy(log_stds)
+    if config.prior_precision == 0:
+        return -config.temperature * spread
+    divergence = kl_divergence(means, log_stds, config.prior_precision)
+    return divergence + (1 - config.temperature) * spread
 
 
 def _gradients(problem: Problem, stack: Stack, batch: Batch, number: int) -> Tensor:

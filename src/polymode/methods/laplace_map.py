@@ -116,6 +116,8 @@ def step(config: LaplaceMAP, problem: Problem, state: State, batch: Batch) -> tu
                 strength = (precision[name] / problem.num_examples).to(parameter)
                 shape = (-1, *(1,) * (parameter.dim() - 1))
                 parameter.grad.addcmul_(strength.view(shape), parameter)
+                squares = parameter.reshape(len(parameter), -1).square().sum(1)
+                losses = losses + 0.5 * strength * squares
     optimization.update(number)
     if due(config, problem, number + 1):
         precision = updated(config, problem, stack, precision)

@@ -45,7 +45,7 @@ from polymode.core import ranks
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
-from polymode.methods.map import MAP, State, add_prior_gradient
+from polymode.methods.map import MAP, State, add_prior
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.guards import (
@@ -84,8 +84,8 @@ class LIT(MAP):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's mean negative log-likelihood on the batch, (M,) nats, and
-    its similarity R_i (M,) to the others, in [0, 1]; NaN where nothing is compared."""
+    """What a step tells: each member's loss as in `map`, without similarity, (M,) nats, and its
+    similarity R_i (M,) to the others, in [0, 1]; NaN where nothing is compared."""
 
     loss: Tensor
     similarity: Tensor
@@ -109,7 +109,7 @@ def step(config: LIT, problem: Problem, state: State, batch: Batch) -> tuple[Sta
         terms = terms_of(problem, config.scalar, similarity, config.weight, len(batch.x))
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1), Info(losses, values)
 

@@ -68,7 +68,8 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's mean negative log-likelihood on the batch, (M,) nats."""
+    """What a step tells: each member's mean of −log p(y | f_θ(x)) over the batch plus (λ/2N) ‖θ‖²,
+    which is what it minimises, (M,) nats per example."""
 
     loss: Tensor
 
@@ -115,18 +116,33 @@ def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[Sta
     stack, optimization, number = state
     loss = problem.likelihood.nll
     losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     optimization.update(number)
     return State(stack, optimization, number + 1), Info(losses)
 
 
+@torch.no_grad()
+def add_prior(losses: Tensor, stack: Stack, strength: float) -> Tensor:
+    """Return the losses (M,) with (strength / 2) ‖θ‖² of the network's parameters, whose gradient
+    is added to `.grad`."""
+    add_prior_gradient(stack, strength)
+    return losses.detach() + 0.5 * strength * squared_norms(stack) if strength else losses.detach()
+
+
+@torch.no_grad()
 def add_prior_gradient(stack: Stack, strength: float) -> None:
     """Add the gradient of (strength / 2) ‖θ‖² over the network's parameters."""
     if strength:
         parameters = list(stack.params.values())
-        with torch.no_grad():
-            grads = [p.grad for p in parameters if p.grad is not None]
-            torch._foreach_add_(grads, parameters, alpha=strength)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_add_(grads, parameters, alpha=strength)
+
+
+@torch.no_grad()
+def squared_norms(stack: Stack) -> Tensor:
+    """Return ‖θ‖² of every member's network, (M,)."""
+    rows = (p.reshape(len(p), -1) for p in stack.params.values())
+    return torch.stack([torch.linalg.vector_norm(each, dim=1).square() for each in rows]).sum(0)
 
 
 METHODS.register(

@@ -82,8 +82,10 @@ class Method(NamedTuple):
     Attributes:
         config: the dataclass of options.
         init: (config, problem, stack) -> State, a named tuple with the fields `stack` and `step`.
-        step: (config, problem, state, batch) -> (State, Info); Info has the members' losses `loss`
-            (M,).
+        step: (config, problem, state, batch) -> (State, Info); Info has `loss` (M,), what each
+            member minimises by itself, or the energy that it samples, in nats per example: the mean
+            of −log p over the batch plus −log prior / N. What members do to each other is a field
+            of its own.
         finish: (config, problem, state) -> Weights, what the last state means. It may take a while:
             passes over `problem.data` are shown as progress. A function of its arguments, so that a
             run that is killed in it resumes at the last checkpoint of the training.

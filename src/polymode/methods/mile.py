@@ -20,7 +20,8 @@ While sampling, random layers are off and running statistics are those of the tr
 end of training.
 
 Limits: no Metropolis decision, so a bias of the size of the energy variance remains; every step
-takes all data twice; a chain stays near the mode that it begins at.
+takes all data twice; a chain stays near the mode that it begins at. A network of one parameter is
+refused: in one dimension a direction cannot turn, and the equations divide by d − 1.
 Reference: E. Sommer, J. Robnik, G. Nozadze, U. Seljak, D. Rügamer, Microcanonical Langevin
     ensembles: advancing the sampling of Bayesian neural networks, ICLR 2025.
 
@@ -129,7 +130,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells of each chain, (M,): mean negative log-likelihood, nats per example; energy
+    """What a step tells of each chain, (M,): U/N = −T log π/N, nats per example; energy
     change ΔE, 0 in training; step size ε and decoherence length L."""
 
     loss: Tensor
@@ -155,6 +156,12 @@ def phases(config: MILE, problem: Problem) -> Phases:
 def init(config: MILE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
+    rows = rows_of(stack)
+    if rows.shape[1] < 2:
+        raise ValueError(
+            "mile needs at least 2 parameters per network, among which a direction can turn, and"
+            " this network has 1; take hmc or sghmc"
+        )
     plan = phases(config, problem)
     kept = room_for(len(plan.kept), stack)
     per_epoch = problem.steps_per_epoch
@@ -173,7 +180,7 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
     optimization = Optimization(config, stack.leaves(), per_epoch, plan.training, len(stack.extra))
     counts = torch.zeros(2, len(stack), dtype=torch.float64, device=stack.device)
     velocity = directions(stack.normal_rows("mile", "start"))
-    tuning = start(rows_of(stack), plan.tuning)
+    tuning = start(rows, plan.tuning)
     if not plan.training:
         freeze_statistics(problem, stack)
     return State(
@@ -227,7 +234,7 @@ def _sample(
         velocity=move.velocity, log_density=move.point.log_density, gradient=move.point.gradient,
         tuning=tuning, step=number + 1,
     )  # fmt: skip
-    losses = target.loss(move.point.position, move.point.log_density)
+    losses = target.energy(move.point.log_density)
     return state, Info(losses, move.energy_change, step_size[:, 0], decoherence[:, 0])
 
 

@@ -90,7 +90,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each chain's mean negative log-likelihood on the batch, (M,) nats, and its
+    """What a step tells: each chain's U/N on the batch, prior included, (M,) nats, and its
     kinetic temperature (M,), which is `temperature` on average."""
 
     loss: Tensor

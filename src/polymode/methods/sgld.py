@@ -92,7 +92,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each chain's mean negative log-likelihood on the batch, (M,) nats, and its
+    """What a step tells: each chain's U/N on the batch, prior included, (M,) nats, and its
     kinetic temperature (M,), that of the equivalent step of `sghmc` in its middle. It is
     `temperature` on average for small steps on the whole data; noise of batches adds to it."""
 

@@ -1,11 +1,17 @@
 """Mean-field variational inference (Bayes by backprop): a Gaussian per weight and mode.
 
     q(θ) = Π_i N(μ_i, σ_i²)
-    L(μ, σ) = E_q [ −Σ_n log p(y_n | f_θ(x_n)) ] + T KL(q ‖ p),        p = N(0, λ⁻¹ I)
+    L(μ, σ) = E_q [ −Σ_n log p(y_n | f_θ(x_n)) ] + w { KL(q ‖ p) + (1 − T) H(q) },   p = N(0, λ⁻¹ I)
 
-λ is the `prior_precision`, T the `temperature`: 1 is the evidence lower bound, with the KL in
-closed form, summed over all weights, and weighed by 1/N in the mean loss that is minimised. Nothing
-is tempered unless asked.
+λ is the `prior_precision`. With T = w = 1 this is the evidence lower bound, its KL in closed form,
+summed over all weights, and weighed by 1/N in the mean loss that is minimised. Nothing is tempered
+unless asked, and there are two ways to ask:
+
+    temperature T   q approximates p(θ | D)^(1/T), as with the samplers: likelihood and prior alike.
+                    KL + (1 − T) H = E_q [−log p(θ)] − T H(q), so a Gaussian posterior of precision
+                    H + λ gets the variance T / (H + λ), and keeps its mean.
+    kl_weight w     q approximates p(D | θ)^(1/w) p(θ): the prior is as strong as it was, only the
+                    data count for more. The variance is 1 / (H/w + λ), and the mean moves.
 
 `estimator` says how the expectation is drawn: "local" draws the outputs of linear and convolutional
 layers (local reparametrisation), "flipout" one matrix per batch with signs per example, "weights"
@@ -21,7 +27,7 @@ with running statistics (BatchNorm) get them anew for each draw.
 
 Limits: correlations are lost and variances are the conditional ones, which are smaller. With a wide
 prior and few data per weight, many weights stay at the prior and the fit is poor: that is the bound
-itself, and not a fault of training; `temperature` < 1 trades the bound for fit.
+itself, and not a fault of training; `kl_weight` < 1 trades the bound for fit.
 Reference: C. Blundell, J. Cornebise, K. Kavukcuoglu, D. Wierstra, Weight uncertainty in neural
     networks, ICML 2015.
 
@@ -54,7 +60,7 @@ from polymode.methods.variational.layers import (
     make_gaussian,
     make_plain,
 )
-from polymode.methods.variational.priors import add_kl_gradient, kl_divergence
+from polymode.methods.variational.priors import add_kl_gradient, entropy, kl_divergence
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
 
@@ -72,7 +78,10 @@ class VI(MAP):
         initial_std: σ at the start, > 0.
         std_lr: learning rate of log σ, > 0.
         mixture: share π and ratio r of a scale-mixture prior, between 0 and 1; None is a Gaussian.
-        temperature: T, the weight of the KL, > 0: 1 is the evidence lower bound.
+        temperature: T of the posterior p(θ | D)^(1/T) that is approximated, > 0: 1 is the posterior
+            itself, less is colder.
+        kl_weight: w, the weight of the KL compared with the log-likelihood, > 0: 1 is the evidence
+            lower bound, less trusts the data more.
         alpha: of the α-objective, ≥ 0; 0 is the expected log-likelihood.
         num_passes: K draws of each example in a training step, ≥ 1; None is 1 for alpha = 0 and 10
             otherwise. More than one needs "local" or "flipout".
@@ -84,6 +93,7 @@ class VI(MAP):
     std_lr: float = 0.01
     mixture: tuple[float, float] | None = None
     temperature: float = 1.0
+    kl_weight: float = 1.0
     alpha: float = 0.0
     num_passes: int | None = None
     samples_per_mode: int = 30
@@ -91,7 +101,7 @@ class VI(MAP):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_name("estimator", tuple(KINDS))
-        for field in ("prior_precision", "initial_std", "std_lr", "temperature"):
+        for field in ("prior_precision", "initial_std", "std_lr", "temperature", "kl_weight"):
             self._require_positive(field)
         if self.mixture is not None:
             pair = isinstance(self.mixture, (tuple, list)) and len(self.mixture) == 2
@@ -131,8 +141,8 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's mean negative log-likelihood on the batch at what was drawn
-    (for alpha > 0, the α-objective), (M,) nats, and KL(q ‖ p), (M,) nats."""
+    """What a step tells: each member's L / N on the batch, at what was drawn, (M,) nats per
+    example, and KL(q ‖ p), (M,) nats."""
 
     loss: Tensor
     kl: Tensor
@@ -195,19 +205,18 @@ def step(config: VI, problem: Problem, state: State, batch: Batch) -> tuple[Stat
     stack, optimization, spread, number = state
     means, log_stds = (list(group.values()) for group in parameters_of(stack))
     losses = _gradients(config, problem, stack, batch, number)
-    strength = config.temperature / problem.num_examples
-    kl = partial(kl_divergence, means, log_stds, config.prior_precision, config.mixture)
+    strength, temperature = config.kl_weight / problem.num_examples, config.temperature
+    with torch.set_grad_enabled(config.mixture is not None):
+        divergence = kl_divergence(means, log_stds, config.prior_precision, config.mixture)
+        tempered = divergence + (1 - temperature) * entropy(log_stds)
     if config.mixture is None:
-        with torch.no_grad():
-            divergence = kl()
-        add_kl_gradient(means, log_stds, config.prior_precision, strength)
+        add_kl_gradient(means, log_stds, config.prior_precision, strength, temperature)
     else:
-        with torch.enable_grad():
-            divergence = kl()
         leaves = [*means, *log_stds]
-        slopes = torch.autograd.grad(divergence.sum(), leaves)
+        slopes = torch.autograd.grad(tempered.sum(), leaves)
         with torch.no_grad():
             torch._foreach_add_([leaf.grad for leaf in leaves], slopes, alpha=strength)  # type: ignore[misc]
+    losses = losses + strength * tempered.detach()
     optimization.update(number)
     spread.update(number)
     return State(stack, optimization, spread, number + 1), Info(losses, divergence.detach())

@@ -46,7 +46,7 @@ from torch import Tensor
 from polymode.core import ranks
 from polymode.core.loop import Batch
 from polymode.core.stack import Stack
-from polymode.methods.map import MAP, Info, State, add_prior_gradient
+from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.annealing import ANNEALING, annealing_factor
@@ -86,7 +86,7 @@ def step(config: WeightRDE, problem: Problem, state: State, batch: Batch) -> tup
     stack, optimization, number = state
     loss = problem.likelihood.nll
     losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
-    add_prior_gradient(stack, config.prior_precision / problem.num_examples)
+    losses = add_prior(losses, stack, config.prior_precision / problem.num_examples)
     gamma = annealing_factor(config.annealing, number, optimization.total_steps)
     scale_gradients(stack, gamma)
     several = ranks.num_modes(stack.num_modes) > 1

@@ -76,6 +76,7 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "likelihood": post.likelihood.to_config(),
         "input_shape": list(post.input_shape),
         "target_size": post.target_size,
+        "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
         "num_modes": modes,
         "dtype": str(stack.dtype).removeprefix("torch."),
@@ -173,6 +174,7 @@ def load(
         seed=manifest["seed"],
         input_shape=shape,
         target_size=size,
+        input_scaling=scaling_of(folder, manifest, "input_scaling"),
         target_scaling=scaling_of(folder, manifest),
         history=history_of(folder, manifest),
     )

@@ -93,12 +93,13 @@ def likelihood_of(folder: Path, manifest: dict[str, Any]) -> Likelihood:
     return _made(folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"]))
 
 
-def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
-    """Return the scaling of the targets, None where there is none."""
-    numbers = manifest["target_scaling"]
-    made: Scaling | None = _made(
-        folder, "target_scaling", lambda: numbers and Scaling.from_dict(numbers)
-    )
+def scaling_of(
+    folder: Path, manifest: dict[str, Any], name: str = "target_scaling"
+) -> Scaling | None:
+    """Return the scaling of the targets or inputs, None where there is none; older files do not
+    know that of the inputs."""
+    numbers = manifest.get(name)
+    made: Scaling | None = _made(folder, name, lambda: numbers and Scaling.from_dict(numbers))
     return made
 
 

@@ -44,6 +44,8 @@ class Posterior:
         likelihood: how targets depend on the networks' outputs.
         method, config, seed: how it was made. input_shape: shape of one example.
         target_size: number of classes or of regression targets.
+        input_scaling: how the task had scaled its raw inputs, or None; predictions are at inputs
+            that are scaled already.
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
         history: loss curves and time of the fit, see `core/history.py`.
@@ -59,6 +61,7 @@ class Posterior:
         seed: int,
         input_shape: tuple[int, ...],
         target_size: int,
+        input_scaling: Scaling | None = None,
         target_scaling: Scaling | None = None,
         history: History | None = None,
     ) -> None:
@@ -66,7 +69,7 @@ class Posterior:
         self.likelihood = likelihood
         self.method, self.config, self.seed = method, config, seed
         self.input_shape, self.target_size = tuple(input_shape), target_size
-        self.target_scaling = target_scaling
+        self.input_scaling, self.target_scaling = input_scaling, target_scaling
         self.history = history or History()
 
     def __repr__(self) -> str:

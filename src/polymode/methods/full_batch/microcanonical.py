@@ -19,7 +19,7 @@ References: J. Robnik, G. De Luca, E. Silverstein, U. Seljak, Microcanonical Ham
 Carlo, JMLR 24, 2023. J. Robnik, U. Seljak, Fluctuation without dissipation: microcanonical Langevin
 Monte Carlo, AABI 2024.
 
-Shapes: `M` chains, `P` = d parameters; step size and L per chain, (M, 1).
+Shapes: `M` chains, `P` = d ≥ 2 parameters; step size and L per chain, (M, 1).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def kick(velocity: Tensor, gradient: Tensor, length: Tensor) -> tuple[Tensor, Te
     """
     norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True).clamp_min_(1e-30)
     along = torch.linalg.vecdot(velocity, gradient).unsqueeze(1).div_(norm)
-    delta = length * norm / max(velocity.shape[1] - 1, 1)
+    delta = length * norm / (velocity.shape[1] - 1)
     fade = torch.exp(-delta)
     rest, both = 1 - fade, 1 + fade
     sum_ = torch.addcmul(both, along, rest)
@@ -88,7 +88,7 @@ def deterministic_step(
     delta = delta + second[0] + third[0]
     growth = growth.double() * second[1] * third[1]
     change = (growth.log_() + delta - 3 * math.log(2.0)).squeeze(1)
-    change = change.mul_(max(velocity.shape[1] - 1, 1)) - (value - before)
+    change = change.mul_(velocity.shape[1] - 1) - (value - before)
     return Point(position, value, gradient), velocity, change
 
 

@@ -98,10 +98,9 @@ class LogPosterior:
         else:  # another memory format
             torch._foreach_copy_(self._places, self.stack.as_leaves(rows))
 
-    def loss(self, rows: Tensor, value: Tensor) -> Tensor:
-        """Return the mean negative log-likelihood (M,), nats per example, from log π at rows."""
-        mean = value * (-self.temperature / self.problem.num_examples)
-        return mean.sub_(self._squares(rows), alpha=self._half)
+    def energy(self, value: Tensor) -> Tensor:
+        """Return U/N = −T log π/N (M,), nats per example, from log π."""
+        return value * (-self.temperature / self.problem.num_examples)
 
 
 def rows_of(stack: Stack) -> Tensor:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from polymode.core.loop import Batch
 from polymode.core.modules import Tensors
 from polymode.core.options import Sampling
 from polymode.core.stack import Stack
-from polymode.methods.map import require_modes_and_prior
+from polymode.methods.map import add_prior, require_modes_and_prior
 from polymode.methods.method import Problem
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
 
@@ -62,15 +61,11 @@ def steps_kept(config: Sampling, problem: Problem) -> range:
 def posterior_gradients(
     prior_precision: float, problem: Problem, stack: Stack, number: int, batch: Batch
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the losses (M,) of step `number`, and gradients of U/N like `stack.leaves()`."""
+    """Return U/N of each chain (M,) on the batch of step `number`, the prior with it, and its
+    gradients like `stack.leaves()`."""
     losses = stack.gradients(problem.likelihood.nll, batch.x, batch.y, own=batch.own, step=number)
-    found = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
-    if prior_precision:
-        parameters = list(stack.params.values())
-        with torch.no_grad():
-            own = found[: len(parameters)]
-            torch._foreach_add_(own, parameters, alpha=prior_precision / problem.num_examples)
-    return losses, found
+    losses = add_prior(losses, stack, prior_precision / problem.num_examples)
+    return losses, [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
 
 
 def first_metric(preconditioner: str | None, stack: Stack) -> Tensors:

@@ -56,17 +56,30 @@ def kl_divergence(
     return total
 
 
+def entropy(log_stds: Sequence[Tensor]) -> Tensor:
+    """Return H(q) = Σ ½ log 2πeσ² of every member, (M,) nats, differentiable."""
+    total = log_stds[0].new_zeros(len(log_stds[0]))
+    for log_std in log_stds:
+        number = log_std[0].numel()
+        total = total + log_std.flatten(1).sum(1) + 0.5 * number * math.log(2 * math.pi * math.e)
+    return total
+
+
 @torch.no_grad()
 def add_kl_gradient(
-    means: Sequence[Tensor], log_stds: Sequence[Tensor], prior_precision: float, strength: float
+    means: Sequence[Tensor],
+    log_stds: Sequence[Tensor],
+    prior_precision: float,
+    strength: float,
+    temperature: float = 1.0,
 ) -> None:
-    """Add `strength` times the gradient of the Gaussian prior's divergence to `.grad`."""
+    """Add `strength` times the gradient of the Gaussian prior's KL + (1 − T) H to `.grad`."""
     slopes = [mean.grad for mean in means if mean.grad is not None]
     torch._foreach_add_(slopes, list(means), alpha=strength * prior_precision)
     slopes = [log_std.grad for log_std in log_stds if log_std.grad is not None]
     squares = torch._foreach_exp(torch._foreach_mul(list(log_stds), 2.0))
     torch._foreach_add_(slopes, squares, alpha=strength * prior_precision)
-    torch._foreach_sub_(slopes, strength)
+    torch._foreach_sub_(slopes, strength * temperature)
 
 
 def _expected_log_mixture(

@@ -172,7 +172,7 @@ def _paper() -> dict[str, Part | Experiment]:
                 "augment": "crop+flip",
                 "burn_in": 15 * -(-examples // 256),
             },
-            "vi": {"prior_precision": 100.0, "temperature": 2e-5 * examples},
+            "vi": {"prior_precision": 100.0, "kl_weight": 2e-5 * examples},
         }
         arms = _arms(sgd, own, modes=MODES, samples=160, dropout={"dropout": 0.1})
         folder = f"checkpoints/{name.replace('_', '-')}-resnet18"
