@@ -15,6 +15,7 @@ Shapes: `M` modes, `B` batch, `K` outputs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -364,6 +365,7 @@ class limit_threads:
 
 
 _SILENCE = nullcontext()
+_CHOOSING = threading.RLock()
 
 
 def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
@@ -418,12 +420,21 @@ def plan_for(
     y: Tensor,
     own: bool,
 ) -> Plan:
-    """Return the plan for this kind of work, chosen at the first call."""
+    """Return the plan for this kind of work, chosen at the first call.
+
+    One thread chooses at a time, for all: others that want a plan of the same stack get this one,
+    and those that measure another are not disturbed.
+    """
     plan = stack.plans.get(kind)
-    if plan is None:
-        if stack.device.type == "cpu":
-            keep_freed_memory()
-        plan = stack.plans[kind] = choose(stack, kind, run, x, y, own)
-    if stack.channels_last is None:
-        stack.lay_out(plan.channels_last)
+    if plan is not None and stack.channels_last is not None:
+        return plan
+    with _CHOOSING:
+        plan = stack.plans.get(kind)
+        if plan is None:
+            if stack.device.type == "cpu":
+                keep_freed_memory()
+            plan = choose(stack, kind, run, x, y, own)
+        if stack.channels_last is None:
+            stack.lay_out(plan.channels_last)
+        stack.plans[kind] = plan
     return plan

@@ -37,6 +37,7 @@ from polymode.core.network import Network
 from polymode.core.registry import suggest
 from polymode.core.rng import fold, fold_each
 from polymode.core.statistics import recompute_statistics
+from polymode.core.threads import PerThread
 from polymode.core.views import Views
 
 EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
@@ -119,9 +120,13 @@ class Stack:
 
     def _forget_memory(self) -> None:
         """Drop what shares the stacked tensors' memory."""
-        self.views = Views(
-            self.network, self.params, self.frozen, self.buffers, self.extra, self._apart
-        )
+        groups = self.params, self.frozen, self.buffers, self.extra
+        self._views = PerThread(partial(Views, self.network, *groups, self._apart))
+
+    @property
+    def views(self) -> Views:
+        """What shares the memory of its tensors; each thread has modules of its own."""
+        return self._views()
 
     @classmethod
     def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
