@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polymode.core import ranks
+from polymode.core.code import code_of
 from polymode.core.dense import dense_program
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
@@ -299,33 +300,12 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool, num_modes: int) -> str:
         kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template),
-        _written(stack.template), shapes,
+        code_of(stack.template), shapes,
         of_x, own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, stack.channels_last, stack.chunk_size,
     ]  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
-
-
-def _written(module: nn.Module) -> list[Any]:
-    """Return the methods of a network's own classes, compiled: edited, it may need another plan."""
-    classes = {base for each in module.modules() for base in type(each).__mro__}
-    return [
-        (base.__qualname__, name, _plain(method.__code__))
-        for base in sorted(classes, key=lambda each: (each.__module__, each.__qualname__))
-        if base.__module__.partition(".")[0] not in ("torch", "builtins")
-        for name, method in vars(base).items()
-        if isinstance(method, FunctionType)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Return code, or a constant of it, as what is the same in every process."""
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, [_plain(each) for each in value.co_consts]
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    return [_plain(each) for each in value] if isinstance(value, tuple) else repr(value)
 
 
 def _file() -> Path:

@@ -232,9 +232,8 @@ class _Versions:
         """Return the same code in other globals."""
         if id(function) in self._functions:
             return self._functions[id(function)]
-        private = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
-        if any(name == _IMPORTED for name, _ in _reached(function)):
-            private["__builtins__"] = {**vars(builtins), "__import__": _import}
+        names = function.__globals__
+        private = self._globals.setdefault(id(names), {**names, "__builtins__": _BUILTINS})
         cells = tuple(CellType() for _ in function.__closure__ or ())
         made = FunctionType(
             function.__code__, private, function.__name__, function.__defaults__, cells or None
@@ -284,10 +283,10 @@ def _reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function may use: globals and builtins by name, what it encloses as ""."""
     names = function.__globals__
     for name in dict.fromkeys(_names_in(function.__code__)):
+        if name == "math":  # also where it is imported within
+            yield _IMPORTED, math
         if name in names:
             yield name, names[name]
-        elif name == "math":
-            yield _IMPORTED, math
         elif hasattr(builtins, name):
             yield name, getattr(builtins, name)
     for cell in function.__closure__ or ():
@@ -359,3 +358,6 @@ vars(_MATH).update(
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
     return _MATH if name == "math" else builtins.__import__(name, *args, **kwargs)
+
+
+_BUILTINS = {**vars(builtins), "__import__": _import}

@@ -124,8 +124,7 @@ class Stack:
         self._views = PerThread(partial(Views, self.network, *groups, self._apart))
 
     @property
-    def views(self) -> Views:
-        """What shares the memory of its tensors; each thread has modules of its own."""
+    def views(self) -> Views:  # modules of each thread's own
         return self._views()
 
     @classmethod
@@ -420,9 +419,7 @@ class Stack:
         """Numbers of one member in each of `leaves()`."""
         return [leaf.numel() // self.num_modes for leaf in self.leaves()]
 
-    def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
-        """Set running statistics to their averages over batches (B, ...) of inputs."""
-        recompute_statistics(self, batches)
+    recompute_statistics = recompute_statistics
 
     @property
     def num_threads(self) -> int:
