@@ -118,6 +118,7 @@ class private_stream(TorchDispatchMode):
         again = state.numpy().tobytes() in self._shown
         if again or torch.default_generator.initial_seed() != self._stream.initial_seed():
             self._stream.set_state(state)
+            self._shown.add(_bytes(self._stream))
         result = self._draw(func, args, kwargs)
         torch.default_generator.set_state(self._stream.get_state())
         self._shown.add(_bytes(self._stream))

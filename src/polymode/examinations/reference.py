@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from polymode import nets
-from polymode.chains.rhat import check
 from polymode._version import __version__
+from polymode.chains.rhat import check
 from polymode.core.code import network_mark
 from polymode.core.data import Arrays, Data
 from polymode.core.html import html_block
@@ -102,7 +102,8 @@ def reference(
 
     It is kept in `references/` of the cache (`$POLYMODE_CACHE`, or `polymode` in
     `$XDG_CACHE_HOME`), by the values of the training data, the likelihood, the network with its
-    code and initial values, the options, the seed and the release. An interrupted fit goes on from its last checkpoint.
+    code and initial values, the options, the seed and the release. An interrupted fit goes on from
+    its last checkpoint.
 
     Args:
         task: with training data; a name stands for `pm.task(name)`.
