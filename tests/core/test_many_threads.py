@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 import polymode as pm
+from polymode.core.execution import limit_threads
 from polymode.core.network import Network
+from polymode.core.quiet import without_warning
 from polymode.core.rng import global_stream, private_stream
 from polymode.core.stack import Stack
 from polymode.core.trace import trace
@@ -281,3 +284,36 @@ def test_a_stream_goes_on_where_it_was_left() -> None:
             torch.rand(1, generator=own)
     assert torch.equal(torch.cat(parts), expected)
     assert torch.equal(own.get_state(), torch.Generator().manual_seed(1).get_state())
+
+
+def test_a_warning_is_left_out_and_other_filters_stay() -> None:
+    before = list(warnings.filters)
+    first, second = (without_warning("slow there") for _ in range(2))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__()
+        warnings.warn("slow there, but right", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+        second.__exit__()
+        warnings.warn("slow there again", stacklevel=1)
+    assert [str(each.message) for each in shown] == ["another", "slow there again"]
+    assert list(warnings.filters) == before
+
+
+@pytest.mark.threads_of_torch
+def test_threads_that_begin_while_one_is_limited_use_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(torch.get_num_threads).result()  # somebody else is there
+            with limit_threads(2):
+                assert torch.get_num_threads() == 2
+                time.sleep(0.2)
+                with ThreadPoolExecutor(1) as later:
+                    assert later.submit(torch.get_num_threads).result() == 3
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -39,7 +39,7 @@ from polymode.core.noise import (
     step_seeds,
 )
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
-from polymode.core.threads import for_each_member
+from polymode.core.threads import for_each_member, use_threads
 from polymode.core.trace import quick_module
 
 if TYPE_CHECKING:
@@ -349,15 +349,14 @@ def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, i
 
 
 class limit_threads:
-    """Let torch use `number` threads within an operation; None changes nothing."""
+    """Let this thread use `number` threads within an operation; None changes nothing."""
 
     def __init__(self, number: int | None) -> None:
         self.before = torch.get_num_threads()
         self.number = number or self.before
 
     def __enter__(self) -> None:
-        if self.number != self.before:
-            torch.set_num_threads(self.number)
+        use_threads(self.number)
 
     def __exit__(self, *error: object) -> None:
         if torch.get_num_threads() != self.before:

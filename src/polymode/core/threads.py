@@ -82,6 +82,28 @@ def _pool(workers: int) -> ThreadPoolExecutor:
         return _pools[key]
 
 
+def _setter() -> ThreadPoolExecutor:
+    """Return the thread of this process that does nothing but set the number of threads."""
+    with _lock:
+        key = (os.getpid(), 0)
+        if key not in _pools:
+            _pools[key] = ThreadPoolExecutor(1, thread_name_prefix="polymode")
+        return _pools[key]
+
+
+def use_threads(number: int) -> None:
+    """Let operations of this thread use `number` threads, and those of new threads as many as now.
+
+    Torch sets both at once, so another thread sets the second back. While this is the only one,
+    there is nobody who could begin a new one.
+    """
+    before = torch.get_num_threads()
+    if number != before:
+        torch.set_num_threads(number)
+        if threading.active_count() > 1:
+            _setter().submit(torch.set_num_threads, before)
+
+
 def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
     """Call work(0), ..., work(num_modes - 1), spread over as many threads as torch may use.
 
