@@ -317,3 +317,44 @@ def test_threads_that_begin_while_one_is_limited_use_as_many_as_before() -> None
             assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+class Single(nn.Module):
+    """A parameter that enters in a way of its own, so that Laplace takes single examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.w = nn.Linear(2, 4), nn.Parameter(torch.full((4, 2), 0.3))
+
+    def forward(self, x):
+        return torch.tanh(self.a(x)) @ self.w.sin().mul(2)
+
+
+@pytest.mark.cpu_seconds(10)
+@pytest.mark.filterwarnings("ignore")
+def test_laplace_predicts_other_inputs_in_other_threads() -> None:
+    post = pm.fit(
+        "laplace", net=Single, task=pm.task("two_moons"), num_modes=1, epochs=1, progress="silent"
+    )
+    assert post.weights.survey.singles
+    inputs = [X + 0.1 * k for k in range(6)]
+    alone = [post.predict(x).log_probs for x in inputs]
+
+    def work(k):
+        return all(torch.equal(post.predict(inputs[k]).log_probs, alone[k]) for _ in range(6))
+
+    assert all(at_once([lambda k=k: work(k) for k in range(6)]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_threads_may_ask_for_different_numbers_of_samples(folder) -> None:
+    post = pm.load(folder / "sghmc", net=net)
+    most = post.weights.samples_per_mode
+    numbers = [most, max(1, most // 2), 1]
+    alone = [post.predict(X, samples_per_mode=n).log_probs for n in numbers]
+
+    def work(place):
+        made = (post.predict(X, samples_per_mode=numbers[place]).log_probs for _ in range(8))
+        return all(torch.equal(each, alone[place]) for each in made)
+
+    assert all(at_once([lambda k=k: work(k % 3) for k in range(6)]))
