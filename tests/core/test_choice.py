@@ -10,6 +10,7 @@ from torch import nn
 
 from polymode.core import choice
 from polymode.core.choice import Plan
+from polymode.core.code import _plain
 from polymode.core.stack import Stack
 
 GOOD = ["loop", False, None, 1, False]
@@ -121,5 +122,5 @@ def test_constants_of_code_are_the_same_in_every_process() -> None:
     """The order in which a set is shown differs from process to process."""
     code = compile("lambda x: x in {'b', 'c', 'a'}", "", "eval")
     (inner,) = (each for each in code.co_consts if hasattr(each, "co_code"))
-    assert ["'a'", "'b'", "'c'"] in choice._plain(inner)[2]
-    assert " at 0x" not in repr(choice._plain(code))
+    assert ["'a'", "'b'", "'c'"] in _plain(inner)[2]
+    assert " at 0x" not in repr(_plain(code))

@@ -10,7 +10,6 @@ they hold on every machine and without the cache (`remembered_in`).
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -18,15 +17,17 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polymode.core import ranks
+from polymode.core.code import code_of
 from polymode.core.dense import dense_program
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.prefix import prefix_of
@@ -58,7 +59,8 @@ class Plan(NamedTuple):
 KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients; gradients of losses
 
 _known: dict[str, Plan] = {}
-_own: list[Path] = []  # files of the runs that are at work here, the innermost last
+# file of the run that is at work in this thread
+_own: ContextVar[Path | None] = ContextVar("_own", default=None)
 # How each constant was found:
 _LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
 _BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
@@ -104,10 +106,11 @@ def _choose(
             return Plan("chunked", chunk_size=size)
         return plan
 
-    if not _own:
+    path = _own.get()
+    if path is None:
         return anew()
     key = f"{job}, by rule" if by_rule else job
-    plan = _read(_own[-1]).get(key) or _agree(_own[-1], key, anew())
+    plan = _read(path).get(key) or _agree(path, key, anew())
     if plan.execution in ("batched", "chunked"):  # as many as fitted then, which took half
         together = plan.chunk_size or stack.num_modes
         if together > 2 * (size := fit()):
@@ -118,11 +121,11 @@ def _choose(
 @contextmanager
 def remembered_in(path: Path) -> Iterator[None]:
     """Let choices come from the file `path` first, and keep there all that are made or used."""
-    _own.append(path)
+    before = _own.set(path)
     try:
         yield
     finally:
-        _own.pop()
+        _own.reset(before)
 
 
 def _of_machine(job: str, measure: Callable[[], Plan]) -> Plan:
@@ -133,12 +136,13 @@ def _of_machine(job: str, measure: Callable[[], Plan]) -> Plan:
     if here not in _known:
         _known.update(_read(_file()))
     if here not in _known:
-        _known[here] = measure()
+        plan = measure()
         try:
-            _known[here] = _agree(_file(), here, _known[here])
+            plan = _agree(_file(), here, plan)
         except OSError as error:
-            if not _own:
+            if _own.get() is None:
                 _warn_of_no_cache(error)
+        _known[here] = plan
     return _known[here]
 
 
@@ -237,8 +241,7 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     for plan, work in trials.items():
         best = min(times.values(), default=float("inf"))
         try:
-            with redirect_stderr(io.StringIO()):  # torch.fx prints what it raises
-                first = _once(work)
+            first = _once(work)
             repeats = 2 if first > _SLOW else 4  # short runs are easily disturbed
             hopeless = first > _HOPELESS * best and first > _SLOW
             times[plan] = first if hopeless else min(_once(work) for _ in range(repeats))
@@ -297,33 +300,12 @@ def _job(stack: Stack, kind: str, x: Tensor, own: bool, num_modes: int) -> str:
         kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template),
-        _written(stack.template), shapes,
+        code_of(stack.template), shapes,
         of_x, own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, stack.channels_last, stack.chunk_size,
     ]  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
-
-
-def _written(module: nn.Module) -> list[Any]:
-    """Return the methods of a network's own classes, compiled: edited, it may need another plan."""
-    classes = {base for each in module.modules() for base in type(each).__mro__}
-    return [
-        (base.__qualname__, name, _plain(method.__code__))
-        for base in sorted(classes, key=lambda each: (each.__module__, each.__qualname__))
-        if base.__module__.partition(".")[0] not in ("torch", "builtins")
-        for name, method in vars(base).items()
-        if isinstance(method, FunctionType)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Return code, or a constant of it, as what is the same in every process."""
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, [_plain(each) for each in value.co_consts]
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    return [_plain(each) for each in value] if isinstance(value, tuple) else repr(value)
 
 
 def _file() -> Path:

@@ -174,6 +174,21 @@ class Pixels(Arrays):
         return _digest(self._stored, self.y, self.scaling.shift, self.scaling.scale)
 
 
+def _each_within(stream: global_stream, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield what is made within a stream; between two of them the stream is not held."""
+    with stream:
+        iterator = iter(batches)
+    while True:
+        with stream:
+            batch = next(iterator, _END)
+        if batch is _END:
+            return
+        yield batch
+
+
+_END = object()
+
+
 class Loader:
     """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs.
 
@@ -254,10 +269,10 @@ class Loader:
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
-        with global_stream(seed, *self._generators()):
-            for number, batch in enumerate(self.loader):
-                if number >= start:
-                    yield self._ready(batch)
+        stream = global_stream(seed, *self._generators())
+        for number, batch in enumerate(_each_within(stream, self.loader)):
+            if number >= start:
+                yield self._ready(batch)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
         raise ValueError(
@@ -295,8 +310,8 @@ class Examples(Loader):
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         order = torch.randperm(len(self), generator=generator(seed)).tolist()
-        with global_stream(seed):  # for transforms that draw
-            yield from self._over(order, batch_size, start)
+        stream = global_stream(seed)  # for transforms that draw
+        yield from _each_within(stream, self._over(order, batch_size, start))
 
     def _over(self, order: list[int], batch_size: int, start: int) -> Iterator[Pair]:
         rows = [order[i:j] for i, j in spans(len(self), batch_size)]

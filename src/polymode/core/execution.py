@@ -15,6 +15,7 @@ Shapes: `M` modes, `B` batch, `K` outputs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -38,7 +39,7 @@ from polymode.core.noise import (
     step_seeds,
 )
 from polymode.core.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
-from polymode.core.threads import for_each_member
+from polymode.core.threads import for_each_member, use_threads
 from polymode.core.trace import quick_module
 
 if TYPE_CHECKING:
@@ -348,15 +349,14 @@ def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, i
 
 
 class limit_threads:
-    """Let torch use `number` threads within an operation; None changes nothing."""
+    """Let this thread use `number` threads within an operation; None changes nothing."""
 
     def __init__(self, number: int | None) -> None:
         self.before = torch.get_num_threads()
         self.number = number or self.before
 
     def __enter__(self) -> None:
-        if self.number != self.before:
-            torch.set_num_threads(self.number)
+        use_threads(self.number)
 
     def __exit__(self, *error: object) -> None:
         if torch.get_num_threads() != self.before:
@@ -364,6 +364,7 @@ class limit_threads:
 
 
 _SILENCE = nullcontext()
+_CHOOSING = threading.RLock()
 
 
 def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
@@ -418,12 +419,21 @@ def plan_for(
     y: Tensor,
     own: bool,
 ) -> Plan:
-    """Return the plan for this kind of work, chosen at the first call."""
+    """Return the plan for this kind of work, chosen at the first call.
+
+    One thread chooses at a time, for all: others that want a plan of the same stack get this one,
+    and those that measure another are not disturbed.
+    """
     plan = stack.plans.get(kind)
-    if plan is None:
-        if stack.device.type == "cpu":
-            keep_freed_memory()
-        plan = stack.plans[kind] = choose(stack, kind, run, x, y, own)
-    if stack.channels_last is None:
-        stack.lay_out(plan.channels_last)
+    if plan is not None and stack.channels_last is not None:
+        return plan
+    with _CHOOSING:
+        plan = stack.plans.get(kind)
+        if plan is None:
+            if stack.device.type == "cpu":
+                keep_freed_memory()
+            plan = choose(stack, kind, run, x, y, own)
+        if stack.channels_last is None:
+            stack.lay_out(plan.channels_last)
+        stack.plans[kind] = plan
     return plan

@@ -37,6 +37,9 @@ def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
     >>> repeat_rows(torch.tensor([[1], [2]]), 2).flatten().tolist()
     [1, 2, 1, 2]
     """
+    if isinstance(x, fx.Proxy):  # one step of a graph that is traced again
+        arguments = (x, times) if axis == 0 else (x, times, axis)
+        return x.tracer.create_proxy("call_function", repeat_rows, arguments, {})  # type: ignore[return-value]
     ones = [1] * x.dim()
     ones[axis] = times
     return x.repeat(ones)

@@ -31,6 +31,7 @@ from polymode.core.meeting import Meeting
 from polymode.core.options import Augment, Passes
 from polymode.core.rng import fold, generator
 from polymode.core.stack import Stack
+from polymode.core.threads import use_threads
 from polymode.core.training_files import load_training, save_training
 
 S = TypeVar("S", bound=Any)
@@ -157,7 +158,7 @@ def _epochs(
                 _explain_batch_of_one(error, batch)
                 raise
             if state.step == first + 1:  # the execution is chosen in the first step
-                torch.set_num_threads(state.stack.num_threads)
+                use_threads(state.stack.num_threads)
             losses, seen = info.loss.tolist(), meeting.seen(info.loss)
             loss = sum(seen) / len(seen)
             if not math.isfinite(loss):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -109,24 +110,33 @@ def saved_bytes(work: Callable[[], Any]) -> int:
         seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself, it would hold the graph that holds it
 
-    _notes.append(note)
+    notes = _here.notes
+    notes.append(note)
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             work()
     finally:
-        _notes.pop()
+        notes.pop()
     return sum(seen.values())
 
 
 def count_saved(tensor: Tensor) -> None:
     """Count a tensor that is kept for a backward pass without autograd, if `saved_bytes` counts."""
-    for note in _notes:
+    for note in _here.notes:
         note(tensor)
 
 
 _SMALL = 2**24  # bytes that nobody needs to ask for
 
-_notes: list[Callable[[Tensor], Tensor]] = []
+
+class _Here(threading.local):
+    """Who counts in this thread."""
+
+    def __init__(self) -> None:
+        self.notes: list[Callable[[Tensor], Tensor]] = []
+
+
+_here = _Here()
 
 
 def human(num_bytes: float) -> str:

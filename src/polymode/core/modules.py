@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from polymode.core.memory import refuse_huge
-from polymode.core.rng import fold_each, global_stream
+from polymode.core.rng import fold_each, global_stream, private_stream
 
 Tensors = dict[str, Tensor]
 MakeNet = Callable[[], nn.Module]
@@ -70,7 +70,8 @@ def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.M
     first: nn.Module | None = None
     streams = fold_each(seed, "init", numbers.stop, numbers.start)
     for k, stream in zip(numbers, streams, strict=True):
-        with global_stream(stream), not_too_large() if first is None else nullcontext():
+        large = not_too_large() if first is None else nullcontext()
+        with global_stream(stream), private_stream(stream, follows=True), large:
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")

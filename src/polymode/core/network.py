@@ -9,12 +9,15 @@ at once.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
 
+from polymode.core.graph import silent
 from polymode.core.modules import aliases_of, average_by_tensors, set_mode
+from polymode.core.threads import PerThread
 from polymode.core.trace import trace
 
 Made = TypeVar("Made")
@@ -37,21 +40,27 @@ class Network:
         ]
         self.template = without_values(module)
         self.plans: dict[tuple[int, int], dict[str, Any]] = {}
-        self._templates: dict[str, nn.Module] = {}
         self._programs: dict[tuple[str, str], object] = {}
+        self._making = _Lock()
+        self._templates: PerThread[dict[str, nn.Module]] = PerThread(dict)
 
     def template_in(self, mode: str) -> nn.Module:
-        """Return the module in a mode; it is not to be changed."""
-        if mode not in self._templates:
-            template = set_mode(copy.deepcopy(self.template), mode)
-            self._templates[mode] = average_by_tensors(template) if mode == "train" else template
-        return self._templates[mode]
+        """Return the module in a mode, this thread's own: `functional_call` puts tensors into it
+        while it runs, but leaves it as it was."""
+        templates = self._templates()
+        if mode not in templates:
+            template = set_mode(silent(copy.deepcopy(self.template)), mode)
+            templates[mode] = average_by_tensors(template) if mode == "train" else template
+        return templates[mode]
 
     def program(self, what: str, mode: str, make: Callable[[nn.Module], Made]) -> Made:
-        """Return what `make` makes of the module in a mode, made once."""
-        if (what, mode) not in self._programs:
-            self._programs[what, mode] = make(self.template_in(mode))
-        return self._programs[what, mode]  # type: ignore[return-value]
+        """Return what `make` makes of the module in a mode, made once for all threads."""
+        key = what, mode
+        if key not in self._programs:
+            with self._making:
+                if key not in self._programs:
+                    self._programs[key] = make(self.template_in(mode))
+        return self._programs[key]  # type: ignore[return-value]
 
     @property
     def keeps_plain_state(self) -> bool:
@@ -62,6 +71,25 @@ class Network:
         )
 
 
+class _Lock:
+    """A lock that copies of its holder do not share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __deepcopy__(self, memo: object) -> _Lock:
+        return _Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lock, ()
+
+
 def without_values(module: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode whose tensors have shapes alone."""
-    return copy.deepcopy(module).to("meta").requires_grad_(False).eval()
+    return silent(copy.deepcopy(module)).to("meta").requires_grad_(False).eval()

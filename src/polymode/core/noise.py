@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymode.core.attention import is_fused
-from polymode.core.rng import fold
+from polymode.core.rng import fold, private_stream
 
 _aten = torch.ops.aten
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -233,8 +233,8 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def drawing() -> Iterator[list[tuple[int, ...]]]:
-    """Note the shapes of what is drawn meanwhile; torch's stream is put back."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+    """Note the shapes of what is drawn meanwhile; torch's stream is left alone."""
+    with private_stream(0), torch.no_grad(), _Watch() as watcher:
         yield watcher.shapes
 
 
@@ -251,13 +251,13 @@ class Habits(NamedTuple):
 
 def habits(module: nn.Module, x: Tensor) -> Habits:
     """Return those of a pass of two examples: BatchNorm in training wants two."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch() as watcher:
+    with private_stream(0), torch.no_grad(), _Watch() as watcher:
         module(x[:1].expand(2, *x.shape[1:]))
     return Habits(bool(watcher.shapes), watcher.attends)
 
 
 def shapes_drawn(module: nn.Module, x: Tensor) -> list[tuple[int, ...]]:
-    """Return the shapes of what a forward pass draws; torch's stream is put back."""
+    """Return the shapes of what a forward pass draws; torch's stream is left alone."""
     with drawing() as shapes:
         module(x)
     return shapes

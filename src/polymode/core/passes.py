@@ -25,6 +25,7 @@ from polymode.core.layers import function_of, repeat_rows
 from polymode.core.modules import Tensors, set_mode
 from polymode.core.network import Network
 from polymode.core.noise import batch_axes, drawing
+from polymode.core.rng import private_stream
 from polymode.core.stack import Stack
 from polymode.core.trace import trace
 
@@ -299,7 +300,7 @@ def _row_bytes(module: nn.Module, x: Tensor) -> int:
     """Return the size of intermediate results for one row: what a third adds to two."""
     totals = []
     for number in (2, 3):
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _Bytes() as counted:
+        with private_stream(0), torch.no_grad(), _Bytes() as counted:
             module(repeat_rows(x[:1], number))
         totals.append(counted.total)
     return max(totals[1] - totals[0], 1)

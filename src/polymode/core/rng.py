@@ -8,10 +8,14 @@ that resumes at step 1,000 needs no saved generator state.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def fold(seed: int, *path: int | str) -> int:
@@ -47,19 +51,107 @@ def generator(seed: int, *path: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(fold(seed, *path))
 
 
-@contextmanager
-def global_stream(seed: int, *others: torch.Generator) -> Iterator[None]:
+_GLOBAL = threading.RLock()  # of all who set torch's global stream here
+
+
+class global_stream:
     """Start torch's global CPU stream, and `others`, at `seed`; put them back after.
 
-    `torch.manual_seed` would also note the call for every kind of accelerator, which takes longer
-    than to build a small network.
+    It can be entered again, and goes on where it was left. One thread at a time is inside: wait
+    for nothing there that another may hold. `torch.manual_seed` would also note the call for every
+    kind of accelerator, which takes longer than to build a small network.
+
+    Args:
+        seed: None begins where the streams are.
     """
-    streams = [torch.default_generator, *others]
-    before = [stream.get_state() for stream in streams]
-    for stream in streams:
-        stream.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for stream, state in zip(streams, before, strict=True):
+
+    def __init__(self, seed: int | None, *others: torch.Generator) -> None:
+        self._seed, self._streams = seed, (torch.default_generator, *others)
+        self._inside: list[Tensor] | None = None
+
+    def __enter__(self) -> None:
+        _GLOBAL.acquire()
+        self._outside = [stream.get_state() for stream in self._streams]
+        for place, stream in enumerate(self._streams):
+            if self._inside is not None:
+                stream.set_state(self._inside[place])
+            elif self._seed is not None:
+                stream.manual_seed(self._seed)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inside = [stream.get_state() for stream in self._streams]
+        for stream, state in zip(self._streams, self._outside, strict=True):
             stream.set_state(state)
+        _GLOBAL.release()
+
+
+class private_stream(TorchDispatchMode):
+    """Let what this thread draws from torch's global CPU stream come from a stream of its own.
+
+    Other threads neither disturb it nor notice.
+
+    Args:
+        seed: what it starts at.
+        follows: whether `torch.manual_seed` and the like are obeyed. Then the block is inside of
+            `global_stream(seed)`: the global stream shows where this one is, and is looked at
+            before each draw. That others have drawn from it meanwhile is overlooked.
+    """
+
+    def __init__(self, seed: int, *, follows: bool = False) -> None:
+        super().__init__()
+        self._stream = torch.Generator().manual_seed(seed)
+        self._follows = follows
+        self._shown = {_bytes(self._stream)} if follows else set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _on_cpu(args, kwargs):
+            return func(*args, **kwargs)
+        if not self._follows:
+            return self._draw(func, args, kwargs)
+        state = torch.default_generator.get_state()
+        again = state.numpy().tobytes() in self._shown
+        if again or torch.default_generator.initial_seed() != self._stream.initial_seed():
+            self._stream.set_state(state)
+            self._shown.add(_bytes(self._stream))
+        result = self._draw(func, args, kwargs)
+        torch.default_generator.set_state(self._stream.get_state())
+        self._shown.add(_bytes(self._stream))
+        return result
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        if "generator" not in names:
+            last = func._overloadname
+            twin = "generator" if last == "default" else f"{last}_generator"
+            if twin not in func.overloadpacket.overloads():
+                return self._swap(func, args, kwargs)
+            func = getattr(func.overloadpacket, twin)
+        elif kwargs.get("generator") is not None or len(args) > names.index("generator"):
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "generator": self._stream})
+
+    def _swap(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call an operation that knows the global stream alone."""
+        with global_stream(None):
+            torch.default_generator.set_state(self._stream.get_state())
+            result = func(*args, **kwargs)
+            self._stream.set_state(torch.default_generator.get_state())
+        return result
+
+
+def _bytes(stream: torch.Generator) -> bytes:
+    state: bytes = stream.get_state().numpy().tobytes()
+    return state
+
+
+def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation works on the processor."""
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    device = tensors[0].device if tensors else kwargs.get("device")
+    return torch.device(device or "cpu").type == "cpu"

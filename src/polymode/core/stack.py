@@ -37,6 +37,7 @@ from polymode.core.network import Network
 from polymode.core.registry import suggest
 from polymode.core.rng import fold, fold_each
 from polymode.core.statistics import recompute_statistics
+from polymode.core.threads import PerThread
 from polymode.core.views import Views
 
 EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
@@ -119,9 +120,12 @@ class Stack:
 
     def _forget_memory(self) -> None:
         """Drop what shares the stacked tensors' memory."""
-        self.views = Views(
-            self.network, self.params, self.frozen, self.buffers, self.extra, self._apart
-        )
+        groups = self.params, self.frozen, self.buffers, self.extra
+        self._views = PerThread(partial(Views, self.network, *groups, self._apart))
+
+    @property
+    def views(self) -> Views:  # modules of each thread's own
+        return self._views()
 
     @classmethod
     def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
@@ -138,8 +142,7 @@ class Stack:
         for name, tensor in extra.items():
             assert tensor.shape[0] == self.num_modes, name
             reference = next(iter({**self.params, **self.frozen}.values()), tensor)
-            value = tensor.detach().to(reference.device, reference.dtype)
-            self.extra[name] = value.clone().requires_grad_()
+            self.extra[name] = tensor.detach().to(reference, copy=True).requires_grad_()
         self._renew()
 
     def __len__(self) -> int:
@@ -401,7 +404,8 @@ class Stack:
 
     def normal_rows(self, *path: int | str) -> Tensor:
         """Return the same for all of `leaves()` in one tensor, a row per member."""
-        noise = torch.empty(self.num_modes, sum(self._sizes()), dtype=self.dtype)
+        size = sum(leaf.numel() for leaf in self.leaves()) // self.num_modes
+        noise = torch.empty(self.num_modes, size, dtype=self.dtype)
         stream, start = torch.Generator(), fold(0, *path)  # one hash per call: this is a hot place
         for row, seed in zip(noise.unbind(0), self.seeds, strict=True):
             row.normal_(generator=stream.manual_seed((start + seed) % 2**63))
@@ -410,10 +414,6 @@ class Stack:
     def as_leaves(self, rows: Tensor) -> list[Tensor]:
         """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
         return self.views.like_leaves(rows)
-
-    def _sizes(self) -> list[int]:
-        """Numbers of one member in each of `leaves()`."""
-        return [leaf.numel() // self.num_modes for leaf in self.leaves()]
 
     def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
         """Set running statistics to their averages over batches (B, ...) of inputs."""

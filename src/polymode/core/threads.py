@@ -7,15 +7,58 @@ suffice.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
+Value = TypeVar("Value")
+
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _lock = threading.Lock()
+
+
+class _Caller:
+    """Stands for a thread, and for the workers that work for it."""
+
+
+class _Here(threading.local):
+    """Who calls: made at the first look in each thread."""
+
+    def __init__(self) -> None:
+        self.caller = _Caller()
+
+
+_here = _Here()
+
+
+class PerThread(Generic[Value]):
+    """A value of each thread's own, made at its first look and dropped when the thread ends.
+
+    Workers of `for_each_member` see that of the thread they work for. Copies begin without values.
+    """
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make = make
+        self._values: WeakKeyDictionary[_Caller, Value] = WeakKeyDictionary()
+
+    def __call__(self) -> Value:
+        caller = _here.caller
+        value = self._values.get(caller)
+        if value is None:
+            value = self._values[caller] = self._make()
+        return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerThread[Value]:
+        return PerThread(copy.deepcopy(self._make, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerThread, (self._make,)
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:
@@ -39,6 +82,28 @@ def _pool(workers: int) -> ThreadPoolExecutor:
         return _pools[key]
 
 
+def _setter() -> ThreadPoolExecutor:
+    """Return the thread of this process that does nothing but set the number of threads."""
+    with _lock:
+        key = (os.getpid(), 0)
+        if key not in _pools:
+            _pools[key] = ThreadPoolExecutor(1, thread_name_prefix="polymode")
+        return _pools[key]
+
+
+def use_threads(number: int) -> None:
+    """Let operations of this thread use `number` threads, and those of new threads as many as now.
+
+    Torch sets both at once, so another thread sets the second back. While this is the only one,
+    there is nobody who could begin a new one.
+    """
+    before = torch.get_num_threads()
+    if number != before:
+        torch.set_num_threads(number)
+        if threading.active_count() > 1:
+            _setter().submit(torch.set_num_threads, before)
+
+
 def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
     """Call work(0), ..., work(num_modes - 1), spread over as many threads as torch may use.
 
@@ -52,16 +117,20 @@ def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
         return
     todo = iter(range(num_modes))
     guard = threading.Lock()
-    grad_enabled = torch.is_grad_enabled()
+    grad_enabled, caller = torch.is_grad_enabled(), _here.caller
 
     def run() -> None:
-        with torch.set_grad_enabled(grad_enabled):
-            while True:
-                with guard:
-                    k = next(todo, None)
-                if k is None:
-                    return
-                work(k)
+        before, _here.caller = _here.caller, caller
+        try:
+            with torch.set_grad_enabled(grad_enabled):
+                while True:
+                    with guard:
+                        k = next(todo, None)
+                    if k is None:
+                        return
+                    work(k)
+        finally:
+            _here.caller = before
 
     pool = _pool(torch.get_num_threads())
     futures = [pool.submit(run) for _ in range(workers)]

@@ -8,8 +8,8 @@ as two maxima of slices, without indices, and ReLUs in the memory of a layer's r
 
 from __future__ import annotations
 
-import copy
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.core.layers import PLAIN, called, is_kind, is_relu, repeat_rows
+from polymode.core.graph import reached_by, traced
+from polymode.core.layers import PLAIN, called, is_kind, is_relu
 from polymode.core.noise import NoDraws
 
 
@@ -28,35 +29,68 @@ def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
     plain attributes or draws from Python's or NumPy's global streams have no graph; neither have
     those that draw noise whatever the inputs: in a graph it would be drawn once and for all.
     """
-    module = copy.deepcopy(template)  # tracing runs the forward method, which may leave traces
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in template.modules()
+    ):
         return None
-    before = _state(module)
+    before, streams = _state(template), _global_streams()
     try:
         with NoDraws():
-            graph = _Tracer(autowrap_functions=(repeat_rows,)).trace(module)
+            module, graph = traced(template, _runs_for_all)
+            if _global_streams() != streams and _draws_globally(template):
+                return None
     except Exception:  # fx has no one kind of error for what it cannot do
         return None
     return (module, graph) if _state(module) == before else None
 
 
-class _Tracer(fx.Tracer):
-    """Takes layers that know how to run for all members as one step, see `core/dense.py`."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return hasattr(m, "for_all_members") or super().is_leaf_module(m, module_qualified_name)
+def _runs_for_all(module: nn.Module) -> bool:
+    """Layers that know how to run for all members are one step, see `core/dense.py`."""
+    return hasattr(module, "for_all_members")
 
 
-def _state(module: nn.Module) -> tuple[Any, ...]:
+def _state(module: nn.Module) -> dict[str, Any]:
     """What a forward pass might change without torch knowing."""
-    plain = {
+    return {
         f"{path}.{key}": value
         for path, sub in module.named_modules()
         for key, value in vars(sub).items()
         if isinstance(value, PLAIN)
     }
+
+
+def _global_streams() -> tuple[Any, ...]:
+    """Where Python's and NumPy's global streams are."""
     numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    return plain, random.getstate(), numpy["pos"], numpy["key"].tobytes()
+    return random.getstate(), numpy["pos"], numpy["key"].tobytes()
+
+
+def _draws_globally(template: nn.Module) -> bool:
+    """Whether a forward pass draws from those streams itself: another thread may have done so.
+
+    It does if its code names them. Otherwise it is traced again: a stream that stays where it is
+    once tells that it does not, and streams that move only while it is traced that it does.
+    """
+    if any(
+        name == "random" or isinstance(getattr(value, "__self__", None), _GLOBAL)
+        for name, value in reached_by(template)
+    ):
+        return True
+    still = 0
+    for _ in range(_ATTEMPTS):
+        before, start = _global_streams(), time.perf_counter()
+        traced(template, _runs_for_all)
+        if _global_streams() == before:
+            return False
+        before, taken = _global_streams(), time.perf_counter() - start
+        time.sleep(taken)
+        still += _global_streams() == before
+    return still > _ATTEMPTS / 2
+
+
+_GLOBAL = (random.Random, np.random.RandomState)
+_ATTEMPTS = 16  # traces: a thread that draws now and then moves all of them, but no pause, once in
+# 10^4 at most
 
 
 def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:

@@ -17,7 +17,7 @@ from polymode.core.network import Network
 
 
 class Views:
-    """The members of one stack, one by one.
+    """The members of one stack, one by one, as one thread holds them.
 
     Attributes:
         apart: modules of members whose plain attributes differ from those of member 0.
@@ -38,6 +38,7 @@ class Views:
         self.params, self.frozen, self.buffers, self.extra = params, frozen, buffers, extra
         self.parts: dict[int, list[Any]] = {}
         self.derived: dict[str, Any] = {}
+        self._mode = "eval"
         self._modules: dict[int, nn.Module] = {}
         self._bound: dict[tuple[int, int], nn.Module] = {}
         self._leaves: dict[int, list[Tensor]] = {}
@@ -46,6 +47,8 @@ class Views:
 
     def module(self, k: int, mode: str) -> nn.Module:
         """Return member k as a module that shares the stack's memory."""
+        if mode != self._mode:  # it was set in another thread
+            self.set_mode(mode)
         if k not in self._modules:
             self._modules[k] = set_mode(self.build(k, share=True), mode)
         return self._modules[k]
@@ -95,6 +98,7 @@ class Views:
 
     def set_mode(self, mode: str) -> None:
         """Put the members that were built into a mode; programs have theirs already."""
+        self._mode = mode
         for module in self._modules.values():
             set_mode(module, mode)
 

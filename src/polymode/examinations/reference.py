@@ -24,7 +24,9 @@ import torch
 from torch import nn
 
 from polymode import nets
+from polymode._version import __version__
 from polymode.chains.rhat import check
+from polymode.core.code import network_mark
 from polymode.core.data import Arrays, Data
 from polymode.core.html import html_block
 from polymode.core.registry import suggest
@@ -100,7 +102,8 @@ def reference(
 
     It is kept in `references/` of the cache (`$POLYMODE_CACHE`, or `polymode` in
     `$XDG_CACHE_HOME`), by the values of the training data, the likelihood, the network with its
-    initial values, the options and the seed. An interrupted fit goes on from its last checkpoint.
+    code and initial values, the options, the seed and the release. An interrupted fit goes on from
+    its last checkpoint.
 
     Args:
         task: with training data; a name stands for `pm.task(name)`.
@@ -202,7 +205,8 @@ def _key(task: Task, networks: Any, config: HMC, seed: int, training_steps: int)
         "data": _mark(task.train),
         "likelihood": task.likelihood.to_config(),
         "scaling": scaling and scaling.to_dict(),
-        "network": repr(stack.template),
+        "release": __version__,
+        "network": network_mark(stack.template),
         "values": digest.hexdigest(),
         "options": json_safe(dataclasses.asdict(config)),
         "seed": seed,

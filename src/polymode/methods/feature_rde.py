@@ -47,6 +47,7 @@ from polymode.core import ranks
 from polymode.core.execution import in_layout_of
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
+from polymode.core.rng import private_stream
 from polymode.core.stack import Stack
 from polymode.core.training import Optimization
 from polymode.methods import map as map_
@@ -191,7 +192,7 @@ def find_head(stack: Stack, x: Tensor) -> str:
         for path, layer in module.named_modules()
         if isinstance(layer, nn.Linear)
     ]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), private_stream(0):
         outputs = module(x)
     for hook in hooks:
         hook.remove()

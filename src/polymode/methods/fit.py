@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from polymode._version import __version__
 from polymode.core import ranks
+from polymode.core.code import network_mark
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
@@ -117,12 +119,8 @@ def fit(
     search = core.search(config, task) if core.search is not None else None
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
-        how: dict[str, Any] = {
-            "execution": execution,
-            "chunk_size": chunk_size,
-            "dtype": dtype,
-            "device": device,
-        }
+        how: dict[str, Any] = {"execution": execution, "chunk_size": chunk_size}
+        how |= {"dtype": dtype, "device": device}
         networks, number, given = _networks(net, task, options)
         share = ranks.share_of(number)
         stack = Stack(networks, number, seed=seed, modes=share.modes, **how)
@@ -445,5 +443,7 @@ def _identity(
         "network": {
             key: [ranks.num_modes(len(t)), *t.shape[1:]] for key, t in stack.tensors().items()
         },
+        "code": network_mark(stack.template),
+        "release": __version__,
         "dtype": str(stack.dtype),
     }

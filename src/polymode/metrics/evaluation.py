@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polymode.core.data import Arrays, Data, Pixels
 from polymode.core.registry import Entry
+from polymode.core.rng import global_stream
 from polymode.metrics.examples import Examples
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
@@ -166,7 +167,7 @@ def _check_kinds(post: Any, task: Any) -> Task:
 
 def _warm_up(predict: Predict, test: Data) -> None:
     """Predict one batch unmeasured: the first call traces, and may choose how to execute."""
-    with torch.random.fork_rng(devices=[]):
+    with global_stream(None):
         x, _ = next(iter(test.batches(BATCH)), (None, None))
     if x is not None:
         predict(x)

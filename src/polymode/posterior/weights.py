@@ -213,12 +213,13 @@ class Samples(Weights):
         size = samples_per_mode, self.stack.num_modes
         tensors = changing_tensors(self.stack) if self.kept is None else self.kept
         values = [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
-        if self._together is None or self._together[0] != (size, values):
+        held = self._together  # another thread may want another number of samples
+        if held is None or held[0] != (size, values):
             flat: Tensors = {}
             if self.kept is not None:
                 flat = {n: tensor[:samples_per_mode].flatten(0, 1) for n, tensor in tensors.items()}
-            self._together = (size, values), self.stack.repeated(samples_per_mode, flat)
-        together = self._together[1]
+            held = self._together = (size, values), self.stack.repeated(samples_per_mode, flat)
+        together = held[1]
         return lambda x: together(x).unflatten(0, size).transpose(0, 1)
 
     def noise(self, samples_per_mode: int, seed: int) -> Tensors:

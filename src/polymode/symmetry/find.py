@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from polymode.core.graph import traced
 from polymode.core.layers import function_of
 from polymode.core.modules import aliases_of, tie_again
 from polymode.core.stack import Stack
@@ -73,7 +74,7 @@ def find(
     _require_module(module)
     aliases = net.network.aliases if isinstance(net, Stack) else aliases_of(module)
     template = tie_again(copy.deepcopy(module).to("meta"), aliases).eval()
-    graph = _graph(template)
+    template, graph = _traced(template)
     example = _example(template, graph, input_shape)
     walk, shared = _walk(template, graph, example, ignore_eps)
     found = gather(walk, type(module).__name__, shared)
@@ -97,21 +98,14 @@ def _require_module(module: object) -> None:
         raise ValueError("a scripted module cannot be traced; give the module it was made from")
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, FilterResponseNorm2d) or super().is_leaf_module(
-            m, module_qualified_name
-        )
-
-
-def _graph(module: nn.Module) -> fx.Graph:
+def _traced(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
     name = type(module).__name__
     if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
         raise ValueError(
             f"{name} has forward hooks, whose effect a graph does not show; remove them"
         )
     try:
-        return _Tracer().trace(module)
+        return traced(module, lambda layer: isinstance(layer, FilterResponseNorm2d))
     except Exception as error:
         about = str(error).splitlines()[0].split(". ")[0] or type(error).__name__
         raise ValueError(

@@ -19,6 +19,7 @@ from polymode.core.data import Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
 from polymode.core.options import Augment
 from polymode.core.registry import suggest
+from polymode.core.rng import global_stream
 from polymode.core.scaling import Scaling
 from polymode.core.values import plain
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
@@ -174,7 +175,7 @@ class Task:
             return self.likelihood.target_size(first)
         labels = first
         if isinstance(data, Loader):
-            with torch.random.fork_rng(devices=[]):
+            with global_stream(None):
                 labels = torch.cat(
                     [
                         check_targets(self.likelihood, None, y, "train")
@@ -314,7 +315,7 @@ def _look(data: Data, what: str) -> Pair:
     if isinstance(data, Arrays):
         return data.x, data.y
     try:
-        with torch.random.fork_rng(devices=[]):
+        with global_stream(None):
             return next(iter(data.batches(PROBE)))
     except StopIteration:
         raise ValueError(f"{what}: the loader is empty: 0 batches") from None

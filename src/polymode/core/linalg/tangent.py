@@ -14,7 +14,6 @@ Shapes: `R` cotangents, `B` batch, `K` outputs, `P` parameters.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from polymode.core.linalg.operations import Build
 from polymode.core.linalg.records import Record, joined
 from polymode.core.linalg.watch import Look, Watch
 from polymode.core.modules import Tensors
+from polymode.core.quiet import without_warning
 from polymode.core.rng import generator
 from polymode.core.stack import Stack
 
@@ -140,8 +140,7 @@ class Tangent:
                 each = [of_one(e, v) for e, v in zip(x, cotangents.unbind(1), strict=True)]
                 found = {name: torch.stack([one[name] for one in each], 1) for name in params}
             else:
-                with warnings.catch_warnings():  # of kernels that are slow there, but right
-                    warnings.filterwarnings("ignore", "There is a performance drop")
+                with without_warning("There is a performance drop"):  # slow there, but right
                     found = vmap(of_one, in_dims=(0, 1), out_dims=1)(x, cotangents)
             for name, grad in found.items():  # (R, B, ...)
                 moving = grad.reshape(len(cotangents), 1, len(x), 1, -1)

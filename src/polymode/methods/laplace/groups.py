@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from polymode.core.graph import traced
 from polymode.core.layers import called
 from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
@@ -106,13 +107,6 @@ def _atoms(names: Iterable[str], sets: list[frozenset[str]]) -> dict[str, str]:
     return {name: title for title, atom in titles.items() for name in atom}
 
 
-class _Tracer(fx.Tracer):
-    """Keeps layers whole that are one step of the table above."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _NORMS) or super().is_leaf_module(m, module_qualified_name)
-
-
 class _Infeasible(Exception):
     """The factor reaches what does not hand it on."""
 
@@ -121,14 +115,14 @@ class _Scales:
     """Follows a factor k through the graph of a network."""
 
     def __init__(self, stack: Stack) -> None:
-        self.module = stack.network.template_in("eval")
         self.trainable = set(stack.params)
-        try:
-            self.graph = _Tracer().trace(self.module)
+        template = stack.network.template_in("eval")
+        try:  # layers of the table above are one step
+            self.module, self.graph = traced(template, lambda layer: isinstance(layer, _NORMS))
         except Exception as error:  # fx has no one kind of error for what it cannot do
             raise ValueError(
                 "prior='per_group' reads the normalised weights from the network's graph, which"
-                f" {type(self.module).__name__} does not have ({str(error).splitlines()[0]});"
+                f" {type(template).__name__} does not have ({str(error).splitlines()[0]});"
                 " use prior='per_layer'"
             ) from error
         first = {alias: name for name, every in stack.network.aliases.items() for alias in every}

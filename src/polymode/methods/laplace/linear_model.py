@@ -24,7 +24,6 @@ Shapes: `B` batch, `K` outputs, `P` weights, `D` statistics.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -35,6 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.attention import plain_attention
 from polymode.core.modules import Tensors
+from polymode.core.quiet import without_warning
 from polymode.core.stack import Stack
 
 FORMS = ("jacobian", "offset")
@@ -232,10 +232,9 @@ def _forward(
     function: Callable[..., Tensor], point: tuple[Tensor, ...], vector: tuple[Tensor, ...]
 ) -> Tensor:
     """Return the derivative of a function along a vector."""
-    with warnings.catch_warnings():  # torch's own, when it first differentiates forward
-        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
-        with torch.no_grad():
-            return jvp(function, point, vector)[1]
+    # torch's own warning, when it first differentiates forward
+    with without_warning(".*torch.jit.script", DeprecationWarning), torch.no_grad():
+        return jvp(function, point, vector)[1]
 
 
 class _OpenNorm(nn.Module):

@@ -26,6 +26,7 @@ from polymode.core.linalg.tangent import Survey, Tangent
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
+from polymode.core.threads import PerThread
 from polymode.methods.laplace.gaussian import (
     GaussianPosterior,
     joint_moments,
@@ -73,7 +74,7 @@ class LaplaceWeights(Weights):
         self.log_evidence = None if log_evidence is None else list(log_evidence)
         names = [name for block in self.posteriors[0].blocks for name in block.names]
         self.groups = dict(groups or dict.fromkeys(names, "all"))
-        self._tangents: dict[int, Tangent] = {}
+        self._tangents: PerThread[dict[int, Tangent]] = PerThread(dict)
 
     @property
     def precision(self) -> Tensors:
@@ -83,10 +84,11 @@ class LaplaceWeights(Weights):
 
     def tangent(self, k: int) -> Tangent:
         """Return the network of mode k, ready to be differentiated."""
-        if k not in self._tangents:
+        tangents = self._tangents()
+        if k not in tangents:
             names = [name for block in self.posteriors[k].blocks for name in block.names]
-            self._tangents[k] = Tangent(self.stack, k, self.survey, names)
-        return self._tangents[k]
+            tangents[k] = Tangent(self.stack, k, self.survey, names)
+        return tangents[k]
 
     def moments(self, x: Tensor) -> Moments | None:
         """Return the Gaussian of every mode's outputs, None where draws are asked for."""
@@ -140,7 +142,7 @@ class LaplaceWeights(Weights):
 
     def __getitem__(self, modes: slice) -> LaplaceWeights:
         chosen, part = range(self.num_modes)[modes], copy.copy(self)
-        part.stack, part._tangents = self.stack[modes], {}
+        part.stack, part._tangents = self.stack[modes], PerThread(dict)
         part.posteriors = [self.posteriors[k] for k in chosen]
         if self.log_evidence is not None:
             part.log_evidence = [self.log_evidence[k] for k in chosen]
