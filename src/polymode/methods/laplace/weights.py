@@ -26,6 +26,8 @@ from polymode.core.linalg.tangent import Survey, Tangent
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
+from polymode.core.store import TensorForm
+from polymode.methods.laplace.files import file_layout
 from polymode.methods.laplace.gaussian import (
     GaussianPosterior,
     joint_moments,
@@ -190,6 +192,13 @@ class LaplaceWeights(Weights):
             "survey": {**survey, "shared": sorted(self.survey.shared)},
             "blocks": [_facts(block) for block in self.posteriors[0].blocks],
         }
+
+    @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """A precision for each parameter that has a block, the blocks, and perhaps the evidence."""
+        return file_layout(stack, forms, numbers)
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> LaplaceWeights:
