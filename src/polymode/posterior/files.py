@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from polymode.core import ranks
 from polymode.core.devices import usable_device
@@ -307,9 +308,16 @@ class Shards(Weights):
 
     @cached_property
     def _outline(self) -> Stack:
-        """One network like those in the files; without values, where it can be."""
+        """One network like those in the files, without values."""
         module = outline(self._network, self.manifest, self.folder / MANIFEST)
-        return self.like if module is None else self._stack(module, 1, torch.device("meta"))
+        module = self._module if module is None else module
+        return self._stack(module, 1, torch.device("meta"))
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        """The network that was given, built once."""
+        network = self._network[0] if isinstance(self._network, Sequence) else self._network
+        return network if isinstance(network, nn.Module) else network()
 
     def __getitem__(self, modes: slice) -> Weights:
         first, last, step = modes.indices(self.num_modes)
@@ -331,13 +339,13 @@ class Shards(Weights):
 
     def _allocate(self, num_modes: int, seeds: list[int] | None) -> Stack:
         """Return a stack to read modes into."""
-        stack = self._stack(self._network, num_modes, self._device)
+        stack = self._stack(self._module, num_modes, self._device)
         stack.seeds = seeds or stack.seeds
         if self.manifest["channels_last"] is not None:  # numbers depend on it in their last digits
             stack.lay_out(self.manifest["channels_last"])
         return stack
 
-    def _stack(self, network: Any, num_modes: int, device: torch.device) -> Stack:
+    def _stack(self, network: nn.Module, num_modes: int, device: torch.device) -> Stack:
         """Return networks and what the likelihood adds to them, with any values."""
         dtype = getattr(torch, self.manifest["dtype"])
         stack = Stack.allocate(network, num_modes, dtype=dtype, device=device)

@@ -5,13 +5,13 @@
 3. The tensors get these names, which nothing else had.
 4. The manifest gets its own, in one step: before it the folder holds the old posterior, after it
    the new one.
-5. The files that the old manifest named are removed, and no others.
+5. The files that the old manifest named are removed, and no others; it is kept under a temporary
+   name until they are.
 
 Steps 2 to 5 hold the folder, so that of two that save one comes after the other. Where the file
 system has no locks, names are still never taken twice, and at worst old files stay. A reader that
-comes too late for the old files finds a new manifest. What a killed process leaves are temporary
-files and, between 3 and 4, those that its temporary manifest names: the next one that saves removes
-them.
+comes too late for the old files finds a new manifest. A killed process leaves temporary files and
+those that its temporary manifests name: the next one that saves removes them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from polymode.core.store import (
     FileProblem,
     TensorFile,
     abandoned,
+    fill_file,
     is_plain_name,
     locked,
     read_json,
@@ -91,7 +92,7 @@ def publish(
 ) -> list[dict[str, Any]]:
     """Let the drafts and their manifest take the place of what the folder held; return the
     manifest's entries. `write` writes a manifest to a file."""
-    journal = temporary_path(folder / MANIFEST)
+    journal, replaced = temporary_path(folder / MANIFEST), temporary_path(folder / MANIFEST)
     placed: list[Path] = []
     with locked(folder) as descriptor:
         try:
@@ -106,16 +107,19 @@ def publish(
                 os.replace(folder / draft.temporary, path)
             if descriptor is not None:
                 os.fsync(descriptor)  # the names of the tensors are on disk before the manifest
-            old = _named_files(folder / MANIFEST)
+            if (folder / MANIFEST).is_file():
+                fill_file(replaced, lambda file: file.write((folder / MANIFEST).read_bytes()))
             os.replace(journal, folder / MANIFEST)
         except BaseException:
             for path in placed:
                 path.unlink(missing_ok=True)
             journal.unlink(missing_ok=True)
+            replaced.unlink(missing_ok=True)
             raise
-        for name in old.keys() - {entry["file"] for entry in entries}:
+        for name in _named_files(replaced).keys() - {entry["file"] for entry in entries}:
             with suppress(OSError):  # the new posterior is complete; another may have removed it
                 (folder / name).unlink()
+        replaced.unlink(missing_ok=True)
     return entries
 
 
