@@ -26,6 +26,7 @@ from polymode.core.modules import Tensors
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, TensorFile, fill_file, write_json, write_tensors
+from polymode.core.values import first_line
 from polymode.nets.network import networks_for
 from polymode.posterior.contents import (
     FAULTS,
@@ -311,7 +312,10 @@ class Shards(Weights):
         """One network like those in the files, without values."""
         module = outline(self._network, self.manifest, self.folder / MANIFEST)
         module = self._module if module is None else module
-        return self._stack(module, 1, torch.device("meta"))
+        try:
+            return self._stack(module, 1, torch.device("meta"))
+        except ValueError as error:  # it would never fit
+            raise FileProblem(f"{self.folder / MANIFEST}: {first_line(error)}") from None
 
     @cached_property
     def _module(self) -> nn.Module:

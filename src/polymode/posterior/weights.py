@@ -390,7 +390,8 @@ class Gaussian(Weights):
         cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
     ) -> dict[str, TensorForm]:
         """Standard deviations of all parameters or of none, and so deviations (M, R, ...)."""
-        layout, params = {}, stack.params.items()
+        layout: dict[str, TensorForm] = {}
+        params = stack.params.items()
         if _group("std", forms):
             layout |= {f"std/{name}": form_of(mean) for name, mean in params}
         for first in list(_group("deviations", forms).values())[:1]:

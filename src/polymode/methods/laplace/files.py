@@ -7,7 +7,7 @@ directions, `P` numbers of a parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -31,17 +31,14 @@ def file_layout(
     stack: Stack, forms: Mapping[str, TensorForm], numbers: Mapping[str, Any]
 ) -> dict[str, TensorForm]:
     """Return the tensors beside the networks, see `Weights.layout`."""
-    lengths = {name: tensor[0].numel() for name, tensor in stack.params.items()}
-    _check_numbers(numbers, lengths)
+    _check_numbers(numbers, stack.params.keys())
     named: list[str] = []
     sizes: Sizes = {}
     for place, facts in enumerate(numbers["blocks"]):
         start = f"block/{place}/"
         held = {n.removeprefix(start): f for n, f in forms.items() if n.startswith(start)}
-        names = facts["names"] if "names" in facts else [facts["name"]]
-        own = {name: lengths[name] for name in names}
-        sizes |= {start + n: shape for n, shape in _block(facts, own, held).items()}
-        named += names
+        sizes |= {start + n: shape for n, shape in _block(facts, held, stack).items()}
+        named += facts["names"] if "names" in facts else [facts["name"]]
     if sorted(named) != sorted(numbers["groups"]):
         raise ValueError("`blocks` and `groups` are not of the same parameters")
     sizes |= {f"precision/{name}": () for name in named}
@@ -62,11 +59,11 @@ def _form(
     return TensorForm(dtype, torch.Size(shape))
 
 
-def _block(
-    facts: Mapping[str, Any], lengths: Mapping[str, int], held: Mapping[str, TensorForm]
-) -> Sizes:
+def _block(facts: Mapping[str, Any], held: Mapping[str, TensorForm], stack: Stack) -> Sizes:
     """Return the shapes of a block's tensors; numbers that the parameters leave open are the
     file's, where they agree with each other."""
+    names = facts["names"] if "names" in facts else [facts["name"]]
+    lengths = {name: stack.params[name][0].numel() for name in names}
     kind, total = facts["kind"], sum(lengths.values())
     if kind == "kronecker":
         return _kronecker(facts, total, held)
@@ -75,9 +72,16 @@ def _block(
     if kind == "dense":
         if list(facts["lengths"]) != list(lengths.values()):
             raise ValueError(f"`lengths` of a dense block must be {list(lengths.values())}")
-        size = min(total, held["chosen"].shape[-1]) if "chosen" in held else total
+        if (
+            type(facts["one_layer"]) is not bool
+            or facts["one_layer"]
+            and not _is_layer(facts, stack)
+        ):
+            raise ValueError(f"no layer has {', '.join(lengths)}, as `one_layer` says")
+        some = facts.get("chosen", "chosen" in held)
+        size = min(total, held["chosen"].shape[-1]) if some else total
         sizes: Sizes = {"values": (size,), "basis": (size, size), "relative": (len(lengths),)}
-        return sizes | ({"chosen": (size,)} if "chosen" in held else {})
+        return sizes | ({"chosen": (size,)} if some else {})
     if kind == "low_rank":
         rank = held["values"].shape[-1]
         return {f"directions/{n}": (rank, p) for n, p in lengths.items()} | {"values": (rank,)}
@@ -96,10 +100,18 @@ def _kronecker(facts: Mapping[str, Any], total: int, held: Mapping[str, TensorFo
         "moving_basis": (groups, moving, moving),
         "fixed": (groups, fixed),
     }
-    return sizes | ({"fixed_basis": (groups, fixed, fixed)} if "fixed_basis" in held else {})
+    if facts.get("fixed_basis", "fixed_basis" in held):  # earlier releases did not say
+        sizes["fixed_basis"] = (groups, fixed, fixed)
+    return sizes
 
 
-def _check_numbers(numbers: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
+def _is_layer(facts: Mapping[str, Any], stack: Stack) -> bool:
+    """Whether a block's parameters are the weight (O, I) of one layer, and perhaps its bias."""
+    weight, *bias = (stack.params[name][0] for name in facts["names"])
+    return weight.dim() > 1 and [tuple(b.shape) for b in bias] in ([], [(len(weight),)])
+
+
+def _check_numbers(numbers: Mapping[str, Any], params: Set[str]) -> None:
     """Refuse what no posterior of this network was saved with."""
     for name, choices in _CHOICES.items():
         if numbers[name] not in choices:
@@ -117,11 +129,11 @@ def _check_numbers(numbers: Mapping[str, Any], lengths: Mapping[str, int]) -> No
         and survey.keys() == set(Survey._fields)
         and isinstance(survey["kinds"], dict)
         and all(kind in _KINDS for kind in survey["kinds"].values())
-        and set(groups) <= survey["kinds"].keys() <= lengths.keys()
+        and set(groups) <= survey["kinds"].keys() <= params
         and isinstance(survey["layouts"], list)
         and all(layout is None or isinstance(layout, str) for layout in survey["layouts"])
         and all(isinstance(survey[name], bool) for name in ("copies", "loops"))
-        and all(set(survey[name]) <= lengths.keys() for name in ("shared", "last"))
+        and all(set(survey[name]) <= params for name in ("shared", "last"))
         and type(survey["numbers"]) in (int, float)
         and 0 <= survey["numbers"] < math.inf
     )

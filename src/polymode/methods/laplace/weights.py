@@ -242,12 +242,14 @@ def _below(start: str, tensors: Tensors) -> Tensors:
 def _facts(block: Block) -> dict[str, Any]:
     """Return what a block is beside its tensors."""
     if isinstance(block, Kronecker):
-        return {"kind": "kronecker", "name": block.name, "fixed_first": block.fixed_first}
+        rest = {"fixed_first": block.fixed_first, "fixed_basis": block.fixed_basis is not None}
+        return {"kind": "kronecker", "name": block.name, **rest}
     if isinstance(block, Diagonal):
         return {"kind": "diagonal", "name": block.name}
     if isinstance(block, Dense):
-        rest = {"lengths": list(block.lengths), "one_layer": block.one_layer}
-        return {"kind": "dense", "names": list(block.names), **rest}
+        about = {"lengths": list(block.lengths), "one_layer": block.one_layer}
+        about["chosen"] = block.chosen is not None
+        return {"kind": "dense", "names": list(block.names), **about}
     return {"kind": "low_rank", "names": list(block.names)}
 
 
