@@ -4,6 +4,9 @@ posterior.json            what it is, and which files hold which modes, with the
 members-N.safetensors     tensors of all modes
 members-N-K.safetensors   tensors of part K, where modes are spread over several files
 
+How a new posterior takes the place of an old one is in `posterior/folder.py`, what a file must hold
+in `posterior/contents.py`.
+
 Schema 2. Schema 1, of before samples were drawn, is read as one kept sample per mode.
 """
 
