@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
 from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, write_tensors
+from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization, Training
+from polymode.core.training_files import load_training
 
 
 class State(NamedTuple):
@@ -176,3 +177,45 @@ def test_moments_come_back_in_the_memory_format_of_the_weights(tmp_path) -> None
     advance(begun), advance(found)
     for name, tensor in begun.stack.tensors().items():
         assert torch.equal(tensor, found.stack.tensors()[name]), name
+
+
+def trained_state() -> Any:
+    class Everything(NamedTuple):
+        stack: Stack
+        optimization: Optimization
+        axes: Tensor
+        groups: dict[str, Tensor]
+        step: int
+
+    stack = Stack(lambda: nn.Linear(2, 3), 2, seed=1)
+    return Everything(
+        stack,
+        Optimization(Training(lr=0.1), stack.leaves(), 1, 9),
+        torch.zeros(2),
+        {"a": torch.ones(2), "b": torch.ones(3)},
+        4,
+    )
+
+
+@pytest.mark.parametrize("field", ["stack", "optimization", "axes", "groups", "step", "mode_axes"])
+def test_changed_metadata_gives_a_state_or_one_line(field, tmp_path) -> None:
+    """Any part of what describes a field is another value, with a digest that was made anew."""
+    state = trained_state()
+    save_checkpoint(tmp_path / "training.safetensors", state, {})
+    tensors, metadata = read_tensors(tmp_path / "training.safetensors")
+    odd = (None, -1, 10**12, "x", [], {}, [1], {"is": "stack"}, {"is": "tensor"}, {"is": "value"})
+    for value in odd:
+        changes = [{**metadata, field: value}]
+        if field in metadata["fields"]:
+            described = metadata["fields"][field]
+            inner = [{**described, name: value} for name in described]
+            changes = [
+                {**metadata, "fields": {**metadata["fields"], field: each}}
+                for each in (value, *inner)
+            ]
+        for change in changes:
+            write_tensors(tmp_path / "training.safetensors", tensors, change)
+            try:
+                load_training(tmp_path, trained_state(), {})
+            except FileProblem as problem:
+                assert "\n" not in str(problem)

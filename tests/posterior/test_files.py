@@ -264,3 +264,16 @@ def test_loading_takes_the_memory_of_the_members_once(tmp_path) -> None:
     )
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(run.stdout) * unit < 1.25 * 100 * (wide * wide + wide) * 4
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_memory_format_of_convolutions_comes_back(post, last, tmp_path) -> None:
+    """Products of another format have other last bits; also of a slice and of several files."""
+    post[:].save(tmp_path / "as it is")
+    other = pm.load(tmp_path / "as it is", net=pm.nets.lenet)
+    other.stack.lay_out(last)
+    other.save(tmp_path / "one")
+    other.save(tmp_path / "several", modes_per_file=1)
+    for folder in ("one", "several"):
+        stack = pm.load(tmp_path / folder, net=pm.nets.lenet)[1:].stack
+        assert stack.channels_last is last

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -227,3 +228,27 @@ def test_a_hub_that_is_not_there_is_said(hub: Hub, post: pm.Posterior) -> None:
     hub.server_close()
     with pytest.raises(ValueError, match="the hub cannot be reached for me/moons@aaaaaaaa"):
         pm.load(f"hf://me/moons@{COMMIT}", net=network)
+
+
+def test_what_is_fetched_is_held_against_the_digest_of_the_address(
+    post: pm.Posterior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever serves it; here a library that gives the same folder for any address."""
+    post.save(tmp_path)
+
+    class Library:
+        def HfApi(self, token: str | None) -> Library:
+            return self
+
+        def snapshot_download(self, *_: object, **__: object) -> str:
+            return str(tmp_path)
+
+    monkeypatch.setattr("polymode.posterior.hub._library", Library)
+    monkeypatch.setattr("polymode.posterior.hub._said", lambda *_: nullcontext())
+    digest = json.loads((tmp_path / "posterior.json").read_text())["digest"]
+    x = torch.zeros(3, 2)
+    for mark in ("", f"#{digest}"):
+        loaded = pm.load(f"hf://me/moons@{COMMIT}{mark}", net=network)
+        assert torch.equal(loaded.predict(x).mean, post.predict(x).mean)
+    with pytest.raises(FileProblem, match="has another content than the address says"):
+        pm.load(f"hf://me/moons@{COMMIT}#{'0' * 32}", net=network)

@@ -20,6 +20,7 @@ from polymode.core.choice import Plan
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
+from polymode.core.values import first_line
 
 fcntl: ModuleType | None
 try:
@@ -65,7 +66,22 @@ def save_checkpoint(
 def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
     """Return `state` as it was saved at `path` by the same run."""
     tensors, metadata = read_checkpoint(path, identity)
-    return restored(state, tensors, metadata["fields"], path)
+    with readable(path):
+        return restored(state, tensors, metadata["fields"], path)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Say in one line that what was read does not fit together, whatever it is."""
+    try:
+        yield
+    except FileProblem:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as e:
+        what = f"{e} is not there" if isinstance(e, KeyError) else first_line(e)
+        raise FileProblem(
+            f"{path} is not a checkpoint of this run: {what}; remove it to start anew"
+        ) from None
 
 
 def read_checkpoint(

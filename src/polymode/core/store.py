@@ -12,20 +12,30 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
 import platform
 import re
+import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymode.core.values import parse_json
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -34,6 +44,9 @@ _DTYPES = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
+_LARGEST_JSON = 2**28  # bytes; what they say takes about ten times as much memory
+_NUMBERS = itertools.count()  # of temporary files: threads of a process may write the same file
+_BINARY = getattr(os, "O_BINARY", 0)  # of Windows
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 Allocate = Callable[[dict[str, Any], dict[str, torch.Size]], Mapping[str, Tensor]]
@@ -54,12 +67,19 @@ def is_plain_name(name: Any) -> bool:
 
 def open_plain(path: Path) -> IO[bytes]:
     """Open a file for reading; folders are refused, and pipes and devices, which may never end."""
-    if not path.exists():
-        raise FileProblem(f"{path} does not exist")
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "a pipe or a device"
+    try:  # not to wait for the writer of a pipe; what is opened is looked at, not what was there
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileProblem(f"{path} does not exist") from None
+    except OSError as error:
+        kind = "is a folder, not a file" if path.is_dir() else f"cannot be read: {error.strerror}"
+        raise FileProblem(f"{path} {kind}") from None
+    mode = os.fstat(number).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(number)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise FileProblem(f"{path} is {kind}, not a file")
-    return open(path, "rb")
+    return os.fdopen(number, "rb")
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -95,20 +115,54 @@ def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
     Temporary files for `path` that killed processes of this machine left are removed.
     """
-    ours = f".{path.name}.{platform.node()}."
-    for left in path.parent.glob(f"{glob.escape(ours)}*.tmp"):
-        number = left.name[len(ours) : -len(".tmp")]
-        if number.isdigit() and not is_alive(int(number)):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{ours}{os.getpid()}.tmp")
+    for left in abandoned(path.parent, glob.escape(path.name)):
+        left.unlink(missing_ok=True)
+    temporary = temporary_path(path)
     try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+        fill_file(temporary, write)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def fill_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Let `write` fill a file, and flush it to disk."""
+    with open(path, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside `path`, of this process, for what is to take its place."""
+    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}-{next(_NUMBERS)}.tmp")
+
+
+def abandoned(folder: Path, pattern: str) -> list[Path]:
+    """Return temporary files for names that match a glob pattern, left by processes of this
+    machine that have ended."""
+    left = []
+    for path in folder.glob(f".{pattern}.{glob.escape(platform.node())}.*.tmp"):
+        process = path.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
+        if process.isdecimal() and not is_alive(int(process)):
+            left.append(path)
+    return left
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Hold a folder while others wait that do the same, where the file system has such locks;
+    yields its descriptor, None on systems without. The lock ends with the process."""
+    if fcntl is None:
+        yield None
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)  # until it is closed
+        yield held
+    finally:
+        os.close(held)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -120,7 +174,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path, schema: int) -> dict[str, Any]:
     """Read what `write_json` wrote: unchanged, and of a schema version that is known here."""
     with open_plain(path) as file:
-        raw = file.read()
+        raw = file.read(_LARGEST_JSON + 1)
+    if len(raw) > _LARGEST_JSON:
+        raise FileProblem(f"{path} is larger than {_LARGEST_JSON:,} bytes: polymode wrote no such")
     try:
         content = parse_json(raw)
         claimed, version = content.pop("digest"), content["schema"]
@@ -145,8 +201,16 @@ def json_digest(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Write tensors and JSON-safe `metadata` to one file, atomically; return the digest."""
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+    place: Callable[[Path, Callable[[IO[bytes]], Any]], None] = replace_with,
+) -> str:
+    """Write tensors and JSON-safe `metadata` to one file; return the digest.
+
+    `place(path, write)` lets `write` fill the file: by default atomically.
+    """
     digest = _tensor_digest()
     header: dict[str, Any] = {}
     offset = 0
@@ -174,8 +238,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         for tensor in tensors.values():
             file.write(_bytes_of(tensor).data)
 
-    replace_with(path, write)
+    place(path, write)
     return digest.hexdigest()
+
+
+class TensorForm(NamedTuple):
+    """What a tensor is, without its values."""
+
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 class _Entry(NamedTuple):
@@ -187,6 +258,48 @@ class _Entry(NamedTuple):
     end: int
 
 
+class TensorFile:
+    """A file of `write_tensors`, opened: what it holds is known before its tensors are read.
+
+    It can be read to its end after it was removed or replaced by another.
+
+    Args:
+        path: of the file. digest: the one that `write_tensors` returned, where known.
+
+    Attributes:
+        metadata: what was written with the tensors.
+    """
+
+    def __init__(self, path: Path, digest: str | None = None) -> None:
+        self.path, self._file = path, open_plain(path)
+        try:
+            self._entries, self._described = _read_header(path, self._file)
+            if digest is not None and self._described["digest"] != digest:
+                raise FileProblem(f"{path} is not the file that was written: its digest differs")
+        except BaseException:
+            self._file.close()
+            raise
+        self.metadata: Any = json.loads(self._described["polymode"])
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def forms(self) -> dict[str, TensorForm]:
+        """Type and shape of each tensor; the file is as long as they need."""
+        return {name: TensorForm(entry.dtype, entry.shape) for name, entry in self._entries.items()}
+
+    def read(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors: those `given`, filled, and others that are made here."""
+        return _read_body(self.path, self._file, self._entries, self._described, given)
+
+
 def read_tensors(
     path: Path, allocate: Allocate | None = None, digest: str | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -195,26 +308,22 @@ def read_tensors(
     `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here.
     `digest`, where known, is the one that `write_tensors` returned.
     """
-    with open_plain(path) as file:
-        entries, described = _read_header(path, file)
-        if digest is not None and described["digest"] != digest:
-            raise FileProblem(f"{path} is not the file that was written: its digest differs")
-        return _read_body(path, file, entries, described, allocate)
+    with TensorFile(path, digest) as file:
+        shapes = {name: form.shape for name, form in file.forms.items()}
+        return file.read(allocate(file.metadata, shapes) if allocate else {}), file.metadata
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a file of `write_tensors`, without checking the digest."""
-    with open_plain(path) as file:
-        _, described = _read_header(path, file)
-    metadata: dict[str, Any] = json.loads(described["polymode"])
+    with TensorFile(path) as file:
+        metadata: dict[str, Any] = file.metadata
     return metadata
 
 
 def tensor_shapes(path: Path) -> dict[str, torch.Size]:
     """Return the shapes of the tensors in a file, which is as long as they need."""
-    with open_plain(path) as file:
-        entries, _ = _read_header(path, file)
-    return {name: entry.shape for name, entry in entries.items()}
+    with TensorFile(path) as file:
+        return {name: form.shape for name, form in file.forms.items()}
 
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[str, str]]:
@@ -228,10 +337,13 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[s
     try:
         header = parse_json(file.read(length))
         described = {key: str(header["__metadata__"][key]) for key in ("polymode", "digest")}
-        parse_json(described["polymode"])
+        if not isinstance(parse_json(described["polymode"]), dict):
+            raise TypeError("its metadata is not an object")
         del header["__metadata__"]
         for name, entry in header.items():
             begin, end = (start + int(offset) for offset in entry["data_offsets"])
+            if min(entry["shape"], default=0) < 0:
+                raise ValueError(f"'{name}' has a size below 0")
             entries[name] = _Entry(_DTYPES[entry["dtype"]], torch.Size(entry["shape"]), begin, end)
             length = math.prod(entry["shape"]) * entries[name].dtype.itemsize
             if begin != position or end - begin != length:
@@ -253,10 +365,8 @@ def _read_body(
     file: IO[bytes],
     entries: dict[str, _Entry],
     described: dict[str, str],
-    allocate: Allocate | None,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    metadata = json.loads(described["polymode"])
-    given = allocate(metadata, {n: e.shape for n, e in entries.items()}) if allocate else {}
+    given: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
     digest = _tensor_digest()
     tensors: dict[str, Tensor] = {}
     for name, entry in entries.items():
@@ -276,7 +386,7 @@ def _read_body(
     digest.update(described["polymode"].encode())
     if digest.hexdigest() != described["digest"]:
         raise FileProblem(f"{path} was changed after it was written: its digest does not match")
-    return tensors, metadata
+    return tensors
 
 
 def _is_flat(tensor: Tensor) -> bool:

@@ -49,6 +49,7 @@ from polymode.core.network import Network
 from polymode.core.noise import drawing
 from polymode.core.passes import gradients_of_passes, part_of
 from polymode.core.stack import Stack
+from polymode.core.store import TensorForm
 from polymode.core.trace import trace
 from polymode.core.training import Optimization
 from polymode.methods.dropout import (
@@ -285,6 +286,17 @@ class Concrete(Noisy):
 
     def numbers(self) -> dict[str, Any]:
         return super().numbers() | {"relaxation": self.relaxation}
+
+    @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """Log-odds (M,) of every dropout layer."""
+        relaxation = numbers["relaxation"]
+        if type(relaxation) not in (int, float) or not 0 < relaxation < math.inf:
+            raise ValueError(f"`relaxation` must be a number > 0, got {relaxation!r:.40}")
+        form = TensorForm(stack.dtype, torch.Size([stack.num_modes]))
+        return {f"odds/{path}": form for path in dropout_layers(stack.template)}
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Concrete:

@@ -4,17 +4,22 @@ posterior.json            what it is, and which files hold which modes, with the
 members-N.safetensors     tensors of all modes
 members-N-K.safetensors   tensors of part K, where modes are spread over several files
 
+How a new posterior takes the place of an old one is in `posterior/folder.py`, what a file must hold
+in `posterior/contents.py`.
+
 Schema 2. Schema 1, of before samples were drawn, is read as one kept sample per mode.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from polymode.core import ranks
 from polymode.core.devices import usable_device
@@ -23,26 +28,33 @@ from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
-from polymode.core.store import (
-    FileProblem,
-    read_tensors,
-    tensor_shapes,
-    write_json,
-    write_tensors,
-)
+from polymode.core.store import FileProblem, TensorFile, fill_file, write_json, write_tensors
+from polymode.core.values import first_line
 from polymode.nets.network import networks_for
+from polymode.posterior.contents import (
+    FAULTS,
+    check_kind,
+    check_modes,
+    check_network,
+    groups_of,
+    outline,
+    unreadable,
+)
+from polymode.posterior.folder import Draft, discard, draft_path, make_folder, publish
 from polymode.posterior.hub import START, fetch
+from polymode.posterior.kinds import kind_named, kind_names
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
     history_of,
+    input_scaling_of,
     likelihood_of,
     read_manifest,
     scaling_of,
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.weights import KINDS, Weights, of_stack
+from polymode.posterior.weights import Weights, of_stack
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
@@ -56,19 +68,35 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         raise ValueError(
             f"`modes_per_file` must be an integer of at least 1, got {modes_per_file!r}"
         )
-    apart = isinstance(post.weights, Ranked)
-    number = ranks.firsts(lambda: _next_number(folder)) if apart else _next_number(folder)
-    modes = post.num_modes
     share = post.weights.share if isinstance(post.weights, Ranked) else None
-    with ranks.sharing(share), ranks.together():
-        entries, part = _write_modes(post, folder, number, modes_per_file or modes)
-    if apart:
-        entries = [entry for each in ranks.everyones(entries) for entry in each]
-        if not ranks.is_first():
-            ranks.stop_together(None)
-            return
+    if share is None:
+        make_folder(folder)
+    else:
+        ranks.firsts(lambda: make_folder(folder))
+    drafts: list[Draft] = []
+    try:
+        with ranks.sharing(share), ranks.together():
+            part, groups = _write_modes(post, folder, modes_per_file or post.num_modes, drafts)
+        if share is not None:
+            drafts = [draft for each in ranks.everyones(drafts) for draft in each]
+            if not ranks.is_first():
+                ranks.stop_together(None)
+                return
+        manifest = {**_manifest(post, part), "groups": groups}
+        with ranks.sharing(share), ranks.together():
+            _require_files(folder, drafts)
+            entries = publish(folder, drafts, manifest, lambda path, made: write_json(path, made))
+    except BaseException:
+        discard(folder, drafts)
+        raise
+    if isinstance(post.weights, Shards) and os.path.samefile(post.weights.folder, folder):
+        post.weights.entries = entries  # those it was read from are gone now
+
+
+def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
+    """Return what a posterior is, without the files; `part` is some of its weights."""
     stack = post.weights.like
-    manifest = {
+    return {
         "schema": SCHEMA,
         "method": post.method,
         "config": post.config,
@@ -78,65 +106,46 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
-        "num_modes": modes,
+        "num_modes": post.num_modes,
         "dtype": str(stack.dtype).removeprefix("torch."),
         "channels_last": stack.channels_last,
         "network": type(stack.template).__name__,
         "weights": {"kind": part.kind, "numbers": part.numbers()},
-        "tensors": entries,
         "history": post.history.to_dict(),
     }
-    with ranks.sharing(share), ranks.together():
-        _require_files(folder, entries)
-        write_json(folder / MANIFEST, manifest)
-    if isinstance(post.weights, Shards) and post.weights.folder == folder:
-        post.weights.entries = entries  # those it was read from go now
-    written = {entry["file"] for entry in entries}
-    for old in _tensor_files(folder):
-        if old.name not in written:
-            old.unlink()
-
-
-def _next_number(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    return 1 + max((int(p.stem.split("-")[1]) for p in _tensor_files(folder)), default=0)
 
 
 def _write_modes(
-    post: Posterior, folder: Path, number: int, size: int
-) -> tuple[list[dict[str, Any]], Weights]:
-    """Write the modes that this process holds, `size` to a file; return their entries in the
-    manifest, and some of the weights."""
+    post: Posterior, folder: Path, size: int, drafts: list[Draft]
+) -> tuple[Weights, list[str]]:
+    """Write the modes that this process holds, `size` to a file, and add the files to `drafts`;
+    return some of the weights, and the groups of tensors in each file."""
     weights, modes, mark = post.weights, range(post.num_modes), ""
     if isinstance(weights, Ranked):
         modes, weights = modes[weights.share.modes], weights.mine
         mark = f"-{ranks.place()[0]}"
         folder.mkdir(parents=True, exist_ok=True)
-    entries = []
     for place, a in enumerate(range(modes.start, modes.stop, size)):
         b = min(a + size, modes.stop)
-        name = f"members-{number}{mark}" + (f"-{place}" if size < len(modes) else "")
+        suffix = mark + (f"-{place}" if size < len(modes) else "")
         part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
-        digest = write_tensors(folder / f"{name}.safetensors", part.tensors(), {"schema": SCHEMA})
-        entry: dict[str, Any] = {"file": f"{name}.safetensors", "digest": digest, "modes": [a, b]}
+        entry: dict[str, Any] = {"digest": "", "modes": [a, b]}
+        drafts.append(Draft(draft_path(folder, suffix).name, suffix, entry))
+        temporary, tensors = folder / drafts[-1].temporary, part.tensors()
+        entry["digest"] = write_tensors(temporary, tensors, {"schema": SCHEMA}, fill_file)
         if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
             entry["seeds"] = part.stack.seeds
-        entries.append(entry)
-    return entries, part
+    return part, groups_of(tensors)
 
 
-def _require_files(folder: Path, entries: list[dict[str, Any]]) -> None:
+def _require_files(folder: Path, drafts: list[Draft]) -> None:
     """Refuse to promise what other ranks have written elsewhere."""
-    for entry in entries:
-        if not (folder / entry["file"]).is_file():
+    for draft in drafts:
+        if not (folder / draft.temporary).is_file():
             raise FileProblem(
-                f"{folder} does not have {entry['file']}, which another rank has written: all ranks"
-                " must see the folder that a posterior is saved to"
+                f"{folder} does not have {draft.temporary}, which another rank has written: all"
+                " ranks must see the folder that a posterior is saved to"
             )
-
-
-def _tensor_files(folder: Path) -> list[Path]:
-    return [p for p in folder.glob("members-*.safetensors") if p.stem.split("-")[1].isdigit()]
 
 
 def load(
@@ -162,19 +171,30 @@ def load(
     """
     folder = fetch(str(folder), token) if str(folder).startswith(START) else Path(folder)
     manifest = read_manifest(folder)
+    while True:
+        try:
+            return _loaded(folder, manifest, net, usable_device(device))
+        except FileProblem:
+            newer = read_manifest(folder)
+            if newer == manifest:
+                raise
+            manifest = newer  # another process has saved meanwhile: the old files are gone
+
+
+def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.device) -> Posterior:
     likelihood = likelihood_of(folder, manifest)
     shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
-    shards = Shards(folder, manifest, network, likelihood, usable_device(device))
+    shards = Shards(folder, manifest, network, likelihood, device)
     return Posterior(
-        shards.part(0) if len(shards.entries) == 1 else shards,
+        shards.part(0) if len(shards.entries) == 1 else shards.checked(),
         likelihood,
         method=manifest["method"],
         config=manifest["config"],
         seed=manifest["seed"],
         input_shape=shape,
         target_size=size,
-        input_scaling=scaling_of(folder, manifest, "input_scaling"),
+        input_scaling=input_scaling_of(folder, manifest),
         target_scaling=scaling_of(folder, manifest),
         history=history_of(folder, manifest),
     )
@@ -199,13 +219,17 @@ class Shards(Weights):
         likelihood: Likelihood,
         device: torch.device,
     ) -> None:
-        self.folder, self.manifest, self.entries = folder, manifest, list(manifest["tensors"])
+        self.folder = folder.absolute()  # files are opened later, wherever the process is then
+        self.manifest, self.entries = manifest, list(manifest["tensors"])
         self._network, self._likelihood, self._device = network, likelihood, device
         kind = manifest["weights"]["kind"]
-        if kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise FileProblem(f"{folder} holds weights of kind '{kind}'; this release has {known}")
-        self.part_kind = KINDS[kind]
+        part_kind = kind_named(kind)
+        if part_kind is None:
+            raise FileProblem(
+                f"{folder} holds weights of kind '{kind}'; this release has"
+                f" {', '.join(kind_names())}. One of another package is known once that is imported"
+            )
+        self.part_kind = part_kind
         self.samples_per_mode = manifest["weights"]["numbers"]["samples_per_mode"]
         self.most = self.samples_per_mode if kind == "samples" else None
         self._like: Stack | None = None
@@ -242,31 +266,68 @@ class Shards(Weights):
     def part(self, place: int) -> Weights:
         """Return the modes of one file."""
         entry = self.entries[place]
-        first, last = entry["modes"]
-        path = self.folder / entry["file"]
-        self._check_modes(path, last - first)
-        stack = self._allocate(last - first, self._seeds(entry))
-        tensors, _ = read_tensors(
-            path,
-            lambda metadata, shapes: self._places(stack, shapes),
-            digest=entry["digest"],
-        )
+        with self._open(entry) as file:
+            stack = self._allocate(entry["modes"][1] - entry["modes"][0], self._seeds(entry))
+            tensors = file.read(stack.tensors())
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and tensor.numel() and tensor.amin().isnan():
                 raise FileProblem(
-                    f"{path}: '{name}' holds values that are not numbers (NaN), so no prediction"
-                    " would be one; fit again, with a lower `lr` if training diverged"
+                    f"{file.path}: '{name}' holds values that are not numbers (NaN), so no"
+                    " prediction would be one; fit again, with a lower `lr` if training diverged"
                 )
         return self._restore(stack, tensors)
 
-    def _check_modes(self, path: Path, count: int) -> None:
-        """Refuse a file of another number of modes, before memory is taken for them."""
-        for name, shape in tensor_shapes(path).items():
-            if of_stack(name) and shape[:1] != (count,):
-                raise FileProblem(
-                    f"{path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
-                    f" shape {tuple(shape)}"
-                )
+    def checked(self) -> Shards:
+        """Look at what each file holds, without reading it."""
+        for entry in self.entries:
+            self._open(entry).close()
+        return self
+
+    def _open(self, entry: dict[str, Any]) -> TensorFile:
+        """Open a file whose tensors are those that the manifest, the network and the kind of
+        weights ask for; no memory is taken for them before that is known."""
+        count = entry["modes"][1] - entry["modes"][0]
+        try:
+            file = TensorFile(self.folder / entry["file"], entry["digest"])
+        except FileProblem as problem:
+            raise self._explained(problem) from None
+        try:
+            check_modes(file, count)
+            check_network(file, self._outline, self.manifest["network"])
+            check_kind(file, self._outline, self.part_kind, self.manifest, count)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _explained(self, problem: FileProblem) -> FileProblem:
+        """Return why a file cannot be opened, if the posterior was replaced since it was loaded."""
+        try:
+            current = read_manifest(self.folder)["tensors"]
+        except FileProblem:  # a zoo has none, and what is wrong with the file is said already
+            return problem
+        if current == self.entries:
+            return problem
+        return FileProblem(
+            f"{problem}: another posterior was saved to the folder since this one was loaded; load"
+            " it again"
+        )
+
+    @cached_property
+    def _outline(self) -> Stack:
+        """One network like those in the files, without values."""
+        module = outline(self._network, self.manifest, self.folder / MANIFEST)
+        module = self._module if module is None else module
+        try:
+            return self._stack(module, 1, torch.device("meta"))
+        except ValueError as error:  # it would never fit
+            raise FileProblem(f"{self.folder / MANIFEST}: {first_line(error)}") from None
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        """The network that was given, built once."""
+        network = self._network[0] if isinstance(self._network, Sequence) else self._network
+        return network if isinstance(network, nn.Module) else network()
 
     def __getitem__(self, modes: slice) -> Weights:
         first, last, step = modes.indices(self.num_modes)
@@ -288,32 +349,27 @@ class Shards(Weights):
 
     def _allocate(self, num_modes: int, seeds: list[int] | None) -> Stack:
         """Return a stack to read modes into."""
-        manifest = self.manifest
-        dtype, size = getattr(torch, manifest["dtype"]), manifest["target_size"]
-        stack = Stack.allocate(self._network, num_modes, dtype=dtype, device=self._device)
+        stack = self._stack(self._module, num_modes, self._device)
         stack.seeds = seeds or stack.seeds
-        stack.add_parameters(self._likelihood.init(num_modes, size, dtype=dtype))
-        if manifest["channels_last"] is not None:  # numbers depend on it in their last digits
-            stack.lay_out(manifest["channels_last"])
+        if self.manifest["channels_last"] is not None:  # numbers depend on it in their last digits
+            stack.lay_out(self.manifest["channels_last"])
         return stack
 
-    def _places(self, stack: Stack, shapes: dict[str, torch.Size]) -> Tensors:
-        """Return where the stack's tensors are read to; refuse those of another architecture."""
-        mine = stack.tensors()
-        theirs = {name: shape for name, shape in shapes.items() if of_stack(name)}
-        for name in [*mine, *theirs]:
-            ours, found = mine.get(name), theirs.get(name)
-            if ours is None or found is None or ours.shape != found:
-                raise FileProblem(
-                    f"{self.folder} holds another architecture ({self.manifest['network']}):"
-                    f" '{name}' is {_shape(found)} in the file and {_shape(ours)} in the network"
-                    " given"
-                )
-        return mine
+    def _stack(self, network: nn.Module, num_modes: int, device: torch.device) -> Stack:
+        """Return networks and what the likelihood adds to them, with any values."""
+        dtype = getattr(torch, self.manifest["dtype"])
+        stack = Stack.allocate(network, num_modes, dtype=dtype, device=device)
+        with torch.device("meta"):  # what the file says of targets takes no memory
+            extra = self._likelihood.init(num_modes, self.manifest["target_size"], dtype=dtype)
+        stack.add_parameters({n: torch.zeros_like(t, device=device) for n, t in extra.items()})
+        return stack
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
         rest = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
-        return self.part_kind.restore(stack, rest, self.manifest["weights"]["numbers"])
+        try:
+            return self.part_kind.restore(stack, rest, self.manifest["weights"]["numbers"])
+        except FAULTS as error:
+            raise unreadable(self.folder / MANIFEST, self.part_kind, error) from None
 
     def _joined(self, parts: list[Weights]) -> Weights:
         """Return several parts as one in memory."""
@@ -343,10 +399,3 @@ class Shards(Weights):
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Shards:
         raise NotImplementedError("shards are opened by `load`")
-
-
-def _shape(tensor: Tensor | torch.Size | None) -> str:
-    if tensor is None:
-        return "absent"
-    shape = tensor.shape if isinstance(tensor, Tensor) else tensor
-    return f"of shape {tuple(shape[1:])}"

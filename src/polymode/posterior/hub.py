@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -136,6 +137,7 @@ def _digest(folder: Path) -> str:
 
 def card(post: Posterior, folder: Path, results: Any = None) -> str:
     """Return the model card: what it is, how it was made, how well it does, how to load it."""
+    import_module("polymode.methods")  # a process that loaded the posterior may not have
     about = metadata_of("method", post.method)
     like = post.weights.like
     kind = "classification" if post.likelihood.classification else "regression"

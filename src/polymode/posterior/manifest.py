@@ -59,6 +59,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for name, (fits, form) in _FIELDS.items():
             if not fits(manifest[name]):
                 raise FileProblem(f"{path}: `{name}` must be {form}, got {manifest[name]!r:.80}")
+        groups = manifest.get("groups", [])  # of tensors; earlier releases did not name them
+        if not _is_list(groups, lambda group: isinstance(group, str)):
+            raise FileProblem(f"{path}: `groups` must be a list of names, got {groups!r:.80}")
         _check_entries(path, manifest["tensors"], manifest["num_modes"])
     except (KeyError, TypeError) as error:
         raise FileProblem(f"{path} is not the manifest of a posterior: {error!r}") from None
@@ -90,16 +93,43 @@ def _is_index(value: Any) -> bool:
 
 def likelihood_of(folder: Path, manifest: dict[str, Any]) -> Likelihood:
     """Return the likelihood that the manifest describes."""
-    return _made(folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"]))
+    likelihood: Likelihood = _made(
+        folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"])
+    )
+    asked = likelihood.num_outputs(manifest["target_size"])
+    held = manifest["weights"]["numbers"].get("num_outputs", asked)
+    if held != asked:
+        raise FileProblem(
+            f"{folder / MANIFEST}: the weights are of networks with {held!r:.40} outputs; the"
+            f" {likelihood.name} likelihood asks for {asked:,}"
+        )
+    return likelihood
 
 
-def scaling_of(
-    folder: Path, manifest: dict[str, Any], name: str = "target_scaling"
-) -> Scaling | None:
-    """Return the scaling of the targets or inputs, None where there is none; older files do not
-    know that of the inputs."""
-    numbers = manifest.get(name)
-    made: Scaling | None = _made(folder, name, lambda: numbers and Scaling.from_dict(numbers))
+def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
+    """Return the scaling of the targets, None where there is none."""
+    numbers = manifest["target_scaling"]
+    if numbers is None:
+        return None
+
+    def made() -> Scaling:
+        scaling, size = Scaling.from_dict(numbers), manifest["target_size"]
+        if any(tuple(t.shape) not in ((), (1,), (size,)) for t in (scaling.shift, scaling.scale)):
+            raise ValueError(f"it must have {size:,} numbers, one for each target")
+        return scaling
+
+    scaling: Scaling = _made(folder, "target_scaling", made)
+    if likelihood_of(folder, manifest).classification:
+        raise FileProblem(f"{folder / MANIFEST}: `target_scaling` is for values, not for classes")
+    return scaling
+
+
+def input_scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
+    """Return the scaling that inputs have had, None where there is none or the file is older."""
+    numbers = manifest.get("input_scaling")
+    made: Scaling | None = _made(
+        folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers)
+    )
     return made
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,9 +33,11 @@ from polymode.core.modules import Tensors
 from polymode.core.passes import noisy_passes
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
+from polymode.core.store import TensorForm
 from polymode.prediction import Prediction
 
 Outputs = Callable[[Tensor], Tensor]
+T = TypeVar("T")
 
 
 class Weights(ABC):
@@ -152,6 +154,21 @@ class Weights(ABC):
         return 0
 
     @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """Return the tensors beside the stack that a file of its modes must hold, by name.
+
+        A `ValueError` says which of the `numbers` cannot be right.
+
+        Args:
+            stack: networks of the file's modes, which need no values.
+            forms: what the file holds: some groups of tensors may be left out.
+            numbers: see `numbers`.
+        """
+        return {name: form for name, form in forms.items() if not of_stack(name)}
+
+    @classmethod
     @abstractmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Weights:
         """Return what `tensors`, those of the stack left out, and `numbers` gave."""
@@ -160,6 +177,11 @@ class Weights(ABC):
 def of_stack(name: str) -> bool:
     """Whether a tensor that is saved is one of `Stack.tensors`."""
     return name.startswith(("network/", "extra/"))
+
+
+def form_of(tensor: Tensor, shape: Sequence[int] | None = None) -> TensorForm:
+    """Return type and shape of a tensor, or its type with another shape."""
+    return TensorForm(tensor.dtype, tensor.shape if shape is None else torch.Size(shape))
 
 
 def changing_tensors(stack: Stack) -> Tensors:
@@ -240,6 +262,19 @@ class Samples(Weights):
         return self.stack.tensors() | kept | facts
 
     @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """All that changes between samples, where several or any are kept; any facts (M,)."""
+        samples, kept = numbers["samples_per_mode"], {}
+        if samples > 1 or _group("kept", forms):
+            kept = changing_tensors(stack)
+        facts = {f"facts/{name}": form.dtype for name, form in _group("facts", forms).items()}
+        return {f"kept/{n}": form_of(t, (samples, *t.shape)) for n, t in kept.items()} | {
+            name: TensorForm(dtype, torch.Size([stack.num_modes])) for name, dtype in facts.items()
+        }
+
+    @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Samples:
         return cls(stack, _group("kept", tensors), _group("facts", tensors))
 
@@ -282,6 +317,12 @@ class Noisy(Weights):
         pairs = zip(stack.seeds, chosen, strict=True)
         stack.seeds = [fold(stream, "sample", number) for stream, (_, number) in pairs]
         return stack.set_mode("noisy", pinned=fold(seed, "noisy"))
+
+    @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        return {}
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Noisy:
@@ -346,6 +387,23 @@ class Gaussian(Weights):
         return self.stack.tensors() | own
 
     @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """Standard deviations of all parameters or of none, and so deviations (M, R, ...)."""
+        layout: dict[str, TensorForm] = {}
+        params = stack.params.items()
+        if _group("std", forms):
+            layout |= {f"std/{name}": form_of(mean) for name, mean in params}
+        for first in list(_group("deviations", forms).values())[:1]:
+            rank = first.shape[1:2]
+            layout |= {
+                f"deviations/{name}": form_of(mean, (len(mean), *rank, *mean.shape[1:]))
+                for name, mean in params
+            }
+        return layout
+
+    @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Gaussian:
         std, deviations = _group("std", tensors), _group("deviations", tensors)
         return cls(stack, std, deviations, numbers["samples_per_mode"])
@@ -371,7 +429,7 @@ def with_own_statistics(
     return Samples(weights.stack, {n: torch.stack([each[n] for each in kept]) for n in kept[0]})
 
 
-def _group(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def _group(name: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """Return the tensors below a name."""
     start = f"{name}/"
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

@@ -26,7 +26,9 @@ from polymode.core.linalg.tangent import Survey, Tangent
 from polymode.core.memory import free_bytes, human
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
+from polymode.core.store import TensorForm
 from polymode.core.threads import PerThread
+from polymode.methods.laplace.files import file_layout
 from polymode.methods.laplace.gaussian import (
     GaussianPosterior,
     joint_moments,
@@ -194,6 +196,13 @@ class LaplaceWeights(Weights):
         }
 
     @classmethod
+    def layout(
+        cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
+    ) -> dict[str, TensorForm]:
+        """A precision for each parameter that has a block, the blocks, and perhaps the evidence."""
+        return file_layout(stack, forms, numbers)
+
+    @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> LaplaceWeights:
         facts = dict(numbers["survey"])
         facts |= {"shared": frozenset(facts["shared"]), "last": tuple(facts["last"])}
@@ -235,12 +244,14 @@ def _below(start: str, tensors: Tensors) -> Tensors:
 def _facts(block: Block) -> dict[str, Any]:
     """Return what a block is beside its tensors."""
     if isinstance(block, Kronecker):
-        return {"kind": "kronecker", "name": block.name, "fixed_first": block.fixed_first}
+        rest = {"fixed_first": block.fixed_first, "fixed_basis": block.fixed_basis is not None}
+        return {"kind": "kronecker", "name": block.name, **rest}
     if isinstance(block, Diagonal):
         return {"kind": "diagonal", "name": block.name}
     if isinstance(block, Dense):
-        rest = {"lengths": list(block.lengths), "one_layer": block.one_layer}
-        return {"kind": "dense", "names": list(block.names), **rest}
+        about = {"lengths": list(block.lengths), "one_layer": block.one_layer}
+        about["chosen"] = block.chosen is not None
+        return {"kind": "dense", "names": list(block.names), **about}
     return {"kind": "low_rank", "names": list(block.names)}
 
 
