@@ -34,6 +34,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.attention import plain_attention
+from polymode.core.linalg.plain import plain_operations
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
 
@@ -131,7 +132,7 @@ class Tangent:
             sizes = [each.numel() for each in self.statistics.values()]
             parts = dict(zip(self.statistics, statistics.split(sizes), strict=True))
         own = self._named(point, parts)
-        with plain_attention():
+        with plain_attention(), plain_operations():
             return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
 
     @property

@@ -1,0 +1,156 @@
+"""Several modes that differ in weights, noise and prior: each is what it is by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polymode as pm
+from polymode.core.likelihoods import Categorical, Gaussian
+from polymode.core.linalg.tangent import survey
+from polymode.core.stack import Stack
+from polymode.methods import laplace_map
+from polymode.methods.laplace.curvature import Setting, curvature
+from polymode.methods.laplace.laplace import Laplace, finish
+from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace_map import LaplaceMAP, updated
+from polymode.methods.method import Problem
+
+STREAM = torch.Generator().manual_seed(4)
+X = torch.randn(24, 2, generator=STREAM, dtype=torch.float64)
+VALUES = torch.cat([X.sin().sum(1, keepdim=True), X[:, :1] ** 2], 1)
+VALUES = VALUES + 0.1 * torch.randn(24, 2, generator=STREAM, dtype=torch.float64)
+LABELS = (X[:, 0] > 0).long() + (X[:, 1] > 1).long()
+SLICES = (slice(1, None), slice(None, None, 2), slice(1, 2))
+
+
+def networks(classes: bool, modes: int = 3) -> tuple[Problem, Stack]:
+    """Modes of other sizes of the weights; of a regression with other noise of each output."""
+    outputs = 3 if classes else 2
+    make = lambda: nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs))  # noqa: E731
+    stack = Stack(make, modes, seed=1, dtype=torch.float64)
+    with torch.no_grad():
+        for tensor in stack.params.values():
+            tensor *= (1 + torch.arange(modes)).view(-1, *(1,) * (tensor.dim() - 1))
+    likelihood = Categorical() if classes else Gaussian(noise="learned")
+    if classes:
+        task = pm.Task(train=(X, LABELS), likelihood=likelihood)
+    else:
+        task = pm.Task(train=(X, VALUES), likelihood=likelihood, target_scaling=None)
+        noise = torch.tensor([[0.3, 0.5], [0.9, 0.2], [0.1, 1.4]], dtype=torch.float64)[:modes]
+        stack.add_parameters(likelihood.init(modes, outputs, torch.float64, noise))
+    return Problem(likelihood, 24, outputs, 1, task.train), stack
+
+
+def finished(options: dict[str, object], problem: Problem, stack: Stack) -> LaplaceWeights:
+    return finish(Laplace(**options), problem, SimpleNamespace(stack=stack))  # type: ignore
+
+
+def same(a: LaplaceWeights, b: LaplaceWeights) -> None:
+    """Compare all that a posterior is: weights, noise, λ, evidence, outputs, draws."""
+    close = {"rtol": 1e-8, "atol": 1e-10}
+    left, right = a.linearised(X[:5]), b.linearised(X[:5])
+    torch.testing.assert_close(left.loc, right.loc, **close)
+    torch.testing.assert_close(left.spread, right.spread, **close)
+    assert a.precision.keys() == b.precision.keys()
+    for name, value in a.precision.items():
+        torch.testing.assert_close(value, b.precision[name], **close)
+    for name, value in a.stack.extra.items():
+        torch.testing.assert_close(value, b.stack.extra[name], **close)
+    assert (a.log_evidence is None) == (b.log_evidence is None)
+    if a.log_evidence is not None and b.log_evidence is not None:
+        assert a.log_evidence == pytest.approx(b.log_evidence, rel=1e-9)
+    for here, there in zip(a.joint(X[:3]), b.joint(X[:3]), strict=True):
+        torch.testing.assert_close(here, there, **close)
+    drawn = a.draw(1, 7).params, b.draw(1, 7).params
+    for name, value in drawn[0].items():
+        torch.testing.assert_close(value, drawn[1][name], **close)
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "kron": {"structure": "kron"},
+    "trained": {"structure": "diag", "evidence": "trained", "prior": "per_layer"},
+    "full": {"structure": "full", "prior": "per_layer", "evidence": "trained"},
+    "subnetwork": {"structure": "subnetwork", "subnetwork": "jacobian_energy",
+                   "subnetwork_size": 6},
+    "last layer": {"structure": "last_layer", "prior_precision": 0.7},
+    "low rank": {"structure": "low_rank", "rank": 3, "fisher": "mc", "mc_samples": 3,
+                 "prior_precision": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.cpu_seconds(15)
+@pytest.mark.filterwarnings("ignore:the evidence switched:UserWarning")
+@pytest.mark.parametrize("classes", [False, True], ids=["values", "classes"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_mode_among_others_is_what_it_is_alone(name, classes) -> None:
+    """Also a slice of a posterior that has predicted already, and one under another prior."""
+    modes = 2 if name in ("kron", "subnetwork") else 3  # a search for each mode
+    problem, stack = networks(classes, modes)
+    together = finished(OPTIONS[name], problem, stack)
+    together.linearised(X[:2])  # tangents of all modes are made, and kept
+    for k in range(modes):
+        part = together[k : k + 1]
+        alone = finished(OPTIONS[name], problem, stack[k : k + 1])
+        same(part, alone)
+        same(together.with_precision(3.0)[k : k + 1], alone.with_precision(3.0))
+    whole = together.linearised(X[:5])
+    for where in SLICES:
+        moments = together[where].linearised(X[:5])
+        torch.testing.assert_close(moments.loc, whole.loc[where])
+        torch.testing.assert_close(moments.spread, whole.spread[where])
+
+
+def test_a_slice_of_a_posterior_that_has_predicted() -> None:
+    problem, stack = networks(True)
+    task = pm.Task(train=(X, LABELS), likelihood="categorical")
+    post = pm.fit("laplace", net=stack.members(), task=task, progress="silent",
+                  prior_precision=1.0, link="probit")  # fmt: skip
+    before = post[1:].predict(X).probs
+    post.predict(X)
+    torch.testing.assert_close(post[1:].predict(X).probs, before)
+    again = pm.fit("laplace", net=stack.members()[1:], task=task, progress="silent",
+                   prior_precision=1.0, link="probit")  # fmt: skip
+    torch.testing.assert_close(before, again.predict(X).probs)
+
+
+@pytest.mark.parametrize("classes", [False, True], ids=["values", "classes"])
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_updates_of_the_prior_in_training_are_of_each_mode(structure, classes) -> None:
+    """λ of the modes begin apart, so far that the longest step of an update matters."""
+    problem, stack = networks(classes)
+    config = LaplaceMAP(structure=structure, prior="per_layer")
+    starts = torch.tensor([1e-4, 1.0, 1e4], dtype=torch.float64)
+    together = updated(config, problem, stack, {name: starts.clone() for name in stack.params})
+    state = SimpleNamespace(stack=stack, precision=together)
+    weights = laplace_map.finish(config, problem, state)  # type: ignore[arg-type]
+    for k in range(3):
+        part = stack[k : k + 1]
+        alone = updated(config, problem, part, {n: starts[k : k + 1].clone() for n in stack.params})
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][k : k + 1], value)
+        state = SimpleNamespace(stack=part, precision=alone)
+        same(weights[k : k + 1], laplace_map.finish(config, problem, state))  # type: ignore
+
+
+@pytest.mark.parametrize("draws", [1, 16])
+def test_drawn_targets_have_the_curvature_of_the_likelihood(draws) -> None:
+    """Whatever their number. The trace over 2,400 examples, gradients of 3 logits: its standard
+    error with one draw was measured as 1.3 %; 6 % are more than four of them, a false alarm in
+    20,000 seeds."""
+    problem, stack = networks(True, modes=1)
+    many = X.repeat(100, 1)
+    data = pm.Task(train=(many, LABELS.repeat(100)), likelihood="categorical").train
+    problem = problem._replace(data=data, num_examples=len(many))
+    known = survey(stack, X)
+
+    def trace(**how: object) -> Tensor:
+        setting = Setting(structure="diag", **how)  # type: ignore[arg-type]
+        blocks = curvature(setting, problem, stack, 0, known).blocks
+        return torch.stack([block.values.sum() for block in blocks]).sum()  # type: ignore
+
+    ratio = trace(fisher="mc", mc_samples=draws) / trace(fisher="exact")
+    assert float(ratio) == pytest.approx(1.0, abs=0.06)
