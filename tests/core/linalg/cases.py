@@ -134,6 +134,18 @@ class Slopes(nn.Module):
         return self.last(self.one(self.second(h)).mean(0))
 
 
+class Bag(nn.Module):
+    """Sums and means of embeddings, in one step of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.total = nn.EmbeddingBag(5, 3), nn.EmbeddingBag(5, 3, mode="sum")
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.mean(x), self.total(x)], -1).tanh())
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
 
@@ -197,4 +209,5 @@ CASES = {
     "long short-term memory, batch second": (partial(LongShort, False), _normal(5, 3, 2)),
     "scalars": (Scalars, _normal(5, 3)),
     "slopes": (Slopes, _normal(5, 1, 4, 3)),
+    "bag": (Bag, torch.randint(5, (5, 4), generator=_STREAM)),
 }  # fmt: skip

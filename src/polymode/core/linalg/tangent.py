@@ -24,8 +24,8 @@ from torch.func import functional_call, vjp, vmap
 
 from polymode.core.attention import plain_attention
 from polymode.core.linalg.operations import Build
-from polymode.core.linalg.records import Record, joined
 from polymode.core.linalg.plain import plain_operations
+from polymode.core.linalg.records import Record, joined
 from polymode.core.linalg.watch import Look, Watch
 from polymode.core.modules import Tensors
 from polymode.core.rng import generator

@@ -239,11 +239,28 @@ class Tangent:
 def _forward(
     function: Callable[..., Tensor], point: tuple[Tensor, ...], vector: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the derivative of a function along a vector."""
-    with warnings.catch_warnings():  # torch's own, when it first differentiates forward
+    """Return the derivative of a function along a vector.
+
+    Where an operation has no derivative in forward mode, Jᵀ c is differentiated by c instead.
+    """
+    with warnings.catch_warnings(), torch.no_grad():
+        # torch's own, when it first differentiates forward
         warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
-        with torch.no_grad():
+        try:
             return jvp(function, point, vector)[1]
+        except NotImplementedError as error:
+            missing = str(error).splitlines()[0]
+    try:
+        with torch.no_grad():
+            outputs = function(*point)
+            twice = vjp(lambda c: vjp(function, *point)[1](c), torch.zeros_like(outputs))[1]
+            return twice(vector)[0]
+    except (NotImplementedError, RuntimeError) as error:
+        raise ValueError(
+            f"the evidence at the linear model's optimum needs products with J, and torch has none"
+            f" for an operation of this network ({missing.rstrip('.')}); take evidence='trained' or"
+            " give `prior_precision`"
+        ) from error
 
 
 class _OpenNorm(nn.Module):
