@@ -99,7 +99,9 @@ def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
     models = [_model(weights, k) for k in range(weights.num_modes)]
     close = [_closeness(tangent, multiply, x) for tangent, multiply in models]
     far = [
-        distance(multiply, tangent.parts(), [(seen, tangent.outputs(seen))], logits=logits)
+        distance(
+            multiply, tangent.point, tangent.slices, [(seen, tangent.outputs(seen))], logits=logits
+        )
         for tangent, multiply in models
     ]
     with torch.no_grad():

@@ -180,8 +180,11 @@ def convolutions_1d() -> nn.Module:
 
 
 def weight_norm() -> nn.Module:
-    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
-    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2))
+    """Of rows, of columns and of the matrix."""
+    normed = torch.nn.utils.parametrizations.weight_norm
+    layers = normed(nn.Linear(3, 4)), normed(nn.Linear(4, 3), dim=1)
+    last = normed(nn.Linear(3, 2), dim=None)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), last)
 
 
 def _normal(*shape: int) -> Tensor:

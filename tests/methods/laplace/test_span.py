@@ -5,6 +5,7 @@ The twin writes J out in float64 and maximises the evidence of h = c + J θ over
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -251,12 +252,12 @@ def measured(net: nn.Module, logits: bool = False, x: Tensor = X) -> float:
     rows = torch.cat([made[n].reshape(*made[n].shape[:2], -1) for n in params], -1)
     sizes = [p.numel() for p in params.values()]
     point = torch.cat([p.flatten() for p in params.values()])
-    parts = {
-        name: torch.cat([q if k == j else 0 * q for j, q in enumerate(point.split(sizes))])
-        for k, name in enumerate(params)
+    ends = list(itertools.accumulate(sizes))
+    slices = {
+        name: slice(end - size, end) for name, size, end in zip(params, sizes, ends, strict=True)
     }
     batches = [(rows[s : s + 7], net(x[s : s + 7]).detach()) for s in range(0, len(x), 7)]
-    return distance(lambda vector, part: part @ vector, parts, batches, logits=logits)
+    return distance(lambda vector, part: part @ vector, point, slices, batches, logits=logits)
 
 
 class Head(nn.Module):

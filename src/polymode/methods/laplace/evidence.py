@@ -209,7 +209,7 @@ def _evidence(
     multiply, transpose = functions or masked_products(tangent, mask)
     pairs = list(zip(inputs, outputs, strict=True))
     logits = problem.likelihood.name == "categorical"
-    apart = distance(multiply, tangent.parts(), pairs, logits=logits)
+    apart = distance(multiply, tangent.point, tangent.slices, pairs, logits=logits)
     if apart > TOLERANCE:
         shifts = [f - multiply(tangent.point, x) for x, f in pairs]
     else:

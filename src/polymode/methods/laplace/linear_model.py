@@ -199,13 +199,6 @@ class Tangent:
             size += outputs.double().square().sum().item()
         return (apart / max(size, 1e-300)) ** 0.5
 
-    def parts(self) -> Tensors:
-        """Return θ̃ of each parameter tensor as a vector (P,) that is 0 elsewhere."""
-        parts = {name: torch.zeros_like(self.point) for name in self.slices}
-        for name, where in self.slices.items():
-            parts[name][where] = self.point[where]
-        return parts
-
     def last_inputs(self, x: Tensor) -> Tensor | None:
         """Return what the last layer multiplies, (B, I), where the free parameters are its own.
 

@@ -44,7 +44,8 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 @torch.no_grad()
 def distance(
     multiply: Multiply,
-    parts: Mapping[str, Tensor],
+    point: Tensor,
+    slices: Mapping[str, slice],
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
     logits: bool = False,
@@ -52,26 +53,28 @@ def distance(
     """Return δ, see above.
 
     Args:
-        parts: the trained weights of each tensor, by name, as a vector (P,) that is 0 elsewhere.
+        point: the trained weights θ̃, (P,). slices: where each parameter tensor lies in it, by name.
         batches: pairs of inputs and the network's outputs there, (B, K).
         logits: whether a number that all outputs of an example share means nothing.
     """
     adjust = _centred if logits else Tensor.double
     chosen = _spread_out(batches)
     target = adjust(torch.cat([f for _, f in chosen]))
-    points = _separate(parts, target.numel() // 2)
-    columns = torch.stack(
-        [adjust(torch.cat([multiply(point, x) for x, _ in chosen])) for point in points], -1
-    )  # (N, K, T)
+    parts = _separate(slices, target.numel() // 2)
+
+    def column(part: list[slice]) -> Tensor:
+        vector = _weighted(point, [part], [1.0])
+        return adjust(torch.cat([multiply(vector, x) for x, _ in chosen]))
+
+    columns = torch.stack([column(part) for part in parts], -1)  # (N, K, T)
     largest = columns.square().sum(0).amax(-1)
     size = _sizes(target.square().sum(0), largest)
-    ridge = (TOLERANCE / 2) ** 2 / len(points)
+    ridge = (TOLERANCE / 2) ** 2 / len(parts)
     rows = (columns / size[:, None]).flatten(0, 1)
     number = target.shape[-1]
-    normal = rows.mT @ rows / number + ridge * torch.eye(len(points)).to(rows)
+    normal = rows.mT @ rows / number + ridge * torch.eye(len(parts)).to(rows)
     factors = torch.linalg.solve(normal, rows.mT @ (target / size).flatten() / number)
-    vector = sum(w * point for w, point in zip(factors.tolist(), points, strict=True))
-    assert isinstance(vector, Tensor)
+    vector = _weighted(point, parts, factors.tolist())
     apart, whole = torch.zeros_like(size), torch.zeros_like(size)
     for x, f in batches:
         outputs = adjust(f)
@@ -99,15 +102,23 @@ def _spread_out(batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, 
     return [(x[::step], f[::step]) for x, f in batches]
 
 
-def _separate(parts: Mapping[str, Tensor], most: int) -> list[Tensor]:
-    """Return the parts one by one; where there are too few values to tell so many apart, those of a
-    layer together, and all but the last layers as one."""
-    if len(parts) <= most:
-        return list(parts.values())
-    layers: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        layer = name.rpartition(".")[0]
-        layers[layer] = layers[layer] + part if layer in layers else part
-    points = list(layers.values())
-    first = max(1, len(points) - max(most, 2) + 1)
-    return [torch.stack(points[:first]).sum(0), *points[first:]]
+def _separate(slices: Mapping[str, slice], most: int) -> list[list[slice]]:
+    """Return the tensors one by one; where there are too few values to tell so many apart, those of
+    a layer together, and all but the last layers as one."""
+    if len(slices) <= most:
+        return [[where] for where in slices.values()]
+    layers: dict[str, list[slice]] = {}
+    for name, where in slices.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(where)
+    parts = list(layers.values())
+    first = max(1, len(parts) - max(most, 2) + 1)
+    return [[where for part in parts[:first] for where in part], *parts[first:]]
+
+
+def _weighted(point: Tensor, parts: Sequence[list[slice]], factors: Sequence[float]) -> Tensor:
+    """Return θ̃ with a factor for each part, 0 elsewhere, (P,)."""
+    vector = torch.zeros_like(point)
+    for part, factor in zip(parts, factors, strict=True):
+        for where in part:
+            vector[where] = factor * point[where]
+    return vector
