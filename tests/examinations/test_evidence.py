@@ -63,6 +63,19 @@ def test_a_subnetwork_without_effect_shows() -> None:
     assert "log_evidence" not in [row.metric for row in found.rows]  # none was asked for
 
 
+def test_closeness_is_of_the_weights_that_are_free() -> None:
+    """A subnetwork of the first layer gives little of the outputs, and the evidence knows it."""
+    chosen = list(range(6, 18))
+    found, post = examined(structure="subnetwork", subnetwork=chosen)
+    tangent = Tangent(post.weights.stack)
+    outputs = tangent.outputs(X)
+    apart = tangent.jacobian(X)[..., chosen] @ tangent.point[chosen] - outputs
+    assert found["closeness"].value == pytest.approx((apart.norm() / outputs.norm()).item())
+    assert 0.1 < found["span_distance"].value < 2
+    whole, _ = examined(structure="last_layer")
+    assert whole["closeness"].value < 1e-6 and whole["span_distance"].value < 1e-3
+
+
 def test_other_posteriors_have_no_evidence() -> None:
     post = pm.fit("map", net=network(), task=TASK, epochs=0, progress="silent")
     with pytest.raises(ValueError, match=r"\(map\) is not a Laplace approximation"):

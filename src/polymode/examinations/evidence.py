@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from polymode.core.data import Data
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
+from polymode.methods.laplace.evidence import free_weights, masked_products
 from polymode.methods.laplace.evidence_search import PRUNED
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
+from polymode.methods.laplace.span import Multiply, distance
 from polymode.methods.laplace.subnetwork import largest_change
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.metrics.results import Row
@@ -39,7 +43,10 @@ MOST = 200  # test inputs that are looked at
         "groups": "groups of weights with a prior precision of their own",
         "pruned_groups": "groups whose weights the prior alone determines, mean over modes",
         "no_curvature": "share of the weights whose posterior variance is the prior's",
-        "closeness": "‖Jθ̃ − f‖ / ‖f‖: 0 where h = Jθ and h = f + J(θ − θ̃) are one model",
+        "closeness": "‖Jθ̃ − f‖ / ‖f‖ over the weights that have a posterior: 0 where h = Jθ and"
+        " h = f + J(θ − θ̃) are one model",
+        "span_distance": "how far f is from what Jθ reaches with weights no larger than θ̃: the"
+        " evidence is that of h = f + J(θ − θ̃) above 0.001, of h = Jθ otherwise",
         "largest_change": "largest change of an output in 32 draws, compared with the network",
     },
 )
@@ -86,14 +93,41 @@ def evidence(post: Posterior, task: Task) -> Findings:
 
 def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
     """Return what is measured at some test inputs, or training inputs where there is no test."""
-    data = task.test if task.test is not None else task.train
-    assert data is not None
-    x = next(iter(data.to(weights.stack.dtype, weights.stack.device).batches(MOST)))[0][:MOST]
-    tangents = [Tangent(weights.stack, k) for k in range(weights.num_modes)]
-    close = [tangent.closeness([x]) for tangent in tangents]
+    x = _inputs(weights, task.test if task.test is not None else task.train)
+    seen = _inputs(weights, task.train)
+    logits = task.likelihood.name == "categorical"
+    models = [_model(weights, k) for k in range(weights.num_modes)]
+    close = [_closeness(tangent, multiply, x) for tangent, multiply in models]
+    far = [
+        distance(
+            multiply, tangent.point, tangent.slices, [(seen, tangent.outputs(seen))], logits=logits
+        )
+        for tangent, multiply in models
+    ]
     with torch.no_grad():
         change = largest_change(weights.linearised(x))
     return [
         measure("closeness", float(np.mean(close)), n=len(x)),
+        measure("span_distance", float(np.mean(far)), n=len(seen)),
         measure("largest_change", change, n=len(x)),
     ]
+
+
+def _inputs(weights: LaplaceWeights, data: Data) -> Tensor:
+    moved = data.to(weights.stack.dtype, weights.stack.device)
+    return next(iter(moved.batches(MOST)))[0][:MOST]
+
+
+def _model(weights: LaplaceWeights, k: int) -> tuple[Tangent, Multiply]:
+    """Return the linear model of mode k over its free weights, and products with its Jacobian."""
+    blocks = weights.posteriors[k].blocks
+    names = {name for block in blocks for name in block.names}
+    tangent = Tangent(weights.stack, k, names=[n for n in weights.stack.params if n in names])
+    return tangent, masked_products(tangent, free_weights(blocks, tangent))[0]
+
+
+def _closeness(tangent: Tangent, multiply: Multiply, x: Tensor) -> float:
+    """Return ‖J θ̃ − f‖ / ‖f‖."""
+    outputs = tangent.outputs(x).double()
+    apart = multiply(tangent.point, x).double() - outputs
+    return float(apart.norm() / outputs.norm().clamp_min(1e-150))

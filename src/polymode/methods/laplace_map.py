@@ -45,6 +45,7 @@ from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior
 from polymode.methods.laplace.groups import KINDS, prior_groups
+from polymode.methods.laplace.laplace import refuse_low_precision
 from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, Info
@@ -99,6 +100,7 @@ class State(NamedTuple):
 
 def init(config: LaplaceMAP, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
+    refuse_low_precision("laplace_map", stack)
     stack, optimization, first = map_.init(config, problem, stack)
     prior_groups(stack, config.prior)  # refuses a network without a graph, before training
     start = torch.full((stack.num_modes,), config.prior_precision, dtype=torch.float64)

@@ -90,6 +90,62 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x)[0][:, -1])
 
 
+class LongShort(nn.Module):
+    """An LSTM with all of its options."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        how = {"num_layers": 2, "bidirectional": True, "dropout": 0.3} if bias else {}
+        self.cells = nn.LSTM(2, 3, batch_first=bias, bias=bias, proj_size=2 * bias, **how)
+        self.last = nn.Linear(7 if bias else 6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.cells.batch_first else x.transpose(0, 1)
+        made, (state, cell) = self.cells(h)
+        if self.cells.batch_first:  # outputs, last state and last cell
+            return self.last(torch.cat([made[:, 1], cell[2]], -1))
+        return self.last(torch.cat([state[0], cell[0]], -1))
+
+
+class Scalars(nn.Module):
+    """Parameters without axes: a residual's weight, a shift, a learned temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.weight, self.shift = nn.Parameter(torch.tensor(0.4)), nn.Parameter(torch.tensor(0.1))
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x + self.weight * self.first(x).tanh() + self.shift
+        return self.last(h) / self.temperature
+
+
+class Slopes(nn.Module):
+    """PReLU with a slope for each channel of images, and with one for all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.channels = nn.Conv2d(1, 3, 2), nn.PReLU(3)
+        self.second, self.one, self.last = nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.channels(self.first(x)).flatten(2).permute(2, 0, 1)  # (T, B, 3)
+        return self.last(self.one(self.second(h)).mean(0))
+
+
+class Bag(nn.Module):
+    """Sums and means of embeddings, in one step of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.total = nn.EmbeddingBag(5, 3), nn.EmbeddingBag(5, 3, mode="sum")
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.mean(x), self.total(x)], -1).tanh())
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
 
@@ -124,8 +180,11 @@ def convolutions_1d() -> nn.Module:
 
 
 def weight_norm() -> nn.Module:
-    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
-    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2))
+    """Of rows, of columns and of the matrix."""
+    normed = torch.nn.utils.parametrizations.weight_norm
+    layers = normed(nn.Linear(3, 4)), normed(nn.Linear(4, 3), dim=1)
+    last = normed(nn.Linear(3, 2), dim=None)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), last)
 
 
 def _normal(*shape: int) -> Tensor:
@@ -149,4 +208,9 @@ CASES = {
             _normal(5, 1, 4, 4)),
     "fixup": (partial(pm.nets.resnet, (1, 4, 4), 2, width=2, blocks=(1,), norm=None),
               _normal(5, 1, 4, 4)),
+    "long short-term memory": (partial(LongShort, True), _normal(5, 3, 2)),
+    "long short-term memory, batch second": (partial(LongShort, False), _normal(5, 3, 2)),
+    "scalars": (Scalars, _normal(5, 3)),
+    "slopes": (Slopes, _normal(5, 1, 4, 3)),
+    "bag": (Bag, torch.randint(5, (5, 4), generator=_STREAM)),
 }  # fmt: skip

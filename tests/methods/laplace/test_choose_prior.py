@@ -16,7 +16,7 @@ from polymode.core.linalg.tangent import survey
 from polymode.core.stack import Stack
 from polymode.methods.laplace import evidence as module
 from polymode.methods.laplace.curvature import Setting, curvature
-from polymode.methods.laplace.evidence import _evidence, _mask, choose_prior
+from polymode.methods.laplace.evidence import _evidence, choose_prior, free_weights
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
 from polymode.methods.laplace.evidence_search import (
     Search,
@@ -178,7 +178,7 @@ def test_a_subnetwork_has_an_optimum_of_its_own() -> None:
     chosen = torch.arange(0, stack.num_parameters, 3)
     found = curvature(Setting(structure="subnetwork"), task, stack, 0, survey(stack, X), chosen)
     tangent = Tangent(stack)
-    mask = _mask(found.blocks, tangent)
+    mask = free_weights(found.blocks, tangent)
     assert mask is not None and mask.nonzero().flatten().equal(chosen)
     groups = prior_groups(stack, "single")
     evidence = _evidence(OPTIONS, task, found, stack, 0, tangent, groups, mask)

@@ -372,3 +372,18 @@ def test_batch_size_does_not_change_the_curvature() -> None:
             torch.testing.assert_close(tensor, large.weights.tensors()[name], rtol=1e-8, atol=1e-9)
         a, b = (each.weights.moments(X).spread for each in (small, large))
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["laplace", "laplace_map"])
+def test_weights_in_low_precision_are_refused(method, dtype) -> None:
+    """With what helps, which works."""
+    task = pm.Task(train=(X.float(), LABELS), likelihood="categorical")
+    how = {"net": net().to(dtype), "task": task, "progress": "silent"}
+    if method == "laplace_map":
+        how |= {"net": lambda: net().to(dtype), "epochs": 0}
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(ValueError, match=f"^{method} needs .* '0.weight' is {name}: .*float32"):
+        pm.fit(method, **how)
+    post = pm.fit(method, **how, dtype=torch.float32)
+    assert post.predict(X[:3].float()).probs.isfinite().all()

@@ -15,6 +15,8 @@ from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
 
+from ...core.linalg.cases import CASES
+
 STREAM = torch.Generator().manual_seed(0)
 X = torch.linspace(-1.5, 1.5, 40, dtype=torch.float64)[:, None]
 Y = (3 * X).sin() + 0.1 * torch.randn(40, 1, generator=STREAM).double()
@@ -25,6 +27,62 @@ def batch_normed(seed: int = 0) -> Stack:
     stack = Stack(make, seed=seed, dtype=torch.float64)
     stack.recompute_statistics([X])
     return stack
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_of_every_kind_of_layer(name) -> None:
+    """J v, Jᵀ c and J against gradients of single examples."""
+    make, x = CASES[name]
+    stack = Stack(make, dtype=torch.float64)
+    tangent = Tangent(stack)
+    module = stack.members()[0].eval()
+    named = dict(module.named_parameters())
+    leaves = [named[key] for key in tangent.names]
+    rows = []
+    for example in x:
+        outputs = module(example[None])[0]
+        for k in range(len(outputs)):
+            found = torch.autograd.grad(
+                outputs[k], leaves, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            rows.append(torch.cat([part.flatten() for part in found]))
+    expected = torch.stack(rows).view(len(x), -1, len(tangent.point))
+    stream = torch.Generator().manual_seed(1)
+    vector = torch.randn(len(tangent.point), generator=stream, dtype=torch.float64)
+    cotangent = torch.randn(expected.shape[:2], generator=stream, dtype=torch.float64)
+    close = {"rtol": 1e-8, "atol": 1e-10}
+    torch.testing.assert_close(tangent.jvp(vector, x), expected @ vector, **close)
+    pulled = torch.einsum("nkp,nk->p", expected, cotangent)
+    torch.testing.assert_close(tangent.vjp(cotangent, x), pulled, **close)
+    torch.testing.assert_close(tangent.jacobian(x, chunk=4), expected, **close)
+
+
+class Sampled(nn.Module):
+    """A layer of one's own on images, then distances; `cdist` has no derivative in forward mode."""
+
+    def __init__(self, distances: bool) -> None:
+        super().__init__()
+        self.distances, self.first, self.last = distances, nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).tanh()
+        if self.distances:
+            return self.last(torch.cdist(h, h.detach()[:4].tanh())[:, :1].expand(-1, 4))
+        images = h.view(-1, 1, 2, 2)
+        places = images.expand(-1, 2, 2, 2).movedim(1, -1).tanh()
+        moved = nn.functional.grid_sample(images, places, align_corners=False)
+        return self.last(moved.flatten(1))
+
+
+def test_operations_without_a_forward_derivative() -> None:
+    """Jᵀ c is differentiated instead where torch can, and refused with the way out where not."""
+    x = torch.randn(3, 2, generator=STREAM, dtype=torch.float64)
+    tangent = Tangent(Stack(lambda: Sampled(False), dtype=torch.float64))
+    vector = torch.randn(len(tangent.point), generator=STREAM, dtype=torch.float64)
+    torch.testing.assert_close(tangent.jvp(vector, x), tangent.jacobian(x) @ vector)
+    other = Tangent(Stack(lambda: Sampled(True), dtype=torch.float64))
+    with pytest.raises(ValueError, match="cdist.*take evidence='trained' or give"):
+        other.jvp(torch.ones_like(other.point), x)
 
 
 @pytest.mark.parametrize("reference", [None, X])

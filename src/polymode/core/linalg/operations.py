@@ -13,6 +13,7 @@ batch, layer, group, RMS    scale and shift, element by element
 norm
 p x, p + x, max(p, x),      any parameter that enters element by element: FilterResponseNorm,
 p.expand(B, ...)            positions, tokens, FixUp's scalars
+`F.prelu`                   slopes, one or one per channel
 ==========================  ==============================================================
 
 Shapes: `R` cotangents, `B` batch, `T` positions, `G` groups, `O` and `I` features.
@@ -276,6 +277,23 @@ def _pointwise(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     return Call(result, [Entry(own, "element", build)])
 
 
+def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    given = _named("input weight", args, kwargs)
+    x, weight = given["input"], given["weight"]
+    result, second = function(*args, **kwargs), layout.kind == "second"
+    factor = x.clamp_max(0)
+    if second:
+        if weight.numel() > 1:
+            raise NotImplementedError  # its channels would be the examples
+        factor = factor.transpose(0, 1)
+    shape = (weight.numel(), *(1,) * (x.dim() - 2)) if weight.numel() > 1 else ()
+
+    def build(g: Tensor) -> Record:
+        return _element(factor, shape, layout.batch, g.transpose(1, 2) if second else g)
+
+    return Call(result, [Entry(weight, "element", build)])
+
+
 def _expanded(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     result, own = function(*args, **kwargs), args[0]
     _require_shared(own, result)
@@ -307,4 +325,5 @@ _OPERATIONS: dict[str, Callable[..., Call]] = {
         _pointwise,
     ),
     "expand": _expanded,
+    "prelu": _prelu,
 }  # fmt: skip

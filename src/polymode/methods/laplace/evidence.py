@@ -5,6 +5,9 @@ gradients on the whole linear model (`linear_model_solve.py`): the structure app
 the posterior is spread, never where its mean lies. The formulas are those of `evidence_search.py`;
 `choose_prior` is what `laplace` calls.
 
+The linear model is J θ where that reaches the network's outputs, and has the network's own part
+beside it otherwise: `span.py` measures which, and the report says it ("form", "distance").
+
 For a regression with learned noise, β = β₀ · factor, with β₀ the precision that the curvature was
 made with; one factor for all outputs.
 """
@@ -31,6 +34,7 @@ from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
 from polymode.methods.laplace.linear_model_solve import Products, solve_iterative
+from polymode.methods.laplace.span import TOLERANCE, distance
 from polymode.methods.method import Problem
 
 _DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
@@ -61,6 +65,7 @@ class StructuredEvidence:
         tangent: the linear model over the blocks' parameters. products: with its data.
         mask: which weights are free, (P,) of truth values, None for all.
         mean: "linear" or "trained".
+        apart: δ of `span.py`, which decides on the form of the linear model.
     """
 
     def __init__(
@@ -74,8 +79,9 @@ class StructuredEvidence:
         mask: Tensor | None = None,
         mean: str = "linear",
         inner: int = 100,
+        apart: float = 0.0,
     ) -> None:
-        self.blocks, self.mean, self.inner = blocks, mean, inner
+        self.blocks, self.mean, self.inner, self.apart = blocks, mean, inner, apart
         self.tangent, self.products, self.outputs = tangent, products, outputs
         self.group_of = {name: groups[name] for block in blocks for name in block.names}
         self.names = list(dict.fromkeys(self.group_of[name] for name in tangent.names))
@@ -160,7 +166,7 @@ def choose_prior(
     names = [name for block in curvature.blocks for name in block.names]
     names = [name for name in stack.params if name in names]
     tangent = Tangent(stack, mode, names=names)
-    mask = _mask(curvature.blocks, tangent)
+    mask = free_weights(curvature.blocks, tangent)
     work = work_on(problem.data, f"evidence of mode {mode}, products with the Jacobian", _PASSES)
     evidence = _evidence(config, problem, curvature, stack, mode, tangent, groups, mask, work.step)
     learns = problem.likelihood.learns
@@ -177,7 +183,9 @@ def _prior(choice: Choice, evidence: StructuredEvidence, kind: str) -> Prior:
     sizes = dict(zip(evidence.names, (int(n) for n in evidence.sizes), strict=True))
     precision = dict(zip(evidence.names, choice.precision.tolist(), strict=True))
     factor = float(choice.beta[0]) if len(choice.beta) else 1.0
-    return Prior(precision, factor, describe(choice, sizes, kind))
+    form = "offset" if evidence.apart > TOLERANCE else "jacobian"
+    report = {**describe(choice, sizes, kind), "form": form, "distance": evidence.apart}
+    return Prior(precision, factor, report)
 
 
 def _evidence(
@@ -196,15 +204,22 @@ def _evidence(
     pairs = list(problem.data.batches(config.batch_size))
     targets = torch.cat([y for _, y in pairs])
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
-    shifts = [tangent.shift(x) for x, _ in pairs]
+    outputs = [tangent.outputs(x) for x, _ in pairs]
     inputs, functions = _last_layer(curvature.blocks, tangent, [x for x, _ in pairs])
-    multiply, transpose = functions or _masked(tangent, mask)
+    multiply, transpose = functions or masked_products(tangent, mask)
+    pairs = list(zip(inputs, outputs, strict=True))
+    logits = problem.likelihood.name == "categorical"
+    apart = distance(multiply, tangent.point, tangent.slices, pairs, logits=logits)
+    if apart > TOLERANCE:
+        shifts = [f - multiply(tangent.point, x) for x, f in pairs]
+    else:
+        shifts = [torch.zeros_like(f) for f in outputs]
     batches = list(zip(inputs, shifts, strict=True))
     products = Products(multiply, transpose, batches, data, told)
-    outputs = [tangent.outputs(x) for x, _ in pairs]
     return StructuredEvidence(
-        curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence
-    )
+        curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence,
+        apart=apart,
+    )  # fmt: skip
 
 
 def _noise(problem: Problem, stack: Stack, mode: int) -> Tensor | float:
@@ -217,7 +232,7 @@ def _noise(problem: Problem, stack: Stack, mode: int) -> Tensor | float:
     return found.scale[0, 0]
 
 
-def _mask(blocks: tuple[Any, ...], tangent: Tangent) -> Tensor | None:
+def free_weights(blocks: tuple[Any, ...], tangent: Tangent) -> Tensor | None:
     """Return which weights of a subnetwork are free."""
     if all(getattr(block, "index", None) is None for block in blocks):
         return None
@@ -253,7 +268,7 @@ def _last_layer(
     return known, (multiply, transpose)
 
 
-def _masked(tangent: Tangent, mask: Tensor | None) -> tuple[Any, Any]:
+def masked_products(tangent: Tangent, mask: Tensor | None) -> tuple[Any, Any]:
     """Return products with the free columns of J."""
     if mask is None:
         return tangent.jvp, tangent.vjp

@@ -184,6 +184,7 @@ class Laplace(MAP):
 
 def init(config: Laplace, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; refuses what would not fit into memory."""
+    refuse_low_precision("laplace", stack)
     refuse_too_large(config, stack)
     likelihood = problem.likelihood
     outputs = likelihood.num_outputs(problem.target_size)
@@ -333,6 +334,18 @@ def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def refuse_low_precision(method: str, stack: Stack) -> None:
+    """Refuse weights in which sums over the data and eigenvalues have no meaning."""
+    exact = (torch.float32, torch.float64)
+    for name, tensor in stack.params.items():
+        if tensor.dtype not in exact:
+            raise ValueError(
+                f"{method} needs weights in float32 or float64, and '{name}' is"
+                f" {str(tensor.dtype).removeprefix('torch.')}: curvatures are sums that it rounds"
+                " away; give dtype=torch.float32 to `fit`"
+            )
 
 
 def refuse_too_large(config: Laplace, stack: Stack) -> None:

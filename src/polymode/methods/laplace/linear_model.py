@@ -33,6 +33,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.attention import plain_attention
+from polymode.core.linalg.plain import plain_operations
 from polymode.core.modules import Tensors
 from polymode.core.quiet import without_warning
 from polymode.core.stack import Stack
@@ -131,7 +132,7 @@ class Tangent:
             sizes = [each.numel() for each in self.statistics.values()]
             parts = dict(zip(self.statistics, statistics.split(sizes), strict=True))
         own = self._named(point, parts)
-        with plain_attention():
+        with plain_attention(), plain_operations():
             return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
 
     @property
@@ -231,10 +232,27 @@ class Tangent:
 def _forward(
     function: Callable[..., Tensor], point: tuple[Tensor, ...], vector: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the derivative of a function along a vector."""
+    """Return the derivative of a function along a vector.
+
+    Where an operation has no derivative in forward mode, Jᵀ c is differentiated by c instead.
+    """
     # torch's own warning, when it first differentiates forward
     with without_warning(".*torch.jit.script", DeprecationWarning), torch.no_grad():
-        return jvp(function, point, vector)[1]
+        try:
+            return jvp(function, point, vector)[1]
+        except NotImplementedError as error:
+            missing = str(error).splitlines()[0]
+    try:
+        with torch.no_grad():
+            outputs = function(*point)
+            twice = vjp(lambda c: vjp(function, *point)[1](c), torch.zeros_like(outputs))[1]
+            return twice(vector)[0]
+    except (NotImplementedError, RuntimeError) as error:
+        raise ValueError(
+            f"the evidence at the linear model's optimum needs products with J, and torch has none"
+            f" for an operation of this network ({missing.rstrip('.')}); take evidence='trained' or"
+            " give `prior_precision`"
+        ) from error
 
 
 class _OpenNorm(nn.Module):
