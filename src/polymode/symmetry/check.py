@@ -113,8 +113,9 @@ class _Check:
         tensors = self._tensors(stream, size)
         count = max(2, INPUTS // max(1, math.prod(self.input_shape[1:])))
         x = size * torch.randn(count, *self.input_shape, generator=stream, dtype=torch.float64)
-        for tensor in tensors.values():
-            tensor.requires_grad_(tensor.is_floating_point())
+        learned = {name for name, _ in self.module.named_parameters()}
+        for name, tensor in tensors.items():
+            tensor.requires_grad_(name in learned and tensor.is_floating_point())
         with torch.enable_grad():
             outputs = _outputs(self.module, tensors, x)
         slopes = _slopes(outputs, tensors)

@@ -58,7 +58,8 @@ class RepresentationCost:
     Attributes:
         mass: squared norm of the weights as they are, (M,).
         minimum: m*, (M,); an infimum where something vanishes.
-        residual: certificate, max |incoming - outgoing mass| of a unit over the mass, (M,).
+        residual: certificate, max |incoming - outgoing mass| of a unit over the mass, (M,); 0 at
+            the minimum over the scalings that were found.
         sweeps: of the balancing, (M,). vanishing: mass that goes to 0 for free, (M,).
         degenerate: tensors that this mass belongs to, the same for all networks where a
             normalisation causes it.
@@ -77,8 +78,10 @@ class RepresentationCost:
 
     @property
     def excess(self) -> Tensor:
-        """Mass over the minimum, as a fraction of it, (M,); what vanishes is left out."""
-        return (self.mass - self.vanishing) / self.minimum - 1
+        """Mass over the minimum, as a fraction of it, (M,); what vanishes is left out, and where
+        all vanishes nothing is in excess."""
+        left = (self.mass - self.vanishing) / self.minimum - 1
+        return torch.where(self.minimum > 0, left, 0.0)
 
     def __repr__(self) -> str:
         about = f", {len(self.degenerate)} tensors vanish" if self.degenerate else ""
