@@ -25,10 +25,6 @@ def L(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias)
 
 
-def _queries(net: Any, x: Tensor, heads: int) -> Tensor:
-    return net.q(x).unflatten(-1, (4, 3)).transpose(1, 2)
-
-
 def _grouped_queries(net: Any, x: Tensor, spread: Callable[[Tensor], Tensor]) -> Tensor:
     q, k, v = (
         layer(x).unflatten(-1, (heads, 3)).transpose(1, 2)
@@ -48,9 +44,12 @@ def _with_option(net: Any, x: Tensor) -> Tensor:
     return net.o(seen.transpose(1, 2).flatten(2)).mean(1)
 
 
-def _heads() -> dict[str, nn.Module]:
+def _heads() -> dict[str, Callable[[], nn.Module]]:
     """Without biases: that of the keys has no effect, which is no symmetry that is looked for."""
-    return {"q": L(5, 12, False), "k": L(5, 6, False), "v": L(5, 6, False), "o": L(12, 2)}
+    return {
+        "q": lambda: L(5, 12, False), "k": lambda: L(5, 6, False), "v": lambda: L(5, 6, False),
+        "o": lambda: L(12, 2),
+    }  # fmt: skip
 
 
 def _distances(net: Any, x: Tensor) -> Tensor:
@@ -84,8 +83,10 @@ def net(run: Callable[[Any, Tensor], Tensor], **parts: Callable[[], Any]) -> Any
 Expected = tuple[Callable[[], nn.Module], tuple[int, ...], int, bool, str]
 EXPECTED: dict[str, Expected] = {
     # hidden units against a matrix, reduced
-    "prototypes": (net(_distances, a=lambda: L(3, 4), p=lambda: weight(5, 4)), (3,), f(4), True, ""),
-    "two units": (net(_distances, a=lambda: L(3, 2), p=lambda: weight(3, 2)), (3,), f(2), True, ""),
+    "prototypes": (
+        net(_distances, a=lambda: L(3, 4), p=lambda: weight(5, 4)), (3,), f(4), True, ""),
+    "two units": (
+        net(_distances, a=lambda: L(3, 2), p=lambda: weight(3, 2)), (3,), f(2), True, ""),
     "radial basis": (
         hidden(lambda n, h: torch.exp(-(h[:, None] - n.p).pow(2).sum(-1)), 4, 5,
                p=lambda: weight(5, 4)), (3,), f(4) * f(5), True, ""),
@@ -132,7 +133,7 @@ EXPECTED: dict[str, Expected] = {
                b=lambda: L(5, 4)), (3,), f(4) * f(5), True, ""),
     # extrema and order
     "maxout": (
-        plain(lambda n, h: h.view(-1, 4, 3).max(2).values, 12, 4), (3,), f(4) * f(3) ** 4, True, ""),
+        plain(lambda n, h: h.view(-1, 4, 3).max(2).values, 12), (3,), f(4) * f(3) ** 4, True, ""),
     "maxout, other axis": (
         plain(lambda n, h: h.view(-1, 3, 4).amax(1), 12, 4), (3,), f(4) * f(3) ** 4, True, ""),
     "largest unit": (
@@ -166,10 +167,9 @@ EXPECTED: dict[str, Expected] = {
     # attention
     "grouped queries, repeated": (
         net(lambda n, x: _grouped_queries(n, x, lambda t: t.repeat_interleave(2, 1)),
-            **{k: (lambda m=m: m) for k, m in _heads().items()}), (6, 5), f(3) ** 4, True, "blocks"),
+            **_heads()), (6, 5), f(3) ** 4, True, "blocks"),
     "grouped queries, by option": (
-        net(_with_option, **{k: (lambda m=m: m) for k, m in _heads().items()}),
-        (6, 5), f(3) ** 4, True, "blocks"),
+        net(_with_option, **_heads()), (6, 5), f(3) ** 4, True, "blocks"),
     # turned and shared matrices
     "turned": (
         hidden(lambda n, h: F.relu(h @ n.w.T + n.c), 4, 5, w=lambda: weight(5, 4),
@@ -192,6 +192,6 @@ EXPECTED: dict[str, Expected] = {
         (3,), 1, False, "einsum"),
     "computed places": (
         net(lambda n, x: n.o(F.relu(n.a(x))[:, n.k]), a=lambda: L(3, 4), o=lambda: L(2, 2),
-            k=lambda: nn.Parameter(torch.tensor([0, 2]), requires_grad=False)),
+            k=lambda: torch.tensor([0, 2])),
         (3,), 1, False, "getitem"),
 }  # fmt: skip

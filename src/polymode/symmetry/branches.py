@@ -28,9 +28,10 @@ def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
     lines = []
     for node in graph.nodes:
         own = _parameters(node, module)
-        behind[node] = dict.fromkeys(own)
+        behind[node] = {}
         for source in node.all_input_nodes:
             behind[node] |= behind[source]
+        behind[node] |= dict.fromkeys(own)
         about = _about(node, module, described, [tuple(shape) for shape in own.values()])
         described[node] = numbers.setdefault(about, len(numbers))
         lines += _alike(node, described, behind)
