@@ -94,6 +94,60 @@ def test_kernels_are_those_of_neural_tangents(name) -> None:
         assert error[equal].max() < 2e-8, kind
 
 
+def _relu(own: Tensor, other: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+    """E relu(u) relu(v) and E relu'(u) relu'(v) for Gaussian u, v."""
+    size = (own[:, None] * other[None]).sqrt()
+    angle = (cross / size).clamp(-1, 1).acos()
+    mean = size * (angle.sin() + (math.pi - angle) * angle.cos()) / (2 * math.pi)
+    return mean, (math.pi - angle) / (2 * math.pi)
+
+
+def _windows(kernel: Tensor, shape: tuple[int, int], size: tuple[int, int], pads: tuple[int, int]):
+    """Sums over windows of a kernel (pixels, pixels), entry by entry, and the new shape."""
+    (height, width), (rows, columns) = shape, size
+    new = height + 2 * pads[0] - rows + 1, width + 2 * pads[1] - columns + 1
+    padded = torch.zeros(height + 2 * pads[0], width + 2 * pads[1], dtype=torch.long) - 1
+    inner = torch.arange(height * width).view(height, width)
+    padded[pads[0] : pads[0] + height, pads[1] : pads[1] + width] = inner
+    patches = padded.unfold(0, rows, 1).unfold(1, columns, 1).reshape(new[0] * new[1], -1)
+    wide = F.pad(kernel, (0, 1, 0, 1))  # the last row and column are those of padding
+    return wide[patches[:, None], patches[None]].sum(-1), new
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(
+    ("first", "second"), [((3, 1), (1, 3)), ((1, 3), (3, 1)), ((3, 5), (1, 1))]
+)
+def test_windows_that_are_not_square(first, second, padding) -> None:
+    """A dense twin over all pairs of pixels, of images that are not square: two convolutions, ReLU,
+    and all pixels in a row."""
+    x, weight, bias = inputs(2, 2, 5, 7), 1.4**2, 0.3**2
+    kernel = Serial(
+        Conv(first, 1.4, 0.3, padding=padding), ReLU(), Conv(second, 1.4, 0.3, padding=padding),
+        Flatten(), Dense(1.4, 0.3),
+    )  # fmt: skip
+    found = kernel(x)
+    for a in range(2):
+        for b in range(2):
+            covariances = {}
+            for pair in ((a, b), (a, a), (b, b)):
+                one, other = (x[k].flatten(1) for k in pair)
+                pads = [
+                    (s[0] // 2, s[1] // 2) if padding == "same" else (0, 0) for s in (first, second)
+                ]
+                sums, shape = _windows(one.T @ other / 2, (5, 7), first, pads[0])
+                covariances[pair] = weight / math.prod(first) * sums + bias
+            mean, slope = _relu(*(covariances[k, k].diagonal() for k in (a, b)), covariances[a, b])
+            sums, _ = _windows(mean, shape, second, pads[1])
+            nngp = weight / math.prod(second) * sums + bias
+            tangents, _ = _windows(slope * covariances[a, b], shape, second, pads[1])
+            ntk = weight / math.prod(second) * tangents + nngp
+            last = weight * nngp.diagonal().mean() + bias
+            assert float(found.nngp[a, b]) == pytest.approx(float(last), rel=1e-9)
+            expected = weight * ntk.diagonal().mean() + last
+            assert float(found.ntk[a, b]) == pytest.approx(float(expected), rel=1e-7)
+
+
 def test_hand_values_of_dense_networks() -> None:
     """Diagonals by hand: with |x|²/d = 1, σ_w² = 2, σ_b² = 0.01 and a last layer of σ_w = 1, three
     hidden ReLU layers give K = 1.025 and Θ = 4.055."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,24 @@ def test_numbers_are_those_of_all_pairs(fitted):
         assert value == pytest.approx(float(expected), abs=1e-6)
     assert set(found.displays()) == {"density", "modes"}
     assert "1 to 5" not in found.displays()["modes"].caption  # says values, not numbers of modes
+
+
+def test_the_curve_by_modes_takes_all_samples_of_a_mode(fitted):
+    """Several samples per mode: the first m modes have all of theirs, not one of each."""
+    task = fitted[1]
+    options = {"epochs": 4, "num_modes": 3, "progress": "silent", "samples_per_mode": 4}
+    post = pm.fit("dropout", net=partial(pm.nets.mlp, dropout=0.4), task=task, **options)
+    found = pm.examine(post, task, "pairs", num_inputs=60)
+    x = task.test.x[:60]
+    probs = post.predict(x).log_probs.double().exp()
+    assert probs.shape[0] == 12
+    for size, value in zip(
+        found.arrays["modes"], found.arrays["id mutual information"], strict=True
+    ):
+        part = probs[: 4 * int(size)]  # mode by mode
+        total = torch.special.entr(part.mean(0)).sum(-1)
+        expected = (total - torch.special.entr(part).sum(-1).mean(0)).mean()
+        assert value == pytest.approx(float(expected), abs=1e-9)
 
 
 def test_the_correlation_and_its_jackknife():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import wasserstein_distance
 
 from polymode.metrics.reference import agreement, total_variation, w1, w2
@@ -67,6 +68,22 @@ def test_mixtures_against_samples_of_scipy() -> None:
             expected[row, column] = wasserstein_distance(*samples)
     np.testing.assert_allclose(w1(*predictions).each.numpy(), expected.mean(1), rtol=0.03)
     assert w2(*predictions).value >= w1(*predictions).value
+
+
+@pytest.mark.parametrize("df", [3.0, 8.0])
+def test_student_t_and_gaussian_of_one_scale_are_apart(df) -> None:
+    """W1 = ∫ |F_t − Φ| dy of scipy's distribution functions within six scales, as in the metric;
+    the two differ in `df` alone, in either order, with several components."""
+    y = np.linspace(-6, 6, 200_001)
+    for loc, scale in ((0.0, 1.0), (2.0, 0.3)):
+        expected = scale * np.trapezoid(np.abs(stats.t.cdf(y, df) - stats.norm.cdf(y)), y)
+        gaussian = gaussians([loc] * 2, [scale] * 2)
+        heavy = MixturePrediction(gaussian.loc, gaussian.scale, df=df)
+        assert expected > 0.03 * scale
+        for pair in ((gaussian, heavy), (heavy, gaussian)):
+            np.testing.assert_allclose(w1(*pair).each.numpy(), expected, rtol=0.02)
+            assert (w2(*pair).each > w1(*pair).each).all()
+        assert w1(heavy, heavy).value == 0
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 from torch import nn
 
 from polymode import nets
 from polymode import symmetry as sym
+from polymode.symmetry.act import scaled
 
 from .made_up import NETS, grouped, inputs, joined, randomised, residual
 
@@ -198,3 +200,58 @@ def test_bad_input_is_named() -> None:
         sym.representation_cost(stack)
     with pytest.raises(ValueError, match="`tolerance` of representation_cost must be > 0, got 0"):
         sym.representation_cost(randomised(lambda: nets.mlp((3,), 2), 1), tolerance=0)
+
+
+def test_excess_leaves_out_what_a_normalisation_lets_vanish() -> None:
+    """Scaled by hand: weights before a BatchNorm by 7, which is free, and the gain by 3."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2, bias=False)
+    ).double()
+    with torch.no_grad():
+        net[1].weight.uniform_(0.5, 2)
+    first = sym.representation_cost(net)
+    gain, out = net[1].weight.detach(), net[3].weight.detach()
+    least = 2 * (gain.abs() * out.norm(dim=0)).sum()  # min of s² g² + |o|² / s²
+    left = (gain**2).sum() + (out**2).sum()
+    assert float(first.minimum) == pytest.approx(float(least))
+    assert float(first.excess) == pytest.approx(float(left / least - 1))
+    with torch.no_grad():
+        net[0].weight.mul_(7)
+    second = sym.representation_cost(net)
+    assert float(second.vanishing) == pytest.approx(49 * float(first.vanishing))
+    assert float(second.excess) == pytest.approx(float(first.excess))
+    assert second.degenerate == ("0.weight",)
+
+
+def _powers() -> dict[str, Any]:
+    """Networks with several scalings of a weight, or powers of them."""
+    from .unusual import EXPECTED
+
+    names = ("gate", "square", "one gain", "rezero", "products summed", "halves", "outer product")
+    return {name: EXPECTED[name][:2] for name in names}
+
+
+@pytest.mark.parametrize("name", _powers())
+def test_the_minimum_with_products_and_powers_is_that_of_a_general_optimiser(name) -> None:
+    """BFGS over logarithms of scales, by the action of elements alone."""
+    make, shape = _powers()[name]
+    torch.manual_seed(3)
+    net = make().double()
+    found = sym.find(net, shape)
+    cost = sym.representation_cost(net, found)
+    tensors = {n: p.detach().unsqueeze(0) for n, p in net.named_parameters()}
+    counted = [n for n in tensors if found.roles.get(n) != "bias"]
+
+    def mass(u: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = torch.tensor(u, requires_grad=True)
+        scales = torch.cat([torch.zeros(1, dtype=torch.float64), logs]).exp().unsqueeze(0)
+        acted = scaled(tensors, found, scales)
+        total = sum((acted[n] ** 2).sum() for n in counted)
+        total.backward()
+        return float(total), logs.grad.numpy()
+
+    start = np.zeros(found.num_scales - 1)
+    best = optimize.minimize(mass, start, jac=True, method="BFGS", options={"gtol": 1e-9})
+    assert float(cost.minimum) == pytest.approx(best.fun, rel=1e-8)
+    assert float(cost.residual) < 1e-11 and float(cost.mass) > float(cost.minimum)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from polymode.symmetry import Reference
 from polymode.symmetry.discrepancy import Distances, distances, lengthscales, mmd, mmd_of
 
 F64 = {"dtype": torch.float64}
@@ -193,6 +194,17 @@ def test_what_cannot_be_is_refused():
         mmd(x, x, num_permutations=-1)
     with pytest.raises(ValueError, match="must be tensors.*got a Linear.*pm.examine"):
         mmd(x, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1e30, torch.float32), (1e200, torch.float64)])
+def test_distances_that_overflow_are_named(size, dtype):
+    x = size * torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with pytest.raises(ValueError, match=r"weights up to .*e\+.* overflow float"):
+        mmd(x, -x)
+    with pytest.raises(ValueError, match="overflow"):
+        Reference({"w": x.unsqueeze(-1)}).compare({"w": -x.unsqueeze(-1)})
+    found = mmd(x.double() / size * 1e100, -x.double() / size * 1e100)  # large, but not too large
+    assert torch.isfinite(found.unbiased).all() and torch.isfinite(found.null).all()
 
 
 def test_it_prints_itself():

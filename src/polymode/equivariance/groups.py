@@ -17,6 +17,7 @@ flat vector, "->" the action on outputs: "C4@5x5", "SO3-octahedral->input". `B` 
 from __future__ import annotations
 
 import copy
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from torch import Tensor
 from polymode.core.registry import suggest
 
 ROUNDING = 1e-5  # matrices that differ by less are the same element
+MOST_ELEMENTS = 10_000  # of a group by name: an orbit has as many copies of every input
 
 
 class Group(ABC):
@@ -251,6 +253,8 @@ def group(
     shape = None if shape is None else tuple(shape)
     if shape is not None and any(side < 1 for side in shape):
         raise ValueError(f"the sides of a lattice must be at least 1, got {shape}")
+    if shape is not None:
+        _require_few(str(name), math.prod(shape), "sites")
     for kind in KINDS:
         match = re.fullmatch(kind.pattern, stem)
         if match:
@@ -263,6 +267,22 @@ def group(
     same = [each for each in known if each.casefold() == stem.casefold()]
     near = f" Did you mean '{same[0]}'?" if same else suggest(stem, known)
     raise ValueError(f"Unknown group '{name}'.{near} Known: {', '.join(known)}.")
+
+
+def _require_few(name: str, number: int, what: str = "elements") -> None:
+    """Refuse groups, before they are made, whose orbits are larger than any memory."""
+    if number > MOST_ELEMENTS:
+        raise ValueError(
+            f"'{name}' has {number:,} {what}, and an orbit as many copies of every input; at most"
+            f" {MOST_ELEMENTS:,} are taken: choose a smaller one, or draws such as 'SO2-haar-20-0'"
+        )
+
+
+def number_of(match: re.Match[str], place: int = 1) -> int:
+    """Return the number of elements that a name asks for, if they are not too many."""
+    number = int(match[place]) if len(match[place]) < 20 else 10**20
+    _require_few(match[0] if len(match[0]) < 40 else match[0][:36] + "...", number)
+    return number
 
 
 def _load() -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.equivariance.groups import Group, register
+from polymode.equivariance.groups import Group, number_of, register
 
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
@@ -224,7 +224,7 @@ class Translations(Planar):
 
 @register("C4", r"C([1-9]\d*)", "turns by 360/k degrees; C1, C2, C4 exact, others interpolated")
 def _cyclic(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
-    order = int(match[1])
+    order = number_of(match)
     if order in (1, 2, 4):
         return QuarterTurns(order, lattice=lattice)
     angles = torch.arange(order, dtype=torch.float64) * (2 * math.pi / order)
@@ -245,7 +245,7 @@ def _translations(match: re.Match[str], lattice: tuple[int, ...] | None) -> Grou
 
 @register("turns-haar-16-0", r"turns-haar-(\d+)(?:-(\d+))?", "random turns of images, number, seed")
 def _random_turns(match: re.Match[str], lattice: tuple[int, ...] | None) -> Any:
-    angles = uniform_angles(int(match[1]), int(match[2] or 0))
+    angles = uniform_angles(number_of(match), int(match[2] or 0))
     return Turns(angles, closed=len(angles) == 1, lattice=lattice)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.equivariance.groups import ROUNDING, Group, register, table_of
+from polymode.equivariance.groups import ROUNDING, Group, number_of, register, table_of
 from polymode.equivariance.planar import uniform_angles
 
 
@@ -158,13 +158,13 @@ def _sign(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
 @register("S3", r"S(\d+)", "permutations of n entries along the last axis")
 def _permutations(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
     _no_lattice(match[0], lattice)
-    return Permutations(int(match[1]))
+    return Permutations(int(match[1]) if len(match[1]) < 3 else 100)
 
 
 @register("SO2-8", r"SO2-([1-9]\d*)", "rotations of 2-D vectors by 360/k degrees")
 def _plane(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
     _no_lattice(match[0], lattice)
-    order = int(match[1])
+    order = number_of(match)
     turns = torch.arange(order, dtype=torch.float64)
     return Rotations(plane_rotations(turns * (2 * math.pi / order)))
 
@@ -182,7 +182,7 @@ def _solid(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
 @register("SO3-haar-20-0", r"SO([23])-haar-(\d+)(?:-(\d+))?", "Haar draws: number, seed")
 def _haar(match: re.Match[str], lattice: tuple[int, ...] | None) -> Group:
     _no_lattice(match[0], lattice)
-    dimension, number, seed = int(match[1]), int(match[2]), int(match[3] or 0)
+    dimension, number, seed = int(match[1]), number_of(match, 2), int(match[3] or 0)
     if dimension == 2:
         return Rotations(plane_rotations(uniform_angles(number, seed)), closed=number == 1)
     if number < 1:

@@ -7,6 +7,7 @@ positive number for each scaling. Scalings act first. `M` modes, `U` units, `V` 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -35,8 +36,8 @@ def scaled(tensors: Tensors, symmetries: Symmetries, scales: Tensor) -> Tensors:
 def factors(scales: Tensor, label: np.ndarray, exponents: np.ndarray) -> Tensor:
     """Return s ** exponent by a label, (M, label)."""
     taken = scales[:, torch.from_numpy(label.reshape(-1))]
-    sign = torch.from_numpy(np.broadcast_to(exponents, label.shape).reshape(-1).copy())
-    return torch.where(sign > 0, taken, 1 / taken)
+    powers = torch.from_numpy(np.broadcast_to(exponents, label.shape).reshape(-1).copy())
+    return torch.where(powers == 1, taken, taken**powers)
 
 
 def permuted(
@@ -56,6 +57,9 @@ def _permuted(tensor: Tensor, place: Place, order: Tensor) -> Tensor:
     label = torch.from_numpy(place.label)
     if not len(place.table) or label.numel() == 1:
         return tensor
+    if place.axis < 0:  # entries in a row
+        row = replace(place, axis=0)
+        return _permuted(tensor.flatten(1), row, order).reshape(tensor.shape)
     modes, axis = len(tensor), place.axis
     old = order[:, label.reshape(-1)].reshape(modes, *label.shape)
     index = torch.from_numpy(place.table)[

@@ -25,7 +25,7 @@ from torch import Tensor
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
 from polymode.symmetry.act import identity, permuted, scaled
-from polymode.symmetry.canonical import Features, unit_scales
+from polymode.symmetry.canonical import unit_scales
 from polymode.symmetry.groups import Group, Place, Symmetries
 from polymode.symmetry.networks import (
     IN_CACHE,
@@ -37,6 +37,7 @@ from polymode.symmetry.networks import (
     tensors_of,
     write,
 )
+from polymode.symmetry.sorting import Features
 
 MOST_SWEEPS = 100  # every change raises a bounded number, so this is a safeguard
 

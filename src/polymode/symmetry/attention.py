@@ -42,8 +42,7 @@ def attention(
     size, heads = layer.embed_dim, layer.num_heads
     units, values = walk.moves.fresh(size), walk.moves.fresh(size)
     scales, value_scales = walk.scales.fresh(size), walk.scales.fresh(size)
-    inverse = walk.scales.fresh(size)
-    walk.scales.tie(scales, inverse, sign=-1)
+    inverse = walk.scales.power(scales, -1)
     for features in (units, values):
         walk.mark(token, features.reshape(heads, -1))
     read = _rows([walk.channel(x, -1)[0] for x in inputs], size)

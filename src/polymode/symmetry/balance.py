@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,24 +20,25 @@ MOST_TOGETHER = 200  # factors of a Newton step
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Masses (M, R, C) of a tensor that scale by exp(2 (row_sign u[row] + column_sign u[column])).
+    """Masses (M, R, C) of a tensor that scale by exp(2 (r + c)).
 
-    `constant` is the mass (M,) that no scaling changes.
+    r is the sum of `row_power` u[`row`], (R, K), over the K scalings that a row has at most, where
+    number 0 is none; c likewise, (C, K'). `constant` is the mass (M,) that no scaling changes.
     """
 
     name: str
     matrix: Tensor
     row: Tensor
-    row_sign: Tensor
+    row_power: Tensor
     column: Tensor
-    column_sign: Tensor
+    column_power: Tensor
     constant: Tensor
 
     def row_factor(self, u: Tensor) -> Tensor:
-        return torch.exp(2 * self.row_sign * u[:, self.row])
+        return torch.exp(2 * (self.row_power * u[:, self.row]).sum(-1))
 
     def column_factor(self, u: Tensor) -> Tensor:
-        return torch.exp(2 * self.column_sign * u[:, self.column])
+        return torch.exp(2 * (self.column_power * u[:, self.column]).sum(-1))
 
     def by_row(self, u: Tensor) -> Tensor:
         """Return masses by row, (M, R)."""
@@ -48,10 +51,10 @@ class Term:
         return self.column_factor(u) * torch.bmm(factor, self.matrix).squeeze(1)
 
     def side(self, u: Tensor, rows: bool) -> Sums:
-        """Return masses by row or by column, with their units and signs."""
+        """Return masses by row or by column, with their scalings and powers."""
         if rows:
-            return self.by_row(u), self.row, self.row_sign
-        return self.by_column(u), self.column, self.column_sign
+            return self.by_row(u), self.row, self.row_power
+        return self.by_column(u), self.column, self.column_power
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,7 @@ class Programme:
         self.terms, self.lost = self._without_vanishing(terms)
         self.blocks = [torch.from_numpy(part) for block in blocks for part in self._apart(block)]
         self._of_block = [self._touching(block) for block in self.blocks]
+        self._most = self._largest_powers()
 
     # ---------------------------------------------------------------- set up
 
@@ -99,25 +103,56 @@ class Programme:
             if not loose.any():
                 return terms, lost
             for k, term in enumerate(terms):
-                out = loose[:, term.row].unsqueeze(2) | loose[:, term.column].unsqueeze(1)
+                rows, columns = (loose[:, side].any(-1) for side in (term.row, term.column))
+                out = rows.unsqueeze(2) | columns.unsqueeze(1)
                 lost[k] = lost[k] + (term.matrix * out).sum((1, 2))
                 matrix = torch.where(out, 0.0, term.matrix)
                 terms[k] = Term(**{**vars(term), "matrix": matrix})
 
     def _in_and_out(self, sums: list[Sums], modes: int) -> tuple[Tensor, Tensor]:
-        """Return the masses (M, V) that grow and that shrink with each scaling."""
+        """Return the masses (M, V) that grow and that shrink with each scaling, times powers."""
         both = torch.zeros(2, modes, self.size, dtype=torch.float64)
-        for mass, units, sign in sums:
-            both[0].index_add_(1, units, mass * (sign > 0))
-            both[1].index_add_(1, units, mass * (sign < 0))
+        for mass, units, powers in sums:
+            for unit, power in zip(units.unbind(1), powers.unbind(1), strict=True):
+                both[0].index_add_(1, unit, mass * power.clamp(min=0))
+                both[1].index_add_(1, unit, mass * (-power).clamp(min=0))
         return both[0], both[1]
+
+    def _largest_powers(self) -> Tensor:
+        """Return the largest power (V,) of each scaling in any mass, at least 1."""
+        largest = torch.ones(self.size, dtype=torch.float64)
+        for term in self.terms:
+            total = torch.zeros_like(largest)
+            for units, powers in ((term.row, term.row_power), (term.column, term.column_power)):
+                side = torch.zeros_like(largest)
+                side.scatter_reduce_(0, units.reshape(-1), powers.abs().reshape(-1), "amax")
+                total += side
+            opposed = self._is_opposed(term)
+            largest = torch.where(opposed, largest, largest.maximum(total))
+        return largest
+
+    def _is_opposed(self, term: Term) -> Tensor:
+        """Whether a scaling (V,) of powers ±1 only grows rows and only shrinks columns, or the
+        other way round, so that its powers do not add up."""
+        sides = []
+        for units, powers in ((term.row, term.row_power), (term.column, term.column_power)):
+            for sign in (1, -1):
+                has = torch.zeros(self.size, dtype=torch.bool)
+                has[units[powers * sign > 0]] = True
+                sides.append(has)
+            big = torch.zeros(self.size, dtype=torch.bool)
+            big[units[powers.abs() > 1]] = True
+            sides.append(big)
+        up, down, big, up_column, down_column, big_column = sides
+        return ~(up & up_column) & ~(down & down_column) & ~big & ~big_column
 
     def _apart(self, block: np.ndarray) -> list[np.ndarray]:
         """Return the block, or its scalings one by one if two of them meet in a term."""
         mine = torch.from_numpy(np.isin(np.arange(self.size), block))
         for term in self.terms:
-            meet = mine[term.row][:, None] & mine[term.column][None] & (term.matrix > 0).any(0)
-            if meet.any():
+            rows, columns = mine[term.row], mine[term.column]
+            meet = rows.any(1)[:, None] & columns.any(1) & (term.matrix > 0).any(0)
+            if meet.any() or (rows.sum(1) > 1).any() or (columns.sum(1) > 1).any():
                 return [block[k : k + 1] for k in range(len(block))]
         return [block]
 
@@ -148,7 +183,7 @@ class Programme:
             if not left.all():
                 active, mine = active[left], mine[left]
                 part = self._members(active)
-                sums = [(mass[left], units, sign) for mass, units, sign in sums]
+                sums = [(mass[left], units, powers) for mass, units, powers in sums]
             if len(active):
                 if sweeps[active[0]] > 0:
                     mine = part._together(mine, sums)
@@ -170,7 +205,7 @@ class Programme:
         """Return the programme of some members."""
         part = object.__new__(Programme)
         part.num_modes, part.size = len(which), self.size
-        part.blocks, part.lost = self.blocks, self.lost
+        part.blocks, part.lost, part._most = self.blocks, self.lost, self._most
         part.terms = [
             Term(**{**vars(t), "matrix": t.matrix[which], "constant": t.constant[which]})
             for t in self.terms
@@ -179,16 +214,16 @@ class Programme:
         return part
 
     def _sweep(self, u: Tensor) -> None:
-        """Set the scalings of each layer to their exact minimum, layer after layer, in place."""
+        """Lower the mass by the scalings of each layer, layer after layer, in place.
+
+        With powers of 1 alone, mass = A exp(2 d) + B exp(-2 d) + C is at its minimum. With powers
+        a <= p, it is at most A/p exp(2 p d) + B/p exp(-2 p d) + C, where A and B are weighted by
+        a (convexity); the minimum of that bound lowers the mass, and at d = 0 it touches it.
+        """
         for block, sides in zip(self.blocks, self._of_block, strict=True):
-            sums = [
-                (t.by_row(u), t.row, t.row_sign)
-                if row
-                else (t.by_column(u), t.column, t.column_sign)
-                for t, row in sides
-            ]
+            sums = [term.side(u, row) for term, row in sides]
             grow, shrink = (side[:, block] for side in self._in_and_out(sums, len(u)))
-            step = 0.25 * torch.log(shrink / grow)
+            step = torch.log(shrink / grow) / (4 * self._most[block])
             u[:, block] += torch.where((grow > 0) & (shrink > 0), step, 0.0)
 
     def _together(self, u: Tensor, sums: list[Sums]) -> Tensor:
@@ -199,14 +234,17 @@ class Programme:
             return u
         gradient = u.new_zeros(len(u), count + 1)
         hessian = u.new_zeros(len(u), (count + 1) ** 2)
-        for mass, units, sign in sums:
+        for mass, units, powers in sums:
             place = layer[units]
-            gradient.index_add_(1, place, 2 * sign * mass)
-            hessian.index_add_(1, place * (count + 2), 4 * sign * sign * mass)
-        for k, term in enumerate(self.terms):
-            rows, columns, mass = self._cross(term, layer, u, sums[2 * k][0])
-            hessian.index_add_(1, rows * (count + 1) + columns, mass)
-            hessian.index_add_(1, columns * (count + 1) + rows, mass)
+            for k, power in enumerate(powers.unbind(1)):
+                gradient.index_add_(1, place[:, k], 2 * power * mass)
+                for j, other in enumerate(powers.unbind(1)):
+                    cell = place[:, k] * (count + 1) + place[:, j]
+                    hessian.index_add_(1, cell, 4 * power * other * mass)
+        for number, term in enumerate(self.terms):
+            for rows, columns, mass in self._cross(term, layer, u, sums[2 * number][0]):
+                hessian.index_add_(1, rows * (count + 1) + columns, mass)
+                hessian.index_add_(1, columns * (count + 1) + rows, mass)
         inner = hessian.reshape(-1, count + 1, count + 1)[:, :count, :count]
         ridge = 1e-12 * inner.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
         inner = inner + ridge[:, None, None] * torch.eye(count, dtype=u.dtype)
@@ -228,20 +266,25 @@ class Programme:
             layer[block] = k
         return layer, len(self.blocks)
 
-    def _cross(self, term: Term, layer: Tensor, u: Tensor, by_row: Tensor) -> Sums:
-        """Return rows, columns and values of the second derivatives between two factors."""
+    def _cross(self, term: Term, layer: Tensor, u: Tensor, by_row: Tensor) -> Iterator[Sums]:
+        """Yield rows, columns and values of the second derivatives between two factors."""
         rows, columns = layer[term.row], layer[term.column]
-        r, c = term.row_sign, term.column_sign
-        if len(columns.unique()) == 1 and len(c.unique()) == 1:
-            return rows, columns[:1].expand(len(rows)), 4 * r * c[0] * by_row
-        masses = term.matrix * term.row_factor(u).unsqueeze(2) * term.column_factor(u).unsqueeze(1)
-        sides = torch.broadcast_tensors(rows[:, None], columns[None])
-        values = (4 * r[:, None] * c[None] * masses).flatten(1)
-        return sides[0].reshape(-1), sides[1].reshape(-1), values
+        r, c = term.row_power, term.column_power
+        alike = len(columns.unique(dim=0)) == 1 and len(c.unique(dim=0)) == 1
+        if not alike:
+            factors = term.row_factor(u).unsqueeze(2) * term.column_factor(u).unsqueeze(1)
+            masses = term.matrix * factors
+        for k, j in product(range(r.shape[1]), range(c.shape[1])):
+            if alike:
+                yield rows[:, k], columns[:1, j].expand(len(rows)), 4 * r[:, k] * c[0, j] * by_row
+            else:
+                sides = torch.broadcast_tensors(rows[:, k, None], columns[None, :, j])
+                values = (4 * r[:, k, None] * c[None, :, j] * masses).flatten(1)
+                yield sides[0].reshape(-1), sides[1].reshape(-1), values
 
 
 def _all_sums(terms: list[Term], u: Tensor) -> list[Sums]:
-    """Return masses by row and by column of each term in turn, with units and signs."""
+    """Return masses by row and by column of each term in turn, with scalings and powers."""
     sums: list[Sums] = []
     for term in terms:
         sums += [term.side(u, True), term.side(u, False)]

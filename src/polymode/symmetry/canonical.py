@@ -4,12 +4,13 @@ Scaling: units are visited in the order of the graph. A unit's scale is such tha
 that write it have norm 1, after division by the scales of what they read; a gain of a normalisation
 becomes 1 or -1. Units that a residual sum ties have one scale, set by the first layer that writes
 them. A unit whose weights are all 0 takes the next layer that writes it, then its bias, then the
-weights that read it; if all are 0 it stays.
+running variance of what normalises it (v + eps becomes 1), then the weights that read it; if all
+are 0 it stays.
 
 Sorting: in the same order, groups are sorted in descending order of a key: the first incoming
 weight, as in the paper; the norm of all weights of the unit; or the mean of the incoming ones. Keys
-that agree to rounding are ties, and are broken by the other incoming weights, then by norms.
-Blocks (heads, groups of convolutions) are sorted inside, then by their first unit.
+that agree to rounding are ties; see `sorting.py` for how they are broken. Blocks (heads, groups of
+convolutions) are sorted inside, then by their first unit.
 
 The paper leaves channels of residual streams unsorted; here they are sorted like all others.
 
@@ -19,6 +20,7 @@ posteriors", ICLR 2024. `M` modes, `V` scalings, `g` blocks, `n` units of a bloc
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 
 import numpy as np
@@ -28,8 +30,8 @@ from torch import Tensor
 from polymode.core.modules import Tensors
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
-from polymode.symmetry.act import factors, identity, permuted, scaled
-from polymode.symmetry.groups import Group, Place, Rescaling, Symmetries
+from polymode.symmetry.act import factors, scaled
+from polymode.symmetry.groups import Rescaling, Symmetries
 from polymode.symmetry.networks import (
     IN_CACHE,
     Networks,
@@ -40,8 +42,7 @@ from polymode.symmetry.networks import (
     tensors_of,
     write,
 )
-
-KEYS = ("first", "norm", "mean")
+from polymode.symmetry.sorting import KEYS, Sorting
 
 
 def canonical(
@@ -72,13 +73,28 @@ def canonical(
     tensors = tensors_of(stack)
     require_finite(tensors)
     result, rounding = stack.clone(), 64 * torch.finfo(stack.dtype).eps
+    unset = unsorted = 0
     for part, work in in_parts(tensors, IN_CACHE):
         if scale:
-            work = scaled(work, found, unit_scales(work, found))
+            scales, known = _unit_scales(work, found)
+            unset += _count_unset(work, found, known)
+            work = scaled(work, found, scales)
         if sort is not None:
-            work = _sorted(work, found, sort, rounding)
+            work, number = _sorted(work, found, sort, rounding)
+            unsorted += number
         write(result, part, work)
+    _warn_of(unset, len(stack), "weights between units that nothing else scales")
+    _warn_of(unsorted, len(stack), "more than 720 orders of units that no key tells apart")
     return result
+
+
+def _warn_of(number: int, total: int, what: str) -> None:
+    if number:
+        warnings.warn(
+            f"canonical: {number:,} of {total:,} networks have {what}; their form keeps the"
+            " function, but is not one per orbit",
+            stacklevel=3,
+        )
 
 
 # -------------------------------------------------------------------- scaling
@@ -86,6 +102,11 @@ def canonical(
 
 def unit_scales(tensors: Tensors, symmetries: Symmetries) -> Tensor:
     """Return scales (M, V) that give incoming weights norm 1; see the module."""
+    return _unit_scales(tensors, symmetries)[0]
+
+
+def _unit_scales(tensors: Tensors, symmetries: Symmetries) -> tuple[Tensor, Tensor]:
+    """Return scales (M, V), and which of them weights determine."""
     modes = len(next(iter(tensors.values())))
     scales = torch.ones(modes, symmetries.num_scales, dtype=torch.float64)
     known = torch.zeros_like(scales, dtype=torch.bool)
@@ -93,165 +114,82 @@ def unit_scales(tensors: Tensors, symmetries: Symmetries) -> Tensor:
     acting: dict[str, list[Rescaling]] = defaultdict(list)
     for each in symmetries.rescalings:
         acting[each.name].append(each)
-    for sign, roles in ((1, ("weight", "gain")), (1, ("bias",)), (-1, ("weight", "gain", "bias"))):
-        for name, role in symmetries.roles.items():
-            for each in acting[name] if role in roles else ():
-                others = [other for other in acting[name] if other is not each]
-                _determine(tensors[name], each, others, sign, scales, known)
-    return scales
+    kinds = ("weight", "gain"), ("bias",), ("statistic",), ("weight", "gain", "bias")
+    number = -1
+    while number != (number := int(known.sum())):  # what is set may be what others wait for
+        for sign, roles in zip((1, 1, 1, -1), kinds, strict=True):
+            for name, role in symmetries.roles.items():
+                if role in roles and (role != "statistic" or acting[name][0].eps is not None):
+                    _determine(tensors[name], acting[name], sign, scales, known)
+    return scales, known
+
+
+def _count_unset(tensors: Tensors, symmetries: Symmetries, known: Tensor) -> int:
+    """Return how many members have scalings that change a weight and that nothing determines."""
+    unset = torch.zeros(len(known), dtype=torch.bool)
+    for each in symmetries.rescalings:
+        loose = ~known[:, torch.from_numpy(each.label.reshape(-1))]
+        if loose.any():
+            touched = loose.reshape(-1, *each.label.shape) & (tensors[each.name] != 0)
+            unset |= touched.reshape(len(known), -1).any(1)
+    return int(unset.sum())
 
 
 def _determine(
-    tensor: Tensor,
-    each: Rescaling,
-    others: list[Rescaling],
-    sign: int,
-    scales: Tensor,
-    known: Tensor,
+    tensor: Tensor, acting: list[Rescaling], sign: int, scales: Tensor, known: Tensor
 ) -> None:
     """Set scales that are not known yet by the mass of one tensor, of what is known of it."""
-    label = torch.from_numpy(each.label.reshape(-1))
-    chosen = torch.from_numpy(
-        np.broadcast_to(each.exponents == sign, each.label.shape).reshape(-1).copy()
-    )
-    if known[:, label[chosen]].all():
-        return
-    mass = tensor * tensor
+    powers = [np.broadcast_to(each.exponents, each.label.shape) for each in acting]
+    for power in sorted({p for part in powers for p in part[part * sign > 0].tolist()}):
+        total = torch.zeros_like(scales)
+        for each, part in zip(acting, powers, strict=True):
+            chosen = torch.from_numpy(((part == power) & (each.label > 0)).reshape(-1))
+            label = torch.from_numpy(each.label.reshape(-1))[chosen]
+            if not known[:, label].all():
+                others = [other for other in acting if other is not each]
+                mass = _known_mass(tensor, each, others, scales, known)
+                total.index_add_(1, label, mass[:, chosen])
+        new = ~known & (total > torch.finfo(torch.float64).tiny)
+        scales[new] = total[new] ** (-0.5 / power)
+        known |= new
+
+
+def _known_mass(
+    tensor: Tensor, each: Rescaling, others: list[Rescaling], scales: Tensor, known: Tensor
+) -> Tensor:
+    """Return masses (M, label) with all other scalings applied, of entries where these are known;
+    of a running variance, v + eps."""
+    mass = tensor * tensor if each.eps is None else tensor + each.eps
     for other in others:
         factor = factors(scales, other.label, other.exponents) ** 2
         factor = factor * known[:, torch.from_numpy(other.label.reshape(-1))]
-        mass.mul_(factor.reshape(-1, *other.label.shape))
+        mass = mass * factor.reshape(-1, *other.label.shape)
     axes = [a + 1 for a in range(each.label.ndim) if each.label.shape[a] == 1]
-    mass = (mass.sum(axes) if axes else mass).reshape(len(tensor), -1)
-    total = torch.zeros_like(scales)
-    total.index_add_(1, label[chosen], mass[:, chosen])
-    new = ~known & (total > torch.finfo(torch.float64).tiny)
-    scales[new] = total[new] ** (-0.5 * sign)
-    known |= new
+    return (mass.sum(axes) if axes else mass).reshape(len(tensor), -1)
 
 
 # -------------------------------------------------------------------- sorting
 
 
-class Features:
-    """The weights of each unit, by place: indices into a tensor, (g, n, K)."""
-
-    def __init__(self, symmetries: Symmetries, tensors: Tensors) -> None:
-        self._shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
-        self._roles = symmetries.roles
-        self._cache: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self.places: dict[str, list[Place]] = defaultdict(list)
-        for group in symmetries.groups:
-            unit = group.units[0, 0]
-            self.places[group.name] = [p for p in symmetries.places if (p.label == unit).any()]
-
-    def writer(self, group: Group) -> Place:
-        """Return the first place of weights that write the units."""
-        mine = self.places[group.name]
-        good = [p for p in mine if p.part != "in" and self._roles[p.name] in ("weight", "gain")]
-        return (good or mine)[0]
-
-    def index(self, place: Place, group: Group) -> Tensor:
-        if id(place) not in self._cache:
-            flat = np.broadcast_to(place.label, self._shapes[place.name]).reshape(-1)
-            order = np.argsort(flat, kind="stable")
-            units, starts = np.unique(flat[order], return_index=True)
-            self._cache[id(place)] = order, units, starts
-        order, units, starts = self._cache[id(place)]
-        ends = np.append(starts[1:], len(order))
-        where = np.searchsorted(units, group.units)
-        count = int(ends[where.flat[0]] - starts[where.flat[0]])
-        return torch.from_numpy(order[starts[where][..., None] + np.arange(count)])
-
-    def rows(self, tensors: Tensors, place: Place, group: Group) -> Tensor:
-        """Return the weights of the units at a place, (M, g, n, K)."""
-        return tensors[place.name].flatten(1)[:, self.index(place, group)]
-
-
-def _sorted(tensors: Tensors, symmetries: Symmetries, key: str, rounding: float) -> Tensors:
-    features, done = Features(symmetries, tensors), set()
-    modes = len(next(iter(tensors.values())))
-    for group in symmetries.groups:
-        order = identity(symmetries, modes)
-        units = torch.from_numpy(group.units)
-        keys = _keys(tensors, features, group, key)
-        inner = torch.argsort(-keys, dim=2, stable=True)
-        for mode, block in _ties(keys, inner, rounding):
-            columns = _columns(tensors, features, group, keys, mode)[block]
-            inner[mode, block] = _lexicographic(columns, rounding)
-        order[:, units.reshape(-1)] = units.expand(modes, *units.shape).gather(2, inner).flatten(1)
-        tensors = permuted(tensors, symmetries, order, features.places[group.name])
-        if group.blocks is not None and group.blocks not in done:
-            done.add(group.blocks)
-            tensors = _sort_blocks(tensors, symmetries, features, group, key, rounding)
-    return tensors
-
-
-def _sort_blocks(
-    tensors: Tensors,
-    symmetries: Symmetries,
-    features: Features,
-    first: Group,
-    key: str,
-    rounding: float,
-) -> Tensors:
-    """Sort blocks by the units of their first group, which are sorted already."""
-    keys = _keys(tensors, features, first, key)[:, :, 0].unsqueeze(1)  # (M, 1, g)
-    outer = torch.argsort(-keys, dim=2, stable=True)
-    for mode, _ in _ties(keys, outer, rounding):
-        columns = _columns(tensors, features, first, _keys(tensors, features, first, key), mode)
-        outer[mode, 0] = _lexicographic(columns.flatten(1), rounding)
-    return permuted(tensors, symmetries, block_order(symmetries, first.blocks, outer[:, 0]))
-
-
-def block_order(symmetries: Symmetries, blocks: str | None, outer: Tensor) -> Tensor:
-    """Return the order (M, U) that permutes the blocks of a set by `outer` (M, g)."""
-    order = identity(symmetries, len(outer))
-    for group in symmetries.groups:
-        if group.blocks == blocks:
-            units = torch.from_numpy(group.units)
-            order[:, units.reshape(-1)] = units[outer].flatten(1)
-    return order
-
-
-def _keys(tensors: Tensors, features: Features, group: Group, key: str) -> Tensor:
-    """Return what units are sorted by, (M, g, n)."""
-    writer = features.writer(group)
-    if key == "first":
-        return tensors[writer.name].flatten(1)[:, features.index(writer, group)[..., 0]]
-    if key == "mean":
-        return features.rows(tensors, writer, group).mean(-1)
-    places = [p for p in features.places[group.name] if features._roles[p.name] != "statistic"]
-    mass = sum((features.rows(tensors, place, group) ** 2).sum(-1) for place in places)
-    assert isinstance(mass, Tensor)
-    return mass.sqrt()
-
-
-def _ties(keys: Tensor, order: Tensor, rounding: float) -> list[list[int]]:
-    """Return the (member, block) whose sorted keys agree somewhere up to rounding."""
-    ranked = keys.gather(2, order)
-    if ranked.shape[2] < 2:
-        return []
-    size = keys.abs().amax((1, 2), keepdim=True)
-    close = (ranked[..., :-1] - ranked[..., 1:]) <= rounding * size
-    return close.any(2).nonzero().tolist()
-
-
-def _columns(tensors: Tensors, features: Features, group: Group, keys: Tensor, mode: int) -> Tensor:
-    """Return all that ties of one member are broken by, most important first, (g, n, columns)."""
-    one = {p.name: tensors[p.name][mode : mode + 1] for p in features.places[group.name]}
-    writer = features.writer(group)
-    rows = features.rows(one, writer, group)
-    norms = [
-        features.rows(one, place, group).norm(dim=-1, keepdim=True)
-        for place in features.places[group.name]
-        if place is not writer
-    ]
-    return torch.cat([keys[mode : mode + 1].unsqueeze(-1), rows, *norms], -1)[0]
-
-
-def _lexicographic(columns: Tensor, rounding: float) -> Tensor:
-    """Return the descending order of rows (n, columns), compared up to rounding."""
-    size = columns.abs().amax(0).clamp(min=1e-300)
-    rounded = torch.round(columns / (size * rounding)) if rounding > 0 else columns
-    return torch.from_numpy(np.lexsort(tuple(-rounded.numpy().T[::-1])))
+def _sorted(
+    tensors: Tensors, symmetries: Symmetries, key: str, rounding: float
+) -> tuple[Tensors, int]:
+    """Sort all members at once, those with units that no key tells apart by a search; return also
+    how many of these have too many cases."""
+    sorting = Sorting(symmetries, tensors, key, rounding)
+    start, unsettled = tensors, set()
+    for step in sorting.steps:
+        order, open_members = sorting.order(tensors, step)
+        tensors = sorting.moved(tensors, step, order)
+        unsettled |= open_members
+    if not unsettled:
+        return tensors, 0
+    result = {name: tensor.clone() for name, tensor in tensors.items()}
+    given_up = 0
+    for member in sorted(unsettled):
+        one = {name: tensor[member : member + 1] for name, tensor in start.items()}
+        best, complete = sorting.search(one)
+        given_up += not complete
+        for name, tensor in best.items():
+            result[name][member] = tensor[0]
+    return result, given_up

@@ -27,6 +27,7 @@ posteriors", ICLR 2024, who solve it by CVXPY; the sweeps are those of matrix ba
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class RepresentationCost:
     Attributes:
         mass: squared norm of the weights as they are, (M,).
         minimum: m*, (M,); an infimum where something vanishes.
-        residual: certificate, max |incoming - outgoing mass| of a unit over the mass, (M,).
+        residual: certificate, max |incoming - outgoing mass| of a unit over the mass, (M,); 0 at
+            the minimum over the scalings that were found.
         sweeps: of the balancing, (M,). vanishing: mass that goes to 0 for free, (M,).
         degenerate: tensors that this mass belongs to, the same for all networks where a
             normalisation causes it.
@@ -76,8 +78,10 @@ class RepresentationCost:
 
     @property
     def excess(self) -> Tensor:
-        """Mass over the minimum, as a fraction of it, (M,); what vanishes is left out."""
-        return (self.mass - self.vanishing) / self.minimum - 1
+        """Mass over the minimum, as a fraction of it, (M,); what vanishes is left out, and where
+        all vanishes nothing is in excess."""
+        left = (self.mass - self.vanishing) / self.minimum - 1
+        return torch.where(self.minimum > 0, left, 0.0)
 
     def __repr__(self) -> str:
         about = f", {len(self.degenerate)} tensors vanish" if self.degenerate else ""
@@ -137,7 +141,7 @@ def _part(tensors: Tensors, symmetries: Symmetries, tolerance: float, most: int)
     modes = len(next(iter(tensors.values())))
     programme = Programme(terms, blocks, modes, symmetries.num_scales)
     solution = programme.solve(tolerance, most)
-    before = {n: (t**2).flatten(1).sum(1) for n, t in tensors.items()}
+    before = {n: (t**2).reshape(len(t), -1).sum(1) for n, t in tensors.items()}
     after = dict(before)
     gone = {n: torch.zeros_like(m) for n, m in before.items()}
     for term, mass, lost in zip(terms, programme.masses(solution.u), programme.lost, strict=True):
@@ -166,34 +170,53 @@ def _terms(tensors: Tensors, symmetries: Symmetries) -> list[Term]:
 
 
 def _term(name: str, tensor: Tensor, labels: list[Rescaling]) -> Term:
-    """Sum squares over entries that have the same units."""
-    assert len(labels) <= 2
+    """Sum squares over entries that have the same scalings."""
     shape, modes = tuple(tensor.shape[1:]), len(tensor)
-    sides = [
-        np.unique(
-            np.stack([np.broadcast_to(a, shape).reshape(-1) for a in (each.label, each.exponents)]),
-            axis=1,
-            return_inverse=True,
-        )
-        for each in labels
-    ]
-    if len(sides) == 1:
-        sides.append((np.zeros((2, 1), int), np.zeros(int(np.prod(shape)), int)))
-    (rows, row), (columns, column) = ((units, place.reshape(-1)) for units, place in sides)
-    size = rows.shape[1] * columns.shape[1]
-    cells = torch.from_numpy(row * columns.shape[1] + column)
-    squares = (tensor**2).flatten(1)
+    parts = list(dict.fromkeys(each.part for each in labels))
+    assert len(parts) <= 2, f"{name} has scalings of {len(parts)} kinds"
+    (rows, row), (columns, column) = (
+        _side([each for each in labels if each.part == part], shape) for part in (*parts, "")[:2]
+    )
+    size = len(rows) * len(columns)
+    cells = torch.from_numpy(row * len(columns) + column)
+    squares = (tensor**2).reshape(modes, -1)
     if len(cells) != size or (cells != torch.arange(size)).any():
         squares = squares.new_zeros(modes, size).index_add_(1, cells, squares)
-    matrix = squares.reshape(modes, rows.shape[1], columns.shape[1])
-    same = (rows[0][:, None] == columns[0]) & (rows[0] != 0)[:, None]
-    assert not (same & (rows[1][:, None] == columns[1])).any(), f"{name}: a unit scales it twice"
-    same |= (rows[0] == 0)[:, None] & (columns[0] == 0)  # no unit on either side
-    mask = torch.from_numpy(same)
+    matrix = squares.reshape(modes, len(rows), len(columns))
+    mask = torch.from_numpy(_cancel(rows, columns))
     constant = (matrix * mask).sum((1, 2))
-    row_unit, row_sign, column_unit, column_sign = map(torch.from_numpy, (*rows, *columns))
     matrix = torch.where(mask, 0.0, matrix)
-    return Term(name, matrix, row_unit, row_sign, column_unit, column_sign, constant)
+    sides = [
+        part
+        for forms in (rows, columns)
+        for part in (torch.from_numpy(forms[..., 0]).long(), torch.from_numpy(forms[..., 1].copy()))
+    ]
+    return Term(name, matrix, *sides, constant)
+
+
+def _side(labels: list[Rescaling], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return different forms (R, K, 2) of scalings and their powers, and the one of each entry."""
+    if not labels:
+        return np.zeros((1, 1, 2)), np.zeros(math.prod(shape), int)
+    columns = [
+        np.broadcast_to(part, shape).reshape(-1)
+        for each in labels
+        for part in (each.label, np.where(each.label > 0, each.exponents, 0.0))
+    ]
+    forms, place = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
+    return forms.reshape(len(forms), -1, 2), place.reshape(-1)
+
+
+def _cancel(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Whether the scalings of a row and of a column cancel, (R, C); so do none on either side."""
+
+    def form(side: np.ndarray, sign: int) -> tuple[tuple[float, float], ...]:
+        return tuple(sorted((unit, sign * power) for unit, power in side.tolist() if unit))
+
+    numbers: dict[tuple[tuple[float, float], ...], int] = {}
+    row = [numbers.setdefault(form(each, 1), len(numbers)) for each in rows]
+    column = [numbers.setdefault(form(each, -1), len(numbers)) for each in columns]
+    return np.array(row)[:, None] == np.array(column)
 
 
 @dataclass(frozen=True, eq=False)

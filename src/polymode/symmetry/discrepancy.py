@@ -199,6 +199,13 @@ def distances(rows: Tensor, others: Tensor | None = None) -> Distances:
         gaussian += _squares(a, b)
     if same:
         gaussian.fill_diagonal_(0.0)
+    if not (torch.isfinite(laplace).all() and torch.isfinite(gaussian).all()):
+        largest = max(float(rows.abs().max()), float(other.abs().max()))
+        raise ValueError(
+            f"squared distances of networks with weights up to {largest:.2g} overflow"
+            f" {str(rows.dtype).removeprefix('torch.')}; divide all weights by one number, or give"
+            " them in float64"
+        )
     return Distances(laplace, gaussian.clamp_(min=0.0))
 
 

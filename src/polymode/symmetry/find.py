@@ -14,10 +14,14 @@ network posteriors", ICLR 2024, which writes them down by hand for each architec
 from __future__ import annotations
 
 import copy
+import operator
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -28,10 +32,12 @@ from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
 from polymode.symmetry.attention import attention
+from polymode.symmetry.branches import alike_branches
+from polymode.symmetry.call import Call
 from polymode.symmetry.gather import gather
 from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.layers import rule_for
-from polymode.symmetry.operations import Call, follow, name_of
+from polymode.symmetry.operations import follow, name_of
 from polymode.symmetry.units import Value
 from polymode.symmetry.walk import Walk, each_in, meta
 
@@ -76,12 +82,12 @@ def find(
     template = tie_again(copy.deepcopy(module).to("meta"), aliases).eval()
     template, graph = _traced(template)
     example = _example(template, graph, input_shape)
-    walk, shared = _walk(template, graph, example, ignore_eps)
-    found = gather(walk, type(module).__name__, shared)
+    found = _found(template, graph, example, ignore_eps, type(module).__name__)
     if check:
         from polymode.symmetry.check import verified
 
-        found = verified(found, template, tuple(example.shape[1:]), ignore_eps)
+        buffers = {n: b for n, b in module.named_buffers() if not b.is_meta}
+        found = verified(found, template, tuple(example.shape[1:]), ignore_eps, buffers)
     return found
 
 
@@ -169,13 +175,48 @@ def _guesses(module: nn.Module) -> Iterator[tuple[int, ...]]:
     yield from product((8, 16), [p.shape[-1] for p in module.parameters() if p.dim() > 1])
 
 
+def _found(
+    module: nn.Module, graph: fx.Graph, example: Tensor, ignore_eps: bool, name: str
+) -> Symmetries:
+    """Walk the graph, and once more with parameters by axes if their entries do not move.
+
+    Prototypes p (K, H) in sum_h (x_h - p_kh)^2 are an example: no entry moves alone, but rows and
+    columns do.
+    """
+    by_axes: frozenset[str] = frozenset()
+    while True:
+        walk, shared = _walk(module, graph, example, ignore_eps, by_axes)
+        found = gather(walk, name, shared)
+        stuck = by_axes | {n for n in walk.elements if not _moves(found, n)}
+        several = {n for n in stuck if sum(size > 1 for size in walk.elements[n][1].shape) > 1}
+        if several <= by_axes:
+            lines = alike_branches(graph, module)
+            return replace(found, unseen=(*found.unseen, *lines)) if lines else found
+        by_axes |= several
+
+
+def _moves(found: Symmetries, name: str) -> bool:
+    """Whether units of a tensor are in a group."""
+    units = {int(unit) for group in found.groups for unit in group.units.flat}
+    return any(
+        unit in units
+        for place in found.places
+        if place.name == name
+        for unit in np.unique(place.label).tolist()
+    )
+
+
 def _walk(
-    module: nn.Module, graph: fx.Graph, example: Tensor, ignore_eps: bool
+    module: nn.Module,
+    graph: fx.Graph,
+    example: Tensor,
+    ignore_eps: bool,
+    by_axes: frozenset[str],
 ) -> tuple[Walk, list[str]]:
     """Walk the graph; return the record, and names of what is used more than once."""
     aliases = aliases_of(module)
     names = {other: first for first, group in aliases.items() for other in group}
-    walk, values = Walk(names, ignore_eps), {}
+    walk, values = Walk(names, ignore_eps, by_axes), {}
     uses: dict[str, int] = {}
     with torch.device("meta"), torch.no_grad():
         for node in graph.nodes:
@@ -226,8 +267,12 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
         for part in (node.args, node.kwargs)
     )
     function = function_of(node, module)
-    data = function(*meta(args), **meta(kwargs))
-    call = Call("", node.name, function, args, kwargs, data)
+    data = _named(function(*meta(args), **meta(kwargs)))
+    if node.target is getattr:
+        if not isinstance(args[0], Value):
+            return getattr(args[0], args[1])  # a part of several results
+        args, function = args[:1], operator.attrgetter(str(args[1]))
+    call = Call("", node.name, function, args, kwargs, data, _uses_more_than_first(node))
     inputs = list(call.values())
     if not _has_tensor(data):
         return data
@@ -236,24 +281,54 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
         return each_in(data, lambda t: Value(t, zero=zero) if isinstance(t, Tensor) else t)
     if node.users and all(_reads_shape(user) for user in node.users):
         return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
-    result: Any = NotImplemented
-    layer = function if isinstance(function, nn.Module) else None
-    if isinstance(layer, nn.MultiheadAttention):
-        result = attention(walk, node.name, layer, str(node.target), args, kwargs, data)
-    elif layer is not None and (rule := rule_for(layer)) is not None and isinstance(args[0], Value):
-        result = rule(walk, node.name, layer, str(node.target), walk.adopt(args[0]), data)
-    elif (name := name_of(layer if layer is not None else node.target)) is not None:
-        call.name = name
-        result = follow(walk, call)
+    result = _by_rule(walk, node, call)
     if result is NotImplemented:
-        kind = type(layer).__name__ if layer is not None else call.name or str(node.target)
-        walk.give_up(f"{kind} ({node.target})" if layer is not None else kind, inputs)
+        kind = type(function).__name__ if isinstance(function, nn.Module) else call.name
+        at = f" ({node.target})" if isinstance(function, nn.Module) else ""
+        walk.give_up(f"{kind or node.target}{at}", inputs)
         result = each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     number = iter(range(10**9))
     return each_in(
         result,
         lambda v: walk.touch(f"{node.name}/{next(number)}", v) if isinstance(v, Value) else v,
     )
+
+
+def _by_rule(walk: Walk, node: fx.Node, call: Call) -> Any:
+    """Return the labelled result by the rule of a layer or operation, or NotImplemented."""
+    layer = call.function if isinstance(call.function, nn.Module) else None
+    before = walk.written()
+    try:
+        if isinstance(layer, nn.MultiheadAttention):
+            path = str(node.target)
+            return attention(walk, node.name, layer, path, call.args, call.kwargs, call.data)
+        if layer is not None and (rule := rule_for(layer)) and isinstance(call.args[0], Value):
+            x = walk.adopt(call.args[0])
+            return rule(walk, node.name, layer, str(node.target), x, call.data)
+        target: Any = node.args[1] if node.target is getattr else layer or node.target
+        call.name = name_of(target) or ""
+        return follow(walk, call) if call.name else NotImplemented
+    except Exception:  # no rule for such a call: what it has written is held fixed
+        walk.pin_since(before)
+        return NotImplemented
+
+
+def _named(data: Any) -> Any:
+    """Return several results that have names, such as those of `max`, as a named tuple."""
+    if type(data).__module__ != "torch.return_types":
+        return data
+    return namedtuple(type(data).__name__, type(data).__match_args__)(*data)
+
+
+def _uses_more_than_first(node: fx.Node) -> bool:
+    """Whether any but the first of several results is read."""
+
+    def is_first(user: fx.Node) -> bool:
+        if user.target is getattr:
+            return user.args[1] == "values"
+        return user.target is operator.getitem and user.args[1] == 0
+
+    return not all(is_first(user) for user in node.users)
 
 
 def _reads_shape(node: fx.Node) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from polymode.symmetry.groups import Group, Place, Rescaling, ScaleGroup, Symmetries
+from polymode.symmetry.scales import Form
 from polymode.symmetry.units import PINNED, compact, varied
-from polymode.symmetry.walk import Walk
+from polymode.symmetry.walk import Factor, Walk
 
 Blocks = dict[tuple[str, int], tuple[str, int]]
 
@@ -19,7 +20,7 @@ def gather(walk: Walk, network: str, shared: list[str]) -> Symmetries:
     slots = _final_slots(walk)
     numbers = _numbers(label for label, _ in slots.values())
     records = _records(walk, slots, numbers)
-    groups, blocks = _groups(walk, slots, numbers, records)
+    groups, blocks, missed = _groups(walk, slots, numbers, records)
     places = tuple(
         _place(name, part, numbers[label], axis, len(numbers))
         for (name, part), (label, axis) in slots.items()
@@ -27,26 +28,25 @@ def gather(walk: Walk, network: str, shared: list[str]) -> Symmetries:
     rescalings, scale_groups, num_scales = _scalings(walk)
     return Symmetries(
         network, tuple(groups), blocks, scale_groups, places, rescalings, dict(walk.roles),
-        int(numbers.max()) + 1, num_scales, tuple(dict.fromkeys(walk.unseen)), tuple(shared),
+        int(numbers.max()) + 1, num_scales, tuple(dict.fromkeys([*walk.unseen, *missed])),
+        tuple(shared),
         tuple(dict.fromkeys(walk.nearly)),
     )  # fmt: skip
 
 
 def _final_slots(walk: Walk) -> dict[tuple[str, str], tuple[np.ndarray, int]]:
-    """Return labels by final units, and their axes; pin units whose places follow no one axis."""
-    while True:
-        slots, pinned = {}, False
-        for key, slot in walk.slots.items():
-            label = compact(walk.moves.roots(slot.label)[0])
+    """Return labels by final units, and their axes; entries that follow no one axis are in a row,
+    by axis -1."""
+    slots = {}
+    for key, slot in walk.slots.items():
+        label, axis = compact(walk.moves.roots(slot.label)), slot.axis
+        if axis < 0:
             axes = varied(label)
-            axis = slot.axis if slot.axis is None or slot.axis >= 0 else (axes or (0,))[-1]
-            own = slot.axis is not None and slot.axis < 0
-            if own and len(axes) > 1:
-                walk.moves.pin(label)
-                pinned = True
-            slots[key] = label, int(axis or 0)
-        if not pinned:
-            return slots
+            axis = (axes or (0,))[-1]
+            if len(axes) > 1:
+                label, axis = np.broadcast_to(label, slot.label.shape).reshape(-1), -1
+        slots[key] = label, axis
+    return slots
 
 
 def _numbers(labels: Any) -> np.ndarray:
@@ -61,7 +61,7 @@ def _records(walk: Walk, slots: Any, numbers: np.ndarray) -> dict[int, tuple[Any
     """Return, for each unit, where and how often it occurs."""
     records: dict[int, list[tuple[str, int]]] = defaultdict(list)
     seen = [(f"{name}:{part}", label) for (name, part), (label, _) in slots.items()]
-    for token, label in [*seen, *((t, walk.moves.roots(label)[0]) for t, label in walk.trail)]:
+    for token, label in [*seen, *((t, walk.moves.roots(label)) for t, label in walk.trail)]:
         for unit, count in zip(*np.unique(label, return_counts=True), strict=True):
             if unit > PINNED:
                 records[int(unit)].append((token, int(count)))
@@ -70,16 +70,20 @@ def _records(walk: Walk, slots: Any, numbers: np.ndarray) -> dict[int, tuple[Any
 
 def _groups(
     walk: Walk, slots: Any, numbers: np.ndarray, records: dict[int, tuple[Any, ...]]
-) -> tuple[list[Group], dict[str, int]]:
-    """Sort units into groups by their records and blocks."""
+) -> tuple[list[Group], dict[str, int], list[str]]:
+    """Sort units into groups by their records and blocks; name what blocks are not looked into."""
     marks: dict[int, list[tuple[str, int]]] = defaultdict(list)
     sizes: dict[str, int] = {}
+    fixed: set[str] = set()
     for token, units in walk.marks:
         sizes[token] = len(units)
-        for block, row in enumerate(walk.moves.roots(units)[0]):
+        roots = walk.moves.roots(units)
+        if (roots <= PINNED).any():  # a block with what stays cannot change places
+            fixed.add(token)
+        for block, row in enumerate(roots):
             for unit in set(row[row > PINNED].tolist()):
                 marks[unit].append((token, block))
-    sets = _sets_of_blocks(marks, sizes)
+    sets, missed = _sets_of_blocks(marks, sizes, fixed)
     owners = {
         u: slot for slot, (label, _) in reversed(slots.items()) for u in np.unique(label).tolist()
     }
@@ -94,7 +98,7 @@ def _groups(
         number, block = outer.get(unit, (None, 0))
         apart = tuple(mine) if number is None else tuple(token for token, _ in mine)
         members[records[unit], apart, number][block].append(unit)
-    return _named(members, sets, owners, numbers)
+    return *_named(members, sets, owners, numbers), missed
 
 
 def _named(
@@ -133,9 +137,13 @@ def _are_alike(members: Any, number: int, size: int) -> bool:
 
 
 def _sets_of_blocks(
-    marks: dict[int, list[tuple[str, int]]], sizes: dict[str, int]
-) -> list[tuple[dict[tuple[str, int], int], int]]:
-    """Return sets of blocks that change places together: (operation, block) -> block of the set."""
+    marks: dict[int, list[tuple[str, int]]], sizes: dict[str, int], fixed: set[str]
+) -> tuple[list[tuple[dict[tuple[str, int], int], int]], list[str]]:
+    """Return sets of blocks that change places together: (operation, block) -> block of the set.
+
+    Blocks of blocks, and blocks that share units, as heads that read the same keys do, are not
+    among them, but named.
+    """
     parent = {(token, b): (token, b) for token, size in sizes.items() for b in range(size)}
 
     def root(block: tuple[str, int]) -> tuple[str, int]:
@@ -151,16 +159,19 @@ def _sets_of_blocks(
     sets: dict[frozenset[Any], list[str]] = defaultdict(list)
     for token, roots in of_token.items():
         sets[frozenset(roots)].append(token)
-    good = []
+    good, missed = [], []
     for roots_of_set, tokens in sets.items():
         size = len(roots_of_set)
         alone = all(not (roots_of_set & set(of_token[t])) for t in sizes if t not in tokens)
-        if size > 1 and alone and all(sizes[token] == size for token in tokens):
+        free = not fixed & set(tokens)
+        if size > 1 and alone and free and all(sizes[token] == size for token in tokens):
             order = {r: k for k, r in enumerate(of_token[tokens[0]])}
             good.append(
                 ({(t, b): order[of_token[t][b]] for t in tokens for b in range(size)}, size)
             )
-    return good
+        elif free and size > 1:
+            missed += [f"{token} (exchange of {sizes[token]} blocks)" for token in tokens]
+    return good, missed
 
 
 def _place(name: str, part: str, label: np.ndarray, axis: int, size: int) -> Place:
@@ -172,9 +183,10 @@ def _place(name: str, part: str, label: np.ndarray, axis: int, size: int) -> Pla
     for k, row in enumerate(rows):
         found: dict[int, list[int]] = defaultdict(list)
         for place, unit in enumerate(row.tolist()):
-            number[k, place] = len(found[unit])
-            found[unit].append(place)
-        tables |= {unit: places for unit, places in found.items() if unit}
+            if unit:
+                number[k, place] = len(found[unit])
+                found[unit].append(place)
+        tables |= found
     number = np.moveaxis(number.reshape(moved.shape), -1, axis)
     table = np.zeros((len(tables), max((len(p) for p in tables.values()), default=1)), int)
     local = np.zeros(size + 1, int)
@@ -184,23 +196,31 @@ def _place(name: str, part: str, label: np.ndarray, axis: int, size: int) -> Pla
 
 
 def _scalings(walk: Walk) -> tuple[tuple[Rescaling, ...], tuple[ScaleGroup, ...], int]:
-    """Number the scalings, and sort them by the tensors that they multiply first."""
-    final = {key: walk.scales.roots(f.label) for key, f in walk.factors.items()}
-    numbers = _numbers(label for label, _ in final.values())
+    """Number the scalings that are free, and sort them by the tensors that they multiply first."""
+    forms = {
+        key: {n: walk.scales.form(n) for n in np.unique(factor.label).tolist()}
+        for key, factor in walk.factors.items()
+    }
+    variables = sorted({v for table in forms.values() for form in table.values() for v, _ in form})
+    numbers = {variable: k + 1 for k, variable in enumerate(variables)}
     first: dict[int, str] = {}
     rescalings, reads = [], set()
     counts: dict[int, int] = defaultdict(int)
-    for (key, (label, signs)), factor in zip(final.items(), walk.factors.values(), strict=True):
-        label, signs = numbers[label], signs * factor.exponent
-        rescalings.append(Rescaling(key[0], label, signs, factor.eps))
-        if walk.roles[key[0]] in ("weight", "gain"):
-            units = set(np.unique(label).tolist()) - {PINNED}
-            first |= {u: key[0] for u in units if u not in first and key[1] != "in"}
-            reads |= set(np.unique(label[signs < 0]).tolist())
-            for unit in units if key[1] != "in" else ():
-                counts[unit] += 1
+    for key, factor in walk.factors.items():
+        parts = _rescalings(key, factor, forms[key], numbers)
+        rescalings += parts
+        if walk.roles[key[0]] not in ("weight", "gain"):
+            continue
+        written: set[int] = set()
+        for part in parts:
+            exponents = np.broadcast_to(part.exponents, part.label.shape)
+            reads |= set(part.label[exponents < 0].tolist())
+            written |= set(part.label[part.label > 0].tolist()) if key[1] != "in" else set()
+        first |= {unit: key[0] for unit in written if unit not in first}
+        for unit in written:
+            counts[unit] += 1
     groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
-    for unit in range(1, int(numbers.max()) + 1):
+    for unit in range(1, len(numbers) + 1):
         groups[first.get(unit, "others"), unit not in reads].append(unit)
     scale_groups = tuple(
         ScaleGroup(
@@ -211,4 +231,25 @@ def _scalings(walk: Walk) -> tuple[tuple[Rescaling, ...], tuple[ScaleGroup, ...]
         )
         for (name, free), units in groups.items()
     )
-    return tuple(rescalings), scale_groups, int(numbers.max()) + 1
+    return tuple(rescalings), scale_groups, len(numbers) + 1
+
+
+def _rescalings(
+    key: tuple[str, str], factor: Factor, forms: dict[int, Form], numbers: dict[int, int]
+) -> list[Rescaling]:
+    """Return one scaling of a tensor for each variable that its forms have at most."""
+    found = []
+    for k in range(max(1, *(len(form) for form in forms.values()))):
+        table = {n: form[k] if len(form) > k else (0, 0) for n, form in forms.items()}
+        label = np.array(
+            [numbers.get(table[n][0], PINNED) for n in factor.label.ravel().tolist()], int
+        )
+        powers = np.array(
+            [float(table[n][1] * factor.exponent) for n in factor.label.ravel().tolist()]
+        )
+        shape = factor.label.shape
+        powers = np.where(label > PINNED, powers, 1.0)
+        found.append(
+            Rescaling(key[0], key[1], label.reshape(shape), powers.reshape(shape), factor.eps)
+        )
+    return found

@@ -25,7 +25,8 @@ class Place:
 
     Attributes:
         name: of the tensor. part: "out" (the units' own weights), "in" (weights that read them) ...
-        axis: of the tensor (without the member axis) that follows the units.
+        axis: of the tensor (without the member axis) that follows the units; -1 if entries of the
+            tensor, all in a row, are units by themselves.
         label: unit of each place, broadcasts to the tensor's shape; 0 is no unit.
         number: which of its unit's places along the axis it is, like `label`.
         local: row of `table` for each unit. table: places along the axis, (units, most places).
@@ -43,9 +44,10 @@ class Place:
 @dataclass(frozen=True, eq=False)
 class Rescaling:
     """How scalings act on a tensor: times s[label] ** exponents. With `eps`, it is a running
-    variance, v -> s² (v + eps) - eps."""
+    variance, v -> s² (v + eps) - eps. `part` is that of the units: "out", "in" or "own"."""
 
     name: str
+    part: str
     label: np.ndarray
     exponents: np.ndarray
     eps: float | None

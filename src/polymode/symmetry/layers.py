@@ -124,7 +124,7 @@ def _normalised(data: Tensor, units: Label, rest: list[Label], scale: Label) -> 
 def undone(walk: Walk, path: str, eps: float, scale: Label) -> None:
     """The scale of what is normalised is free where eps = 0; otherwise it is free up to eps."""
     if eps and not walk.ignore_eps:
-        if (walk.scales.roots(scale)[0] > PINNED).any():
+        if not walk.scales.is_pinned(scale):
             walk.nearly.append(path)
         walk.scales.pin(scale)
 

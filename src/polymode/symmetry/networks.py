@@ -51,7 +51,7 @@ def symmetries_of(networks: Networks, stack: Stack, given: Symmetries | None) ->
     shapes = tensors_of(stack)
     for place in given.places:
         have = shapes.get(place.name)
-        if have is None or have.dim() - 1 != place.label.ndim:
+        if have is None or (place.axis >= 0 and have.dim() - 1 != place.label.ndim):
             raise ValueError(
                 f"the symmetries are those of another network, {given.network}: '{place.name}' does"
                 " not match; find them anew with find(net)"
@@ -69,7 +69,7 @@ def require_finite(tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):
             continue
-        bad = ~torch.isfinite(tensor.flatten(1)).all(1)
+        bad = ~torch.isfinite(tensor.reshape(len(tensor), -1)).all(1)
         if bad.any():  # a sum is fast, but may overflow
             raise ValueError(
                 f"'{name}' holds NaN or infinity in {int(bad.sum())} of {len(tensor)} networks, the"

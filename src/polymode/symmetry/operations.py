@@ -2,14 +2,12 @@
 
 What only moves entries is applied to the labels as it is. What acts entry by entry keeps permutable
 units; it keeps their scale if it is homogeneous, f(s x) = s f(x) for s > 0: ReLU and LeakyReLU are,
-SiLU and GELU are not.
+SiLU and GELU are not. A power has the power of the scale, a sign or a comparison with 0 has none.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymode.symmetry.call import Call
 from polymode.symmetry.layers import contract
-from polymode.symmetry.units import PINNED, ZERO, Label, Value, move, varied, varies
-from polymode.symmetry.walk import Walk, each_in
+from polymode.symmetry.products import attention_scores, matmul, stored_shape
+from polymode.symmetry.reductions import (
+    DEGREES,
+    EXTREMA,
+    INHOMOGENEOUS,
+    SORTING,
+    extremum,
+    ordered,
+    reduced,
+    softmax,
+)
+from polymode.symmetry.units import PINNED, ZERO, Label, Value, apply_to, move, varied, varies
+from polymode.symmetry.walk import Walk
 
 MOVING = set(
     """flatten reshape view unflatten permute transpose swapaxes swapdims movedim moveaxis
@@ -27,16 +37,20 @@ MOVING = set(
     contiguous clone detach flip roll tile broadcast_to index_select pixel_shuffle pixel_unshuffle
     channel_shuffle t view_as reshape_as rot90 T mT repeat_interleave ravel""".split()
 )
+TURNING = set("t T mT transpose swapaxes swapdims permute movedim moveaxis".split())
 KEEPING = set(
     """identity dropout dropout1d dropout2d dropout3d alpha_dropout relu relu_ leaky_relu
     leaky_relu_ abs neg to float double half type_as bfloat16 rrelu""".split()
 )
 ELEMENTWISE = set(
     """tanh sigmoid silu gelu elu selu celu softplus softsign mish hardswish
-    hardsigmoid hardtanh relu6 logsigmoid exp log log1p expm1 sqrt rsqrt sin cos erf square pow
-    reciprocal clamp clip tanhshrink softshrink hardshrink threshold relu6 exp2 sign
+    hardsigmoid hardtanh relu6 logsigmoid exp log log1p expm1 sin cos erf
+    tanhshrink softshrink hardshrink threshold exp2 log_sigmoid
     feature_alpha_dropout sigmoid_ tanh_ silu_ atan sinh cosh round floor""".split()
 )
+POWERS = {"square": 2, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1, "sign": 0}
+CLAMPING = {"clamp", "clip", "clamp_", "clamp_min", "clamp_max"}
+COMPARING = {"gt", "lt", "ge", "le", "greater", "less"}
 POOLING = set(
     """max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
@@ -44,7 +58,7 @@ POOLING = set(
 )
 ADDING = {"add", "sub", "iadd", "isub", "add_", "sub_", "maximum", "minimum", "subtract"}
 MULTIPLYING = {"mul", "imul", "mul_", "multiply", "truediv", "div", "div_", "itruediv", "divide"}
-REDUCING = {"mean", "sum", "amax", "amin"}
+REDUCING = {*DEGREES, *INHOMOGENEOUS}
 
 _MODULES: dict[type[nn.Module], str] = {
     nn.Flatten: "flatten", nn.Unflatten: "unflatten", nn.Identity: "identity",
@@ -64,34 +78,11 @@ _MODULES: dict[type[nn.Module], str] = {
     nn.AdaptiveAvgPool1d: "adaptive_avg_pool1d", nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d",
     nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d", nn.AdaptiveMaxPool1d: "adaptive_max_pool1d",
     nn.AdaptiveMaxPool2d: "adaptive_max_pool2d", nn.AdaptiveMaxPool3d: "adaptive_max_pool3d",
-    nn.LPPool2d: "lp_pool2d",
+    nn.LPPool2d: "lp_pool2d", nn.GLU: "glu",
 }  # fmt: skip
 _ODD_NAMES: dict[Any, str] = {
     getattr(F, name): name for name in POOLING if hasattr(F, name)
 }  # torch wraps some of them under another name
-
-
-@dataclass
-class Call:
-    """One operation of the graph: what is called, labelled inputs, the unlabelled result."""
-
-    name: str
-    token: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    data: Any
-
-    def values(self) -> Iterator[Value]:
-        found: list[Value] = []
-        each_in(
-            (self.args, self.kwargs), lambda v: found.append(v) if isinstance(v, Value) else None
-        )
-        return iter(found)
-
-    def get(self, name: str, place: int, default: Any) -> Any:
-        """Return an argument by name or place."""
-        return self.kwargs.get(name, self.args[place] if len(self.args) > place else default)
 
 
 def name_of(target: Any) -> str | None:
@@ -121,18 +112,24 @@ def follow(walk: Walk, call: Call) -> Any:
         return _cat(walk, list(call.args[0]), call.get("dim", 1, 0), call.data)
     if name == "stack":
         dim = call.get("dim", 1, 0) % call.data.dim()
-        parts = [_apply(walk, walk.adopt(v), lambda t: t.unsqueeze(dim))[0] for v in call.args[0]]
+        parts = [apply_to(walk.adopt(v), lambda t: t.unsqueeze(dim))[0] for v in call.args[0]]
         return _cat(walk, parts, dim, call.data)
     if name in ("pad", "pad_zeros"):
         return _pad(walk, call)
     if name in ("zeros_like", "new_zeros", "zeros"):
         return Value(call.data, zero=True)
-    if name in ADDING or name in MULTIPLYING:
+    if name in EXTREMA and sum(1 for _ in call.values()) == 2:
+        call.name = "maximum"
+    if call.name in ADDING or name in MULTIPLYING:
         return _both(walk, call)
+    if name in COMPARING:
+        return _compared(walk, call)
+    if name in ("where", "masked_fill"):
+        return _where(walk, call)
     if name in ("matmul", "bmm"):
-        return _matmul(walk, call)
+        return matmul(walk, call)
     if name == "scaled_dot_product_attention":
-        return _attention(walk, call)
+        return attention_scores(walk, call)
     if name == "linear":
         return _functional_linear(walk, call)
     x = walk.adopt(call.args[0]) if call.args else None
@@ -140,36 +137,42 @@ def follow(walk: Walk, call: Call) -> Any:
         return NotImplemented
     if name in KEEPING:
         return Value(call.data, x.moves, x.scale, x.zero)
-    if name in ELEMENTWISE and sum(1 for _ in call.values()) == 1:
+    if sum(1 for _ in call.values()) > 1:
+        return NotImplemented
+    if name in ELEMENTWISE:
         return Value(call.data, walk.pin_scale(x).moves)
+    if name in POWERS or name == "pow":
+        return _power(walk, call, x)
+    if name in CLAMPING:
+        bounds = [*call.args[1:], *call.kwargs.values()]
+        x = x if all(bound is None or bound == 0 for bound in bounds) else walk.pin_scale(x)
+        return Value(call.data, x.moves, x.scale, x.zero)
+    if name == "glu":
+        return _glu(walk, call, x)
     if name in POOLING:
         x = walk.pin_along(x, range(2, x.data.dim()))
         if isinstance(call.data, Tensor):
             return Value(call.data, x.moves, x.scale, x.zero)
     if name in REDUCING:
-        return _reduced(walk, call, x)
+        return reduced(walk, call, x)
+    if name in EXTREMA:
+        return extremum(walk, call, x)
+    if name in SORTING:
+        return ordered(walk, call, x)
     if name in ("softmax", "log_softmax"):
-        return _softmax(walk, call, x)
+        return softmax(walk, call, x)
     return NotImplemented
 
 
-def _apply(walk: Walk, x: Value, function: Callable[[Any], Any]) -> list[Value]:
-    """Apply a function that only moves entries."""
-    results = function(x.data)
-    results = results if isinstance(results, (tuple, list)) else (results,)
-    moves = [move(label, x.data, function) for label in x.moves]
-    scale = move(x.scale, x.data, function)
-    return [
-        Value(data, [label[k] for label in moves], scale[k], x.zero, origin=x.origin)
-        for k, data in enumerate(results)
-    ]
-
-
 def _moved(walk: Walk, call: Call) -> Any:
-    x = walk.adopt(call.args[0])
-    if any(isinstance(each, Value) for each in call.args[1:]):
+    if sum(1 for _ in call.values()) > 1:  # places that are computed
         return NotImplemented
-    moved = _apply(walk, x, lambda t: call.function(t, *call.args[1:], **call.kwargs))
+    first = call.args[0]
+    if first.raw is not None and first.data.dim() == 2 and call.name in TURNING:
+        if call.data.shape == first.data.shape[::-1] and call.data.stride() != first.data.stride():
+            return Value(call.data, raw=first.raw, turned=not first.turned)
+    x = walk.adopt(first)
+    moved = apply_to(x, lambda t: call.function(t, *call.args[1:], **call.kwargs))
     return moved[0] if isinstance(call.data, Tensor) else tuple(moved)
 
 
@@ -274,133 +277,65 @@ def _both(walk: Walk, call: Call) -> Any:
     if not (isinstance(x, Value) and isinstance(y, Value)):
         value, number = (x, y) if isinstance(x, Value) else (y, x)
         value = walk.adopt(value)
-        below = value is not x and call.name in ("truediv", "div", "divide")
-        if (adding and number != 0) or below or not isinstance(number, (int, float)):
+        if (adding and number != 0) or not isinstance(number, (int, float)):
             value = walk.pin_scale(value)
-        return Value(call.data, value.moves, value.scale, value.zero, origin=None)
+        below = not isinstance(x, Value) and "div" in call.name
+        scale = walk.scales.power(value.scale, -1) if below else value.scale
+        return Value(call.data, value.moves, scale, value.zero)
     x, y = (walk.adopt(v, "bias" if adding else "gain") for v in (x, y))
     moves = walk.merge(call.token, x, y, call.data)
     if adding:
         return Value(call.data, moves, walk.add_scales(x, y, call.data), x.zero and y.zero)
-    if "div" in call.name:
-        y = Value(y.data, walk.pin_scale(y).moves)
-    return Value(call.data, moves, walk.multiply_scales(x, y, call.data), x.zero or y.zero)
+    sign = -1 if "div" in call.name else 1
+    scale = walk.multiply_scales(x, y, call.data, sign)
+    return Value(call.data, moves, scale, x.zero or (y.zero and sign > 0))
 
 
-def _reduced(walk: Walk, call: Call, x: Value) -> Any:
-    """Mean, sum or extremum over axes; over units, it is the same in every order."""
-    dims = call.get("dim", 1, None)
-    axes = range(x.data.dim()) if dims is None else [d % x.data.dim() for d in np.atleast_1d(dims)]
-    kept: list[Label] = []
-    for label in x.moves:
-        if not any(varies(label, axis) for axis in axes):
-            kept.append(label)
-        elif any(axis not in axes for axis in varied(label)):
-            walk.moves.pin(label)
-    scale = walk.regular(walk.scales, x.scale, [a for a in range(x.data.dim()) if a not in axes])
-    keep = call.get("keepdim", 2, False)
-
-    def drop(label: Label) -> Label:
-        return label if keep else np.squeeze(label, tuple(int(axis) for axis in axes))
-
-    return Value(call.data, [drop(label) for label in kept], drop(scale), x.zero)
+def _power(walk: Walk, call: Call, x: Value) -> Any:
+    exponent = POWERS.get(call.name, call.get("exponent", 1, None))
+    if not isinstance(exponent, (int, float)):
+        return NotImplemented
+    moves = [np.where(label == ZERO, PINNED, label) for label in x.moves]
+    return Value(call.data, moves, walk.scales.power(x.scale, exponent))
 
 
-def _softmax(walk: Walk, call: Call, x: Value) -> Value:
-    axis: Any = call.get("dim", 1, None)
-    if isinstance(call.function, nn.Module):
-        axis = getattr(call.function, "dim", -3)  # Softmax2d has no such attribute
-    axis = (-1 if axis is None else axis) % x.data.dim()
-    x = walk.pin_scale(x)
-    for label in x.moves:
-        if varies(label, axis) and varied(label) != (axis,):
-            walk.moves.pin(label)
-    return Value(call.data, x.moves)
-
-
-def _matmul(walk: Walk, call: Call) -> Any:
-    x, y = call.args[:2]
+def _compared(walk: Walk, call: Call) -> Any:
+    """Which of two is larger, which a common scale does not change; numbers but 0 have none."""
+    x, y = (_constant(v) if isinstance(v, (int, float)) else v for v in call.args[:2])
     if not (isinstance(x, Value) and isinstance(y, Value)):
         return NotImplemented
-    if y.raw is not None and y.data.dim() == 2 and x.raw is None:
-        return contract(
-            walk, call.token, x, call.data, axis=-1, weight=y.raw, bias=None,
-            shape=tuple(y.data.shape), transposed=True,
-        )  # fmt: skip
     x, y = walk.adopt(x), walk.adopt(y)
-    if x.data.dim() != y.data.dim() or x.data.dim() < 2:
+    walk.add_scales(x, y, call.data)
+    return Value(call.data, walk.merge(call.token, x, y, call.data))
+
+
+def _constant(number: float) -> Value:
+    return Value(torch.empty((), device="meta"), zero=number == 0)
+
+
+def _where(walk: Walk, call: Call) -> Any:
+    """One of two by a condition, entry by entry."""
+    if len(call.args) != 3 or call.kwargs:
         return NotImplemented
-    return product(walk, call.token, x, y, call.data)
-
-
-def product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) -> Value:
-    """Batched matrix product (..., n, k) (..., k, m): what is summed over is tied, by blocks."""
-    dim = data.dim()
-    summed = [
-        walk.regular(walk.moves, label, [a for a in range(dim) if a != free])
-        for value, own, free in ((x, dim - 1, dim - 2), (y, dim - 2, dim - 1))
-        for label in value.moves
-        if varies(label, own)
-    ]
-    sides = [np.swapaxes(s, -1, -2) if s.shape[-2] > 1 else s for s in summed]  # k last
-    moves: list[Label] = []
-    counts = [
-        sum(varies(label, own) for label in v.moves) for v, own in ((x, dim - 1), (y, dim - 2))
-    ]
-    if counts == [1, 1]:
-        walk.moves.tie(sides[0], sides[1])
-        front = sides[0].shape[:-1] if sides[0].size >= sides[1].size else sides[1].shape[:-1]
-        if np.prod(front) > 1:
-            blocks = walk.moves.fresh(int(np.prod(front))).reshape(*front, 1)
-            walk.nest(token, blocks, np.broadcast_to(sides[0], (*front, sides[0].shape[-1])))
-            moves.append(blocks)
-    else:
-        for label in sides:
-            walk.moves.pin(label)
-    for value, other, own in ((x, y, dim - 1), (y, x, dim - 2)):
-        for label in value.moves:
-            if varies(label, own):
-                continue
-            partner = [k for k, each in enumerate(moves) if set(varied(each)) & set(varied(label))]
-            for k in partner:
-                moves[k] = walk.join(token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim)
-            if not partner:
-                moves.append(label)
-            batch = [axis for axis in varied(label) if axis < dim - 2]
-            met = any(varies(each, axis) for axis in batch for each in other.moves)
-            if not met and any(other.data.shape[axis] > 1 for axis in batch):
-                walk.moves.pin(label)
-    return Value(data, moves, _product_scale(walk, x, y, dim))
-
-
-def _thin(label: Label) -> Value:
-    """Return a value whose sizes are those of its label."""
-    return Value(torch.empty(label.shape, device="meta"))
-
-
-def _product_scale(walk: Walk, x: Value, y: Value, dim: int) -> Label:
-    """Scales of what is summed over are inverse to each other; at most one side has others."""
-    if varies(x.scale, dim - 1) or varies(y.scale, dim - 2):
-        one = walk.regular(walk.scales, x.scale, [a for a in range(dim) if a != dim - 2])
-        other = walk.regular(walk.scales, y.scale, [a for a in range(dim) if a != dim - 1])
-        walk.scales.tie(one, np.swapaxes(other, -1, -2), sign=-1)
-        return np.zeros((1,) * dim, int)
-    if (walk.scales.roots(x.scale)[0] <= PINNED).all():
-        return y.scale
-    walk.scales.pin(y.scale)
-    return x.scale
-
-
-def _attention(walk: Walk, call: Call) -> Any:
-    """softmax(q k^T / sqrt(d)) v, with torch's function for it."""
-    values = list(call.values())
-    if len(values) != 3 or len({v.data.dim() for v in values}) != 1:
+    chosen, one, other = call.args
+    if call.name == "masked_fill":
+        chosen, one, other = one, other, chosen
+    parts = [_constant(v) if isinstance(v, (int, float)) else v for v in (chosen, one, other)]
+    if not all(isinstance(v, Value) for v in parts):
         return NotImplemented
-    q, k, v = (walk.adopt(value) for value in values)
-    (turned,) = _apply(walk, k, lambda t: t.transpose(-2, -1))
-    scores = product(walk, f"{call.token}/scores", q, turned, q.data @ turned.data)
-    scores = walk.touch(f"{call.token}/scores", walk.pin_scale(scores))
-    return product(walk, call.token, scores, v, call.data)
+    chosen, one, other = (walk.adopt(v, "bias") for v in parts)
+    moves = walk.merge(call.token, one, other, call.data)
+    both = Value(call.data, moves, walk.add_scales(one, other, call.data), one.zero and other.zero)
+    moves = walk.merge(f"{call.token}/condition", both, chosen, call.data)
+    return Value(call.data, moves, both.scale, both.zero)
+
+
+def _glu(walk: Walk, call: Call, x: Value) -> Any:
+    """One half of the channels times the sigmoid of the other."""
+    axis = call.function.dim if isinstance(call.function, nn.GLU) else call.get("dim", 1, -1)
+    one, gate = apply_to(x, lambda t: t.chunk(2, axis))
+    gate = walk.pin_scale(gate)
+    return Value(call.data, walk.merge(call.token, one, gate, call.data), one.scale, one.zero)
 
 
 def _functional_linear(walk: Walk, call: Call) -> Any:
@@ -411,5 +346,5 @@ def _functional_linear(walk: Walk, call: Call) -> Any:
         return NotImplemented
     return contract(
         walk, call.token, x, call.data, axis=-1, weight=raw[0], bias=raw[1],
-        shape=tuple(weight.data.shape),
+        shape=stored_shape(weight), transposed=weight.turned,
     )  # fmt: skip

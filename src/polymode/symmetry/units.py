@@ -21,13 +21,13 @@ Label = np.ndarray
 
 
 class Units:
-    """Sets of units that were tied; within a set each is the first one or, by sign -1, its inverse.
+    """Sets of units that were tied.
 
     A set is known by its smallest number, so that a set with the pinned unit is pinned.
     """
 
     def __init__(self) -> None:
-        self._parent, self._sign = [PINNED], [1]
+        self._parent = [PINNED]
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -36,45 +36,35 @@ class Units:
         """Return the numbers of new units."""
         first = len(self._parent)
         self._parent += range(first, first + number)
-        self._sign += [1] * number
         return np.arange(first, first + number)
 
-    def root(self, unit: int) -> tuple[int, int]:
-        """Return the first unit of the set, and the sign relative to it."""
-        sign, path = 1, []
+    def root(self, unit: int) -> int:
+        """Return the first unit of the set."""
+        path = []
         while self._parent[unit] != unit:
             path.append(unit)
             unit = self._parent[unit]
-        for each in reversed(path):  # from the root outwards: short paths next time
-            sign *= self._sign[each]
-            self._parent[each], self._sign[each] = unit, sign
-        return unit, sign
+        for each in path:  # short paths next time
+            self._parent[each] = unit
+        return unit
 
-    def tie(self, a: Any, b: Any, sign: int = 1) -> None:
-        """Tie units elementwise: a = b, or a = 1/b with sign -1; zeros are left out."""
+    def tie(self, a: Any, b: Any) -> None:
+        """Tie units elementwise; zeros are left out."""
         pairs = np.stack(np.broadcast_arrays(np.asarray(a), np.asarray(b)), -1).reshape(-1, 2)
         pairs = pairs[(pairs != ZERO).all(1)]
         for one, other in np.unique(pairs, axis=0).tolist():
-            (root, mine), (root2, theirs) = self.root(one), self.root(other)
-            if root == root2:
-                if mine * theirs != sign and root != PINNED:
-                    self._parent[root] = PINNED  # s = 1/s
-                continue
-            root, root2 = min(root, root2), max(root, root2)
-            self._parent[root2], self._sign[root2] = root, sign * mine * theirs
+            root, root2 = self.root(one), self.root(other)
+            self._parent[max(root, root2)] = min(root, root2)
 
     def pin(self, units: Any) -> None:
         """Tie units to the pinned one."""
         self.tie(units, PINNED)
 
-    def roots(self, label: Label) -> tuple[Label, Label]:
-        """Return the first units of a label's, and the signs; zeros stay."""
+    def roots(self, label: Label) -> Label:
+        """Return the first units of a label's; zeros stay."""
         unique, places = np.unique(label, return_inverse=True)
-        found = [(u, 1) if u == ZERO else self.root(u) for u in unique.tolist()]
-        roots, signs = (
-            np.array(part)[places.reshape(label.shape)] for part in zip(*found, strict=True)
-        )
-        return roots, np.where(roots <= PINNED, 1, signs)
+        found = [u if u == ZERO else self.root(u) for u in unique.tolist()]
+        return np.array(found, int)[places.reshape(label.shape)]
 
 
 @dataclass
@@ -85,9 +75,11 @@ class Value:
         data: a tensor without values (torch's "meta" device).
         moves: labels of units that may be permuted, one for each independent kind of unit; axes
             along which none of them varies are pinned.
-        scale: the one label of scalings.
+        scale: the one label of scalings, by the numbers of forms (`scales.py`).
         zero: whether all entries are 0.
-        raw: name of the parameter or buffer that it is, as long as nothing was done with it.
+        raw: name of the parameter that it is, as long as nothing was done with it but, for a
+            matrix, that it was turned.
+        turned: whether it is the transpose of that parameter.
         origin: name of the parameter that its units stand for, one unit per entry.
     """
 
@@ -96,6 +88,7 @@ class Value:
     scale: Label = field(default_factory=lambda: np.zeros((), int))
     zero: bool = False
     raw: str | None = None
+    turned: bool = False
     origin: str | None = None
 
     def __post_init__(self) -> None:
@@ -136,3 +129,15 @@ def move(label: Label, data: Tensor, function: Callable[[Tensor], Any]) -> list[
     moved = function(whole)
     results = moved if isinstance(moved, (tuple, list)) else (moved,)
     return [compact(each.numpy()) for each in results]
+
+
+def apply_to(x: Value, function: Callable[[Any], Any]) -> list[Value]:
+    """Apply a function that only moves entries to a value; return its results."""
+    results = function(x.data)
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    moves = [move(label, x.data, function) for label in x.moves]
+    scale = move(x.scale, x.data, function)
+    return [
+        Value(data, [label[k] for label in moves], scale[k], x.zero, origin=x.origin)
+        for k, data in enumerate(results)
+    ]

@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
+from polymode.symmetry.scales import Scales
 from polymode.symmetry.units import (
     PINNED,
     ZERO,
@@ -33,15 +34,17 @@ from polymode.symmetry.units import (
 
 @dataclass
 class Slot:
-    """A place of units in a tensor: `label` broadcasts to its shape, units follow one `axis`."""
+    """A place of units in a tensor: `label` broadcasts to its shape, units follow one `axis`; with
+    -1, every entry has a unit of its own."""
 
     label: Label
-    axis: int | None
+    axis: int
 
 
 @dataclass
 class Factor:
-    """What scales a tensor: s ** exponent by `label`; `eps` of a running variance, else None."""
+    """What scales a tensor: s ** exponent by the forms of `label`; `eps` of a running variance,
+    else None."""
 
     label: Label
     exponent: int
@@ -58,15 +61,18 @@ class Walk:
         trail: (token, label): units that an operation treats alike have equal tokens.
         marks: (token, units (blocks, n)): units of different blocks are kept apart.
         unseen: operations that nothing is known about. nearly: what scales only up to eps.
+        by_axes: parameters that have a unit for each place along each axis, not for each entry.
     """
 
-    def __init__(self, names: dict[str, str], ignore_eps: bool) -> None:
-        self.names, self.ignore_eps = names, ignore_eps
-        self.moves, self.scales = Units(), Units()
+    def __init__(
+        self, names: dict[str, str], ignore_eps: bool, by_axes: frozenset[str] = frozenset()
+    ) -> None:
+        self.names, self.ignore_eps, self.by_axes = names, ignore_eps, by_axes
+        self.moves, self.scales = Units(), Scales()
         self.slots: dict[tuple[str, str], Slot] = {}
         self.factors: dict[tuple[str, str], Factor] = {}
         self.roles: dict[str, str] = {}
-        self.elements: dict[str, tuple[Label, Label]] = {}
+        self.elements: dict[str, tuple[list[Label], Label]] = {}
         self.trail: list[tuple[str, Label]] = []
         self.marks: list[tuple[str, Label]] = []
         self.unseen: list[str] = []
@@ -86,53 +92,88 @@ class Walk:
         name = self.names.get(name, name)
         self.roles.setdefault(name, role)
         for part, (label, axis) in moves.items():
-            label = np.where(label == ZERO, PINNED, label)
-            known = self.slots.get((name, part))
-            if known is None:
-                self.slots[name, part] = Slot(label, axis)
-            elif known.axis == axis:
-                self.moves.tie(known.label, label)
-            else:
-                self.moves.pin(known.label)
-                self.moves.pin(label)
-        for part, (label, exponent) in scales.items():
-            label = np.where(label == ZERO, PINNED, label)
-            first = self.factors.get((name, part))
-            if first is None:
-                self.factors[name, part] = Factor(label, exponent, eps)
-            else:
-                assert first.exponent == exponent
-                self.scales.tie(first.label, label)
-        self._require_one_view(name)
+            self._place_units(name, part, np.where(label == ZERO, PINNED, label), axis)
+        factors = {
+            part: Factor(np.where(label == ZERO, PINNED, label), exponent, eps)
+            for part, (label, exponent) in scales.items()
+        }
+        self._place_scales(name, factors)
 
-    def _require_one_view(self, name: str) -> None:
-        """Pin the units of a tensor that is read in two ways (its entries, and as a matrix)."""
-        parts = {part for key, part in self.slots if key == name}
-        if "own" in parts and len(parts) > 1:
-            for part in parts:
-                self.moves.pin(self.slots[name, part].label)
-        parts = {part for key, part in self.factors if key == name}
-        if "own" in parts and "out" in parts:
-            for part in parts:
-                self.scales.pin(self.factors[name, part].label)
+    def _place_units(self, name: str, part: str, label: Label, axis: int) -> None:
+        """Place units along one axis of a tensor; they are one with others along this axis."""
+        slots = {p: slot for (n, p), slot in self.slots.items() if n == name}
+        if slots and ("own" in slots) != (part == "own"):  # read entry by entry, and as a matrix
+            for other in [label, *(slot.label for slot in slots.values())]:
+                self.moves.pin(other)
+            return
+        same = [p for p, slot in slots.items() if slot.axis == axis]
+        if not same:
+            self.slots[name, part if part not in slots else f"{part}{axis}"] = Slot(label, axis)
+            return
+        first = slots[same[0]].label
+        if part in same or set(varied(first)) | set(varied(label)) <= {axis}:
+            self.moves.tie(slots[part].label if part in same else first, label)
+        else:
+            self.moves.pin(first)
+            self.moves.pin(label)
+
+    def _place_scales(self, name: str, new: dict[str, Factor]) -> None:
+        """Place the scales of a tensor; at a second use the product of all of them is the same."""
+        old = {p: factor for (n, p), factor in self.factors.items() if n == name}
+        if not old:
+            self.factors |= {(name, part): factor for part, factor in new.items()}
+        elif set(old) == set(new) == {"out", "in"}:
+            moved = [self.scales.combine(old[p].label, new[p].label, -1) for p in ("out", "in")]
+            if all(len(varied(label)) <= 1 for label in moved):  # o - o' = i - i' for all pairs
+                for label in moved:
+                    self.scales.tie(label, label.flat[0])
+                self.scales.tie(moved[0].flat[0], moved[1].flat[0])
+            else:
+                for part in old:
+                    self.scales.tie(old[part].label, new[part].label)
+        elif set(old) == set(new):
+            for part in old:
+                self.scales.tie(old[part].label, new[part].label)
+        elif new:
+            self.scales.tie(self._total(old), self._total(new))
+
+    def _total(self, factors: dict[str, Factor]) -> Label:
+        """Return the product of all scales of a tensor, entry by entry."""
+        total = np.zeros((), int)
+        for factor in factors.values():
+            total = self.scales.combine(total, factor.label, factor.exponent)
+        return total
 
     def adopt(self, value: Any, role: str = "weight") -> Any:
         """Give every entry of a parameter units of its own; other values stay as they are."""
         if not isinstance(value, Value) or value.raw is None:
             return value
         name = self.names.get(value.raw, value.raw)
-        shape = tuple(value.data.shape)
         if name not in self.elements:
-            number = math.prod(shape)
-            move, scale = (u.fresh(number).reshape(shape) for u in (self.moves, self.scales))
-            self.elements[name] = move, scale
-            self.place(name, role, {"own": (move, -1)}, {"own": (scale, 1)})
-        move, scale = self.elements[name]
-        return Value(value.data, [move] if move.size > 1 else [], scale, origin=name)
+            shape = tuple(value.data.shape[::-1] if value.turned else value.data.shape)
+            self.elements[name] = self._entries(name, role, shape)
+        moves, scale = self.elements[name]
+        if value.turned:
+            moves, scale = [label.T for label in moves], scale.T
+        return Value(value.data, moves, scale, origin=name)
+
+    def _entries(self, name: str, role: str, shape: tuple[int, ...]) -> tuple[list[Label], Label]:
+        """Make the units and scales of a parameter, by entry or by axis, and place them."""
+        number, long = math.prod(shape), [axis for axis, size in enumerate(shape) if size > 1]
+        moves: dict[str, tuple[Label, int]] = {}
+        if name in self.by_axes:
+            for axis in long:
+                size = [n if a == axis else 1 for a, n in enumerate(shape)]
+                moves[f"axis{axis}"] = self.moves.fresh(shape[axis]).reshape(size), axis
+        elif number > 1:
+            moves["own"] = self.moves.fresh(number).reshape(shape), -1
+        scale = self.scales.fresh(number, of_entries=True).reshape(shape)
+        self.place(name, role, moves, {"own": (scale, 1)})
+        return [label for label, _ in moves.values()], scale
 
     # ---------------------------------------------------------------- units of a value
 
-    def regular(self, units: Units, label: Label, keep: Sequence[int]) -> Label:
+    def regular(self, units: Units | Scales, label: Label, keep: Sequence[int]) -> Label:
         """Tie units along all axes but those to keep, and return the label without them."""
         for axis in varied(label):
             if axis not in keep:
@@ -159,15 +200,29 @@ class Walk:
         return np.broadcast_to(label.reshape(-1), (value.data.shape[axis],))
 
     def pin_along(self, value: Value, axes: Sequence[int]) -> Value:
-        """Pin units that differ along these axes; return the value without them."""
-        loose = [label for label in value.moves if any(varies(label, a) for a in axes)]
-        for label in loose:
-            self.moves.pin(label)
-        kept = [label for label in value.moves if not any(label is each for each in loose)]
-        scale = self.regular(
-            self.scales, value.scale, [a for a in range(value.data.dim()) if a not in axes]
-        )
-        return Value(value.data, kept, scale, value.zero)
+        """Hold places along these axes; units that differ along others too move with all of them.
+
+        After a pixel shuffle, for example, a channel has four units, which stay in their places.
+        """
+        rest = [a for a in range(value.data.dim()) if a not in axes]
+        moves = []
+        for label in value.moves:
+            if any(varies(label, a) for a in rest):
+                moves.append(self.regular(self.moves, label, rest))
+            else:
+                self.moves.pin(label)
+        return Value(value.data, moves, self.regular(self.scales, value.scale, rest), value.zero)
+
+    def fold(self, token: str, label: Label, axes: Sequence[int]) -> Label:
+        """Return units for what a symmetric function of all places along `axes` makes of a label.
+
+        The units that such a function takes are a block: they change places within it, and with
+        those of another block as a whole.
+        """
+        shape = [1 if axis in axes else size for axis, size in enumerate(label.shape)]
+        blocks = self.moves.fresh(math.prod(shape)).reshape(shape)
+        self.nest(token, blocks, label)
+        return blocks
 
     def pin_scale(self, value: Value) -> Value:
         """Pin the scale: an operation that is not homogeneous follows."""
@@ -183,6 +238,18 @@ class Walk:
             for label in value.moves:
                 self.moves.pin(label)
             self.scales.pin(value.scale)
+
+    def written(self) -> set[tuple[str, str]]:
+        """Return what has places or scales so far, by tensor and part."""
+        return {*self.slots, *self.factors}
+
+    def pin_since(self, before: set[tuple[str, str]]) -> None:
+        """Pin all that was placed since."""
+        for key in self.written() - before:
+            if key in self.slots:
+                self.moves.pin(self.slots[key].label)
+            if key in self.factors:
+                self.scales.pin(self.factors[key].label)
 
     def touch(self, token: str, value: Value) -> Value:
         """Note that an operation has these units as its result; keep labels that vary."""
@@ -254,28 +321,13 @@ class Walk:
         self.scales.tie(one, other)
         return np.where(one == ZERO, other, one)
 
-    def multiply_scales(self, x: Value, y: Value, data: Tensor) -> Label:
-        """Return the scale of a product, of which one factor may be a parameter.
-
-        A parameter a in y = a x scales by s_y / s_x, which is one number for all x that it meets.
-        """
-        if x.origin is not None:
-            x, y = y, x
+    def multiply_scales(self, x: Value, y: Value, data: Tensor, sign: int = 1) -> Label:
+        """Return the scale of a product, or of a quotient with sign -1."""
         one, other = (aligned(v.scale, data.dim()) for v in (x, y))
-        if (self.scales.roots(one)[0] <= PINNED).all():
-            return other
-        if y.origin is None or x.origin is not None:
-            self.scales.pin(other)
-            return one
-        inputs: dict[int, int] = {}
-        pairs = np.stack(np.broadcast_arrays(other, one), -1).reshape(-1, 2)
-        for element, unit in np.unique(pairs, axis=0).tolist():
-            self.scales.tie(inputs.setdefault(element, unit), unit)
-        own = self.elements[y.origin][1]
-        label = np.array([inputs.get(e, PINNED) for e in own.reshape(-1).tolist()])
-        self.roles[y.origin] = "gain" if self.roles[y.origin] == "bias" else self.roles[y.origin]
-        self.place(y.origin, "gain", {}, {"in": (label.reshape(own.shape), -1)})
-        return other
+        for value in (x, y):
+            if value.origin is not None and self.roles[value.origin] == "bias":
+                self.roles[value.origin] = "gain"
+        return self.scales.combine(one, other, sign)
 
 
 def meta(value: Any) -> Any:
