@@ -1,4 +1,4 @@
-"""Zoos whose files were altered with digests remade: one line, and damaged shards are made again."""
+"""Zoos that were altered, digests remade: one line each; damaged shards are made again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polymode.cli.app import main
 from polymode.core.store import FileProblem, json_digest, write_json
 from polymode.zoo import Recipe, Zoo, train
 
-from .altered import altered
+from ..altered import altered
 
 RECIPE = Recipe(
     task="two_moons", net="mlp", net_options={"hidden": [4]},
@@ -119,6 +119,7 @@ def test_the_command_line_says_it_in_one_line(folder, capsys):
         assert [line for line in said.err.splitlines() if line.startswith("polymode:")]
 
 
+@pytest.mark.filterwarnings("default::UserWarning")
 @pytest.mark.parametrize("damage", ["flipped", "cut", "pipe", "zero"])
 @pytest.mark.cpu_seconds(5)
 def test_training_makes_a_damaged_shard_again_and_says_so(folder, made, damage, capsys):

@@ -210,8 +210,8 @@ def _tensors(what: str, raw: bytes) -> dict[str, Tensor]:
     length = int.from_bytes(raw[:8], "little")
     if length > _HEADER:
         raise FileProblem(
-            f"{what} is not the file of a network: its header is of {length:,} bytes, at most"
-            f" {_HEADER:,} are read"
+            f"{what} is truncated or not a safetensors file: its header is of {length:,} bytes, at"
+            f" most {_HEADER:,} are read"
         )
     try:
         return dict(load_bytes(raw))

@@ -196,13 +196,10 @@ def check_counts(**counts: int) -> None:
 def complete(folder: Path) -> set[int]:
     """Return the numbers of shards that are there and as they were written, every byte read.
 
-    What is damaged, of the index or of a shard, is named in a warning: it is to be made again.
+    One that is damaged is named in a warning: it is to be made again.
     """
-    shards, problems = read_index(folder)
-    for problem in problems:
-        warnings.warn(f"{problem}; its shard is made again if it is needed", stacklevel=3)
     whole = set()
-    for shard in shards:
+    for shard in read_index(folder)[0]:
         if not (folder / shard.file).exists():
             continue
         if problem := shard_problem(folder, shard):

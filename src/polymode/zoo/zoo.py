@@ -266,7 +266,7 @@ def _column(parts: list[tuple[tuple[float | None, ...] | None, int]]) -> np.ndar
 def _total(value: Any) -> int:
     """Return the sum of all integers in nested options, and of the lengths of their lists."""
     if isinstance(value, dict):
-        value = list(value.values())
+        return sum(map(_total, value.values()))
     if isinstance(value, list):
         return len(value) + sum(map(_total, value))
     return abs(value) if isinstance(value, int) else 0
