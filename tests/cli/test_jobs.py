@@ -109,8 +109,8 @@ def test_seeds_added_later_end_in_the_bytes_of_one_go(tmp_path, command):
     """A process has its share of the threads by --jobs, not by how many cells there are to run:
     products of two threads are rounded otherwise than those of one."""
     torch.set_num_threads(2)
-    words = ["run", "--task", "digits", "--net", "mlp", "--method", "map", "--jobs", "2", "-q"]
-    words += ["--set", "net.hidden=[512]", "--set", "epochs=2", "--out"]
+    words = ["run", "--task", "digits", "--net", "lenet", "--method", "map", "--jobs", "2", "-q"]
+    words += ["--set", "epochs=2", "--out"]
     assert command(*words, str(tmp_path / "later"), "--seeds", "0") == 0
     assert command(*words, str(tmp_path / "later"), "--seeds", "0-1") == 0
     assert command(*words, str(tmp_path / "once"), "--seeds", "0-1") == 0
