@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,6 +140,18 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, capsys)
     assert time.monotonic() - started < 10
     assert main([*WORDS, str(tmp_path / "run"), "--backend", "ray", "--address", "nowhere"]) == 1
     assert "`address` must be HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_start_in_time_is_said_in_a_line(monkeypatch) -> None:
+    """Ray raises a plain `Exception` then, where the machine is too busy."""
+    late = SimpleNamespace(init=fail, shutdown=lambda: None)
+    monkeypatch.setattr(cluster, "_library", lambda: late)
+    with pytest.raises(ClusterProblem, match="^Ray cannot be started: The current node timed out$"):
+        Cluster().run(print, [1], print)
+
+
+def fail(**_: object) -> None:
+    raise Exception("The current node timed out. This could happen because ...")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,10 @@ class Cluster(NamedTuple):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a warning of the future
         try:
             ray.init(**here, **quiet, runtime_env={"env_vars": variables})
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (
+            Exception
+        ) as error:  # Ray raises plain ones, too, where a node does not start in time
+            ray.shutdown()
             raise ClusterProblem(
                 f"Ray cannot be started{_at(self.address)}: {first_line(error)}"
             ) from None
