@@ -105,6 +105,22 @@ def test_what_is_left_runs_as_the_rest_did(tmp_path, command, monkeypatch):
 
 
 @pytest.mark.cpu_seconds(25)
+def test_seeds_added_later_end_in_the_bytes_of_one_go(tmp_path, command):
+    """A process has its share of the threads by --jobs, not by how many cells there are to run:
+    products of two threads are rounded otherwise than those of one."""
+    torch.set_num_threads(2)
+    words = ["run", "--task", "digits", "--net", "lenet", "--method", "map", "--jobs", "2", "-q"]
+    words += ["--set", "epochs=2", "--out"]
+    assert command(*words, str(tmp_path / "later"), "--seeds", "0") == 0
+    assert command(*words, str(tmp_path / "later"), "--seeds", "0-1") == 0
+    assert command(*words, str(tmp_path / "once"), "--seeds", "0-1") == 0
+    found = [sorted(without_times(tmp_path / name / "results.jsonl")) for name in ("later", "once")]
+    assert found[0] == found[1] and len(found[0]) == 2
+    for kept in (tmp_path / "once" / "predictions").iterdir():
+        assert kept.read_bytes() == (tmp_path / "later" / "predictions" / kept.name).read_bytes()
+
+
+@pytest.mark.cpu_seconds(25)
 def test_ctrl_c_stops_all_processes_at_checkpoints(tmp_path, command):
     """Ctrl-C reaches this process alone, which passes it on; all that trained can go on."""
     real = threading.Event()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import polymode as pm
 from polymode.core.checkpoint import claimed, load_checkpoint, save_checkpoint
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization, Training
 from polymode.core.training_files import load_training
+
+from ..altered import altered
 
 
 class State(NamedTuple):
@@ -219,3 +224,46 @@ def test_changed_metadata_gives_a_state_or_one_line(field, tmp_path) -> None:
                 load_training(tmp_path, trained_state(), {})
             except FileProblem as problem:
                 assert "\n" not in str(problem)
+
+
+@pytest.mark.cpu_seconds(10)
+@pytest.mark.parametrize("method", ["map", "sghmc", "swag"])
+def test_altered_metadata_with_digests_remade_end_in_one_line(method, tmp_path):
+    """60 alterations of each method's: resumed, or refused in a line that names the file."""
+    draw, refused = random.Random(0), 0
+    task = pm.task("two_moons", num_train=20, num_val=4, num_test=4)
+    options = {"epochs": 3, "num_modes": 2, "progress": "silent", "execution": "batched"}
+
+    def fit() -> None:
+        pm.fit(method, net=lambda: nn.Linear(2, 2), task=task, checkpoint=tmp_path, **options)
+
+    fit()
+    path = tmp_path / "training.safetensors"
+    tensors, metadata = read_tensors(path)
+    identity = metadata.pop("identity")
+    for _ in range(60):
+        what, changed = altered(metadata, draw)
+        write_tensors(path, tensors, {"identity": identity, **changed})
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of threads, and of no value that is right
+                fit()
+        except FileProblem as problem:
+            refused += 1
+            assert str(tmp_path) in str(problem) and "\n" not in str(problem), what
+        except Exception as error:
+            pytest.fail(f"{what}: {type(error).__name__}: {error}")
+    assert refused > 30
+
+
+def test_a_checkpoint_names_no_plan_with_a_million_threads(tmp_path):
+    """A process that starts so many is ended by the system."""
+    task = pm.task("two_moons", num_train=20, num_val=4, num_test=4)
+    options = {"epochs": 1, "progress": "silent", "execution": "loop", "checkpoint": tmp_path}
+    pm.fit("map", net=lambda: nn.Linear(2, 2), task=task, **options)
+    path = tmp_path / "training.safetensors"
+    tensors, metadata = read_tensors(path)
+    metadata["fields"]["stack"]["plans"] = {"gradients": ["loop", False, None, 10**6, False]}
+    write_tensors(path, tensors, metadata)
+    with pytest.raises(FileProblem, match="names no way to evaluate a stack.*remove it to start"):
+        pm.fit("map", net=lambda: nn.Linear(2, 2), task=task, **options)

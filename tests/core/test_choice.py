@@ -37,6 +37,8 @@ def test_a_file_that_holds_no_choices_is_none(tmp_path, monkeypatch, content) ->
         ["loop", 1, None, 1, False],
         ["chunked", False, 0, None, False],
         ["loop", False, None, "2", False],
+        ["loop", False, None, 10**6, False],
+        ["chunked", False, 10**30, None, False],
         ["loop", False, None, 1, None],
     ],
 )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.core.likelihoods import Gaussian
-from polymode.core.store import cache_folder
+from polymode.core.store import FileProblem, cache_folder
 from polymode.examinations import reference as module
 from polymode.examinations.reference import fresh
 
@@ -54,6 +59,71 @@ def test_a_reference_is_fitted_once(fits) -> None:
     ]
     assert len({each.folder for each in [first, *others]}) == 7
     assert len(fits) == 13  # six of them after a deep ensemble
+
+
+def test_only_what_was_kept_as_this_reference_is_taken(fits, tmp_path, monkeypatch) -> None:
+    """A posterior of another method, seed or damage in its place is fitted anew, with a warning."""
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
+    first = pm.reference(task(), net=net, **QUIET)
+    expected = first.predict(X).mean
+    other = pm.fit("map", net=net, task=task(), epochs=1, num_modes=2, progress="silent")
+    elsewhere = pm.reference(task(), net=net, seed=1, **QUIET).folder
+    file = next(first.folder.glob("members-*"))
+    for disturb in (
+        lambda: other.save(first.folder),
+        lambda: shutil.copytree(elsewhere, first.folder, dirs_exist_ok=True),
+        lambda: (first.folder / "reference.json").unlink(),
+        lambda: next(first.folder.glob("members-*")).write_bytes(b"damaged"),
+    ):
+        disturb()
+        before = len(fits)
+        with pytest.warns(
+            UserWarning, match="is not the reference asked for .*: it is fitted anew"
+        ):
+            again = pm.reference(task(), net=net, **QUIET)
+        assert len(fits) > before and torch.equal(again.predict(X).mean, expected)
+    assert file.parent == again.folder
+    before = len(fits)
+    assert torch.equal(pm.reference(task(), net=net, **QUIET).predict(X).mean, expected)
+    assert len(fits) == before
+
+
+def test_a_killed_process_leaves_a_fit_that_goes_on(fits, tmp_path, monkeypatch) -> None:
+    """Killed when the posterior is saved and its mark is not: the training need not be repeated."""
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_json", lambda *_: signal.raise_signal(signal.SIGINT))
+        pm.reference(task(), net=net, **QUIET)
+    (folder,) = (tmp_path / "references").iterdir()
+    assert (folder / "training").is_dir() and (folder / "posterior.json").is_file()
+    steps = []
+    monkeypatch.setattr(module, "fit", lambda *a, **k: pm.fit(*a, on_event=steps.append, **k))
+    with pytest.warns(UserWarning, match="it is fitted anew"):
+        pm.reference(task(), net=net, **QUIET)
+    assert "resume" in {event.kind for event in steps}
+    assert not (folder / "training").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_one_that_can_be_read_is(
+    tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/nowhere")):
+        monkeypatch.setenv("POLYMODE_CACHE", str(place))
+        with pytest.raises(FileProblem, match="cannot be kept in .*; set POLYMODE_CACHE to a"):
+            pm.reference(task(), net=net, **QUIET)
+    monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "cache"))
+    first = pm.reference(task(), net=net, **QUIET)
+    lock = first.folder / "reference.lock"
+    lock.unlink()
+    lock.mkdir()  # as little to be opened as in a read-only folder, for any user
+    assert torch.equal(
+        pm.reference(task(), net=net, **QUIET).predict(X).mean, first.predict(X).mean
+    )
+    lock.rmdir()
+    os.mkfifo(lock)  # would wait for a reader
+    with pytest.raises(FileProblem, match="reference.lock is not a plain file"):
+        pm.reference(task(), net=net, **QUIET)
 
 
 def test_loaders_are_told_apart_by_their_values() -> None:

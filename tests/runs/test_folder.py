@@ -222,6 +222,39 @@ def test_the_last_of_two_runs_of_one_cell_counts(folder):
     assert read["test", "nll"].value == 0.1
 
 
+def test_of_two_cells_with_one_setup_the_later_line_counts(folder):
+    """Keys may change where what they are made of did; whichever cell was run last is shown."""
+    add(folder, "old", result(0, nll=0.1))
+    add(folder, "other", result(1, nll=0.2))
+    add(folder, "new", result(0, nll=0.3))
+    folder.configure({}, [{"key": "new"}, {"key": "old"}, {"key": "other"}])
+    assert sorted((each.seed, each.rows[0].value) for each in folder.results()) == [
+        (0, 0.3), (1, 0.2),
+    ]  # fmt: skip
+    add(folder, "old", result(0, nll=0.4))
+    assert sorted(each.rows[0].value for each in folder.results()) == [0.2, 0.4]
+
+
+def test_arrays_of_several_examinations_come_back_by_their_labels(folder):
+    """Alike in their names, other in shapes and values; beside predictions."""
+    examined = {
+        "chains": {"values": np.arange(3.0), "steps": np.arange(2)},
+        "pairs:samples=4": {"values": np.full((2, 2), 7.0)},
+        "none": {},
+    }
+    found = result(0)
+    folder.add("k0", found, pack(found.kept, examined))
+    (read,) = folder.results(predictions=True)
+    assert list(read.arrays) == list(examined)
+    for label, arrays in examined.items():
+        assert list(read.arrays[label]) == list(arrays)
+        for name, array in arrays.items():
+            assert np.array_equal(read.arrays[label][name], array)
+    assert torch.equal(
+        read.kept["test"].prediction.log_probs, found.kept["test"].prediction.log_probs
+    )
+
+
 def test_results_come_in_the_order_of_the_plan(folder):
     """Workers finish in any order, and methods may be added later; tables do not change places."""
     cells = [{"key": "b"}, {"key": "a"}]

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from polymode.runs.folder import RunFolder, without_times
+from polymode.zoo import Zoo
 
 KILLS = 10
 CELLS = 12
@@ -99,3 +100,21 @@ def test_ten_kills_at_random_times_leave_the_results_of_an_uninterrupted_run(tmp
         for kept in (whole / "predictions").iterdir():
             assert kept.read_bytes() == (killed / "predictions" / kept.name).read_bytes()
         assert {path.name for path in killed.iterdir()} == {path.name for path in whole.iterdir()}
+
+
+@pytest.mark.cpu_seconds(30)
+def test_a_zoo_whose_training_is_killed_again_and_again_ends_as_a_whole_one(tmp_path):
+    """Kills are drawn over the first half of a training of six shards."""
+    draw = random.Random(1)
+    words = "zoo train two_moons-mlp --networks 12 --per-shard 2 --set epochs=4 --out".split()
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    with Server() as polymode:
+        code, seconds = polymode([*words, str(whole)])
+        assert code == 0
+        for _ in range(5):
+            polymode([*words, str(killed)], draw.uniform(0.0, 0.5 * seconds))
+            if (killed / "zoo.json").exists():
+                assert all("not in the index" in each for each in Zoo(killed).verify())
+        assert polymode([*words, str(killed)])[0] == 0
+    assert [s.digest for s in Zoo(killed).shards] == [s.digest for s in Zoo(whole).shards]
+    assert Zoo(killed).verify() == [] and len(Zoo(killed)) == 12

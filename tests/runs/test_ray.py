@@ -7,10 +7,12 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from polymode.cli.app import main
+from polymode.core import cluster
 from polymode.core.cluster import Cluster, ClusterProblem, Started
 from polymode.report import run as reports
 from polymode.runs.folder import RunFolder, without_times
@@ -66,6 +68,51 @@ def test_a_killed_worker_loses_nothing_and_doubles_nothing(
         assert rows == [row for row in theirs.rows if row.unit != "s"]
 
 
+def dying(flags: Path, times: int) -> type:
+    """Return an actor that ends its process so many times when it is asked for what it heard."""
+
+    class Dying(cluster._News):  # of a function, so that it is sent to the worker with its code
+        def take(self) -> list:
+            deaths = len(list(flags.iterdir()))
+            if deaths < times and self.said:
+                (flags / str(deaths)).touch()
+                os._exit(1)
+            return super().take()
+
+    return Dying
+
+
+@pytest.mark.cpu_seconds(60)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_an_actor_that_dies_is_started_again_and_one_that_dies_for_good_ends_the_run_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    """Results do not pass the actor. A run that it ended resumes to what one process gives."""
+    ray()
+    monkeypatch.setattr(reports, "report", lambda board, path, **_: path.touch())
+    for name in ("once", "always"):
+        (tmp_path / f"{name}-deaths").mkdir()
+    on_ray = ["--backend", "ray", "--jobs", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_News", dying(tmp_path / "once-deaths", 1))
+        assert main([*WORDS, str(tmp_path / "once"), *on_ray]) == 0
+        assert len(list((tmp_path / "once-deaths").iterdir())) == 1
+        capsys.readouterr()
+        patch.setattr(cluster, "_News", dying(tmp_path / "always-deaths", 1000))
+        assert main([*WORDS, str(tmp_path / "always"), *on_ray]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert line.startswith("polymode: Ray failed (ActorDiedError: ")
+    assert line.endswith("what is finished is kept, the same command goes on from there")
+    assert main([*WORDS, str(tmp_path / "always"), *on_ray]) == 0
+    assert main([*WORDS, str(tmp_path / "here")]) == 0
+    here, *others = (
+        [(each.method, each.seed, [row for row in each.rows if row.unit != "s"]) for each in found]
+        for found in map(ordered, (tmp_path / name for name in ("here", "once", "always")))
+    )
+    assert len(here) == 6 and others == [here, here]
+    assert len(without_times(tmp_path / "always" / "results.jsonl")) == 6
+
+
 def ordered(path: Path) -> list:
     return sorted(RunFolder(path).results(), key=lambda found: (found.method, found.seed))
 
@@ -93,6 +140,18 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, capsys)
     assert time.monotonic() - started < 10
     assert main([*WORDS, str(tmp_path / "run"), "--backend", "ray", "--address", "nowhere"]) == 1
     assert "`address` must be HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_start_in_time_is_said_in_a_line(monkeypatch) -> None:
+    """Ray raises a plain `Exception` then, where the machine is too busy."""
+    late = SimpleNamespace(init=fail, shutdown=lambda: None)
+    monkeypatch.setattr(cluster, "_library", lambda: late)
+    with pytest.raises(ClusterProblem, match="^Ray cannot be started: The current node timed out$"):
+        Cluster().run(print, [1], print)
+
+
+def fail(**_: object) -> None:
+    raise Exception("The current node timed out. This could happen because ...")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from polymode.metrics.paired import paired
 from polymode.runs.settings import UsageProblem
 from polymode.studies import STUDIES, Experiment, Runs
-from polymode.studies.folder import read_study
+from polymode.studies.folder import StudyRequest, begin_study, read_study
 from polymode.studies.study import PRESETS, judged, parts_of
 
 NLL = ("test", "nll")
@@ -77,3 +77,16 @@ def test_every_arm_is_a_method_with_options_that_it_has(name, preset):
             continue
         for method, options, _ in part.arms.values():
             METHODS.get(method).value.config(**options)
+
+
+def test_a_study_that_is_run_part_by_part_has_all_of_them(tmp_path):
+    """Each part by its own command; those before stay, in their order, and so do its results."""
+    wanted = StudyRequest("forde", "smoke", seeds=(0, 1))
+    for parts in (["b"], ["a", "c"], ["b"]):
+        begin_study(tmp_path, wanted._replace(only=tuple(parts)), parts)
+    content = read_study(tmp_path)
+    assert content["parts"] == ["b", "a", "c"]
+    assert content["command"].startswith("polymode run forde --preset smoke --seeds 0,1 --out")
+    with pytest.raises(UsageProblem, match="holds study 'forde', preset smoke; choose another"):
+        begin_study(tmp_path, wanted._replace(preset="cpu"), ["a"])
+    assert read_study(tmp_path) == content

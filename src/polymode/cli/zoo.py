@@ -128,9 +128,9 @@ def verify(where: Where, json_: Json = False) -> None:
             say(f"polymode: {problem}")
         if problems:
             say(
-                "The other shards are as they were. Remove a damaged file, and"
+                "The other shards are as they were."
                 f" `polymode zoo train {where} --networks {sum(s.size for s in zoo.shards)}` makes"
-                " it again."
+                " damaged ones again."
             )
             raise typer.Exit(1)
         if not json_:

@@ -7,6 +7,7 @@ with as many threads ends bit by bit where an uninterrupted one ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.choice import Plan
+from polymode.core.choice import Plan, is_plan
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.core.training import Optimization
-from polymode.core.values import first_line
 
 fcntl: ModuleType | None
 try:
@@ -30,6 +30,9 @@ except ImportError:  # not a POSIX system
 
 SCHEMA = 2
 _ABSENT = "absent"
+_ODD = (
+    KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError,
+)  # fmt: skip
 _SHOWN = 3  # differences to another run
 S = TypeVar("S", bound=NamedTuple)
 
@@ -66,22 +69,7 @@ def save_checkpoint(
 def load_checkpoint(path: Path, state: S, identity: dict[str, Any]) -> S:
     """Return `state` as it was saved at `path` by the same run."""
     tensors, metadata = read_checkpoint(path, identity)
-    with readable(path):
-        return restored(state, tensors, metadata["fields"], path)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Say in one line that what was read does not fit together, whatever it is."""
-    try:
-        yield
-    except FileProblem:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as e:
-        what = f"{e} is not there" if isinstance(e, KeyError) else first_line(e)
-        raise FileProblem(
-            f"{path} is not a checkpoint of this run: {what}; remove it to start anew"
-        ) from None
+    return restored(state, tensors, metadata["fields"], path)
 
 
 def read_checkpoint(
@@ -89,8 +77,24 @@ def read_checkpoint(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the metadata that the same run saved at `path`."""
     tensors, metadata = read_tensors(path)
-    _check(path, metadata, identity)
+    with damage_named(path):
+        _check(path, metadata, identity)
     return tensors, metadata
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Let whatever goes wrong with what a file says be a `FileProblem` in one line."""
+    try:
+        yield
+    except _ODD as error:
+        if isinstance(error, FileProblem):
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise FileProblem(
+            f"{path} does not hold the state of this training ({what:.200}); remove it to start"
+            " anew"
+        ) from None
 
 
 def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path: Path) -> S:
@@ -99,6 +103,11 @@ def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path:
     What was saved is what comes back. A tensor that `state` has in the same shape is filled, not
     replaced: an optimiser may hold it. Others (a state that grows) come as they were saved.
     """
+    with damage_named(path):
+        return _restored(state, tensors, fields, path)
+
+
+def _restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path: Path) -> S:
     mine = state._asdict()
     if odd := sorted(fields.keys() ^ mine.keys()):
         who = "the file" if odd[0] in fields else "this run"
@@ -108,14 +117,14 @@ def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path:
     for field, saved in sorted(fields.items(), key=lambda item: item[1]["is"] != "stack"):
         value, kind = mine[field], saved["is"]
         own = {n[len(field) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{field}/")}
-        if kind == "stack":
-            assert isinstance(value, Stack), field
-            value.plans = {kind: Plan(*plan) for kind, plan in saved["plans"].items()}
-            if saved["channels_last"] is not None:
-                value.lay_out(saved["channels_last"])
-            value.load_tensors(own)
-        elif kind == "optimization":
-            assert isinstance(value, Optimization), field
+        if isinstance(value, (Stack, Optimization)) != (kind in ("stack", "optimization")):
+            raise ValueError(f"`{field}` cannot be a {kind!r:.20}")
+        if isinstance(value, Stack):
+            _fill_stack(value, own, saved)
+        elif isinstance(value, Optimization):
+            present = value.numbers()
+            for name in ("groups", "scheduler"):
+                check_form(f"{field}.{name}", saved[name], present[name])
             value.load(own, saved)
         elif kind == "tensor":
             changes[field] = _filled(value, tensors[field])
@@ -123,8 +132,44 @@ def restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path:
             held = value if _is_tensors(value) else {}
             changes[field] = {name: _filled(held.get(name), each) for name, each in own.items()}
         else:
+            check_form(field, saved["value"], value)
             changes[field] = saved["value"]
     return state._replace(**changes)
+
+
+def _fill_stack(stack: Stack, tensors: dict[str, Tensor], saved: dict[str, Any]) -> None:
+    plans, layout = saved["plans"], saved["channels_last"]
+    if not all(map(is_plan, plans.values())) or layout not in (None, True, False):
+        raise ValueError("it names no way to evaluate a stack")
+    stack.plans = {kind: Plan(*plan) for kind, plan in plans.items()}
+    if layout is not None:
+        stack.lay_out(layout)
+    stack.load_tensors(tensors)
+
+
+def check_form(name: str, saved: Any, present: Any) -> None:
+    """Refuse a saved value of another kind than the present one: text for a number, say.
+
+    Of a list the items are compared where both have them; what is None now may have been anything.
+    """
+    if isinstance(present, bool) or isinstance(present, str):
+        fits = type(saved) is type(present)
+    elif isinstance(present, int):
+        fits = type(saved) is int and abs(saved) < 2**63
+    elif isinstance(present, float):
+        fits = type(saved) in (int, float) and not math.isnan(saved)
+    elif isinstance(present, (list, tuple)):
+        fits = isinstance(saved, list)
+        for place, pair in enumerate(zip(saved if fits else (), present, strict=False)):
+            check_form(f"{name}[{place}]", *pair)
+    elif isinstance(present, dict):
+        fits = isinstance(saved, dict) and present.keys() <= saved.keys()
+        for key in present if fits else ():
+            check_form(f"{name}.{key}", saved[key], present[key])
+    else:
+        fits = True
+    if not fits:
+        raise ValueError(f"`{name}` cannot be {saved!r:.40}")
 
 
 def _is_tensors(value: Any) -> bool:

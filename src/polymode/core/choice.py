@@ -56,6 +56,7 @@ class Plan(NamedTuple):
     wide: bool = False  # the first convolution of all members as one, see `core/prefix.py`
 
 
+MOST_THREADS = 1024  # that a file may ask for: the system may end a process that starts 10⁶
 KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients; gradients of losses
 
 _known: dict[str, Plan] = {}
@@ -318,15 +319,18 @@ def _read(path: Path) -> dict[str, Plan]:
     except (OSError, ValueError):
         return {}
     listed = found.items() if isinstance(found, dict) else ()
-    return {job: Plan(*plan) for job, plan in listed if _is_plan(plan)}
+    return {job: Plan(*plan) for job, plan in listed if is_plan(plan)}
 
 
-def _is_plan(plan: Any) -> bool:
-    """Return whether a plan on file is one: the file is a cache, and worth no complaint."""
+def is_plan(plan: Any) -> bool:
+    """Return whether what a file holds is a plan, and one that can be followed."""
     if not isinstance(plan, list) or len(plan) != len(Plan._fields):
         return False
     execution, channels_last, chunk_size, num_threads, wide = plan
-    counts = all(n is None or (type(n) is int and n >= 1) for n in (chunk_size, num_threads))
+    counts = all(
+        n is None or (type(n) is int and 1 <= n <= most)
+        for n, most in ((chunk_size, 2**31), (num_threads, MOST_THREADS))
+    )
     known = execution in ("batched", "loop", "threads", "chunked")
     return known and counts and isinstance(channels_last, bool) and isinstance(wide, bool)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from polymode._version import __version__
 from polymode.core.values import first_line
 
-RETRIES = 3  # times that a task is started again whose worker died
+RETRIES = 3  # times that a task, or the actor, is started again whose process died
 PAUSE = 0.1  # seconds between looks at what tasks tell
 PATIENCE = 20.0  # seconds that cancelled tasks have to write their checkpoints
 REACH = 5.0  # seconds to reach an address
@@ -69,7 +69,13 @@ class Cluster(NamedTuple):
         have.
         """
         with self._ray() as ray:
-            _run(ray, work, jobs, tell, self.threads)
+            try:
+                _run(ray, work, jobs, tell, self.threads)
+            except ray.exceptions.RayError as error:
+                raise ClusterProblem(
+                    f"Ray failed{_at(self.address)} ({type(error).__name__}: {first_line(error)});"
+                    " what is finished is kept, the same command goes on from there"
+                ) from None
 
     @contextmanager
     def _ray(self) -> Iterator[Any]:
@@ -88,7 +94,10 @@ class Cluster(NamedTuple):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a warning of the future
         try:
             ray.init(**here, **quiet, runtime_env={"env_vars": variables})
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (
+            Exception
+        ) as error:  # Ray raises plain ones, too, where a node does not start in time
+            ray.shutdown()
             raise ClusterProblem(
                 f"Ray cannot be started{_at(self.address)}: {first_line(error)}"
             ) from None
@@ -99,7 +108,9 @@ class Cluster(NamedTuple):
 
 
 def _run(ray: Any, work: Work, jobs: Sequence[Any], tell: Tell, threads: int) -> None:
-    news = ray.remote(num_cpus=0)(_News).remote()
+    # Started again where it dies: what it held were words on the way, results do not pass it.
+    again = {"max_restarts": RETRIES, "max_task_retries": RETRIES}
+    news = ray.remote(num_cpus=0, **again)(_News).remote()
     task = ray.remote(num_cpus=threads, max_retries=RETRIES)(_task)
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
     waiting = list(enumerate(jobs))[::-1]

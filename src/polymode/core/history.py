@@ -88,6 +88,21 @@ def joined_histories(parts: Sequence[History]) -> History:
     )
 
 
+def _check_numbers(numbers: dict[str, Any], num_modes: int) -> None:
+    """Refuse what `Recorder.numbers` does not give; a file may hold anything."""
+
+    def are(values: Any, *kinds: type) -> bool:
+        right = isinstance(values, list) and len(values) == num_modes
+        return right and all(type(value) in (int, float, *kinds) for value in values)
+
+    rows = [row for name in ("train", "val") for row in numbers[name]]
+    right = all(type(row[0]) is int and are(row[1], type(None)) for row in rows)
+    right &= are(numbers["sums"]) and type(numbers["count"]) is int and numbers["count"] >= 0
+    right &= type(numbers["seconds"]) in (int, float) and numbers["seconds"] >= 0
+    if not right or not (numbers.get("first") is None or are(numbers["first"])):
+        raise ValueError("its history of losses is none")
+
+
 def joined_numbers(parts: Sequence[tuple[dict[str, Any], slice]]) -> dict[str, Any]:
     """Return `Recorder.numbers` of some modes, from those of files and what to take of each."""
     first, _ = parts[0]
@@ -156,6 +171,7 @@ class Recorder:
         """Continue from `numbers`; those of a file that has none begin at this step."""
         if numbers is None:
             return
+        _check_numbers(numbers, len(self._sums))
         self._train, self._val = list(numbers["train"]), list(numbers["val"])
         self._sums, self._count = list(numbers["sums"]), numbers["count"]
         self._before, self.first = numbers["seconds"], numbers.get("first")

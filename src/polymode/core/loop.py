@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import ranks
-from polymode.core.checkpoint import claimed
+from polymode.core.checkpoint import claimed, damage_named
 from polymode.core.data import Data
 from polymode.core.events import Observer, Reporter
 from polymode.core.execution import limit_threads
@@ -270,8 +270,11 @@ def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S
     kept: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
     if kept is None:
         return None
-    before = (kept.history or {}).pop("threads", checkpoint.threads)
-    recorder.load(kept.history)
+    with damage_named(checkpoint.folder):
+        before = (kept.history or {}).pop("threads", checkpoint.threads)
+        recorder.load(kept.history)
+        if not 0 <= kept.state.step <= total:
+            raise ValueError(f"`step` is {kept.state.step}, of {total} in all")
     if before != checkpoint.threads and kept.state.step < total:
         warnings.warn(
             f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"

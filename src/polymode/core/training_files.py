@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import ranks
-from polymode.core.checkpoint import read_checkpoint, readable, restored, save_checkpoint
+from polymode.core.checkpoint import damage_named, read_checkpoint, restored, save_checkpoint
 from polymode.core.history import joined_numbers
 from polymode.core.store import FileProblem, read_metadata
 
@@ -62,15 +62,17 @@ def load_training(folder: Path, state: S, identity: dict[str, Any]) -> S | None:
         return None
     first = ranks.mode_number(0)
     pieces = []
-    with readable(folder / found[0].name):
-        for name, _, a, b in found:
-            lo, hi = max(a, first), min(b, first + mine)
-            if lo < hi:
-                tensors, metadata = read_checkpoint(folder / name, identity)
-                axes = metadata.get("mode_axes", {})
-                pieces.append((tensors, metadata["fields"], slice(lo - a, hi - a), b - a))
+    for name, _, a, b in found:
+        lo, hi = max(a, first), min(b, first + mine)
+        if lo < hi:
+            tensors, metadata = read_checkpoint(folder / name, identity)
+            axes, fields = metadata.get("mode_axes", {}), metadata.get("fields")
+            if not isinstance(fields, dict) or not isinstance(axes, dict):
+                raise FileProblem(f"{folder / name} is not a checkpoint; remove it to start anew")
+            pieces.append((tensors, fields, slice(lo - a, hi - a), b - a))
+    with damage_named(folder / found[0].name):
         tensors, fields = _joined(folder, pieces, axes)
-        return restored(state, tensors, fields, folder / found[0].name)
+    return restored(state, tensors, fields, folder / found[0].name)
 
 
 def _parts(folder: Path) -> list[Part]:
@@ -92,8 +94,8 @@ def _newest(folder: Path, num_modes: int) -> list[Part]:
             at.append(part)
     complete = {step: at for step, at in sets.items() if at and at[-1].last == num_modes}
     if whole.exists():
-        with readable(whole):
-            step = int(read_metadata(whole).get("fields", {}).get("step", {}).get("value", 0))
+        with damage_named(whole):
+            step = int(read_metadata(whole)["fields"]["step"]["value"])
         complete[step] = [Part(WHOLE, step, 0, num_modes)]
     if not complete:
         warnings.warn(

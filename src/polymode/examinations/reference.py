@@ -13,7 +13,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,14 @@ from polymode.core.html import html_block
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
 from polymode.core.stack import Stack
-from polymode.core.store import cache_folder, json_digest, json_safe
+from polymode.core.store import (
+    FileProblem,
+    cache_folder,
+    json_digest,
+    json_safe,
+    read_json,
+    write_json,
+)
 from polymode.examinations.chains import chains, r_hat_of
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
@@ -43,6 +50,8 @@ from polymode.metrics.results import Row
 from polymode.metrics.score import PairMetric
 from polymode.nets.network import networks_for
 from polymode.posterior import Posterior, load
+from polymode.posterior.manifest import MANIFEST
+from polymode.posterior.manifest import SCHEMA as POSTERIOR_SCHEMA
 from polymode.prediction import Prediction
 from polymode.tasks import Task
 from polymode.tasks.registry import as_task
@@ -59,6 +68,7 @@ USUAL: dict[str, Any] = {
 UNMIXED = 1.1
 TRAINING_BATCH = 128
 SCHEMA = 1  # of what is kept; another one is another key
+MARK = "reference.json"  # says that the posterior beside it is the reference of this key
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +154,8 @@ def reference(
     key = _key(task, networks, config, seed, training_steps)
     folder = cache_folder() / "references" / key
     with _held(folder):
-        if not (folder / "posterior.json").exists():
+        post = _kept(folder, key, networks)
+        if post is None:
             given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
             begin = networks
             if training_steps:
@@ -153,10 +164,8 @@ def reference(
                 "hmc", net=begin, task=task, seed=seed, progress=progress,
                 checkpoint=folder / "training", **given,
             )  # fmt: skip
-            post.save(folder)
-            for name in ("start", "training"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-        post = load(folder, net=networks)
+            _keep(folder, key, post)
+            post = load(folder, net=networks)
     found = chains(post, task).signed("chains")
     _warn(found, config)
     return Reference(post, found, folder)
@@ -224,13 +233,67 @@ def _mark(data: Data) -> str:
     return Arrays(x, y).fingerprint()
 
 
+def _kept(folder: Path, key: str, networks: Any) -> Posterior | None:
+    """Return the reference that `_keep` kept, None where there is none.
+
+    Whatever else lies in its place does not count, with a warning: it is fitted anew.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        return None
+    try:
+        mark = read_json(folder / MARK, SCHEMA)
+        if mark.get("key") != key or mark.get("posterior") != _digest(manifest):
+            raise FileProblem(f"{manifest} is not the one that was written")
+        return load(folder, net=networks)
+    except FileProblem as problem:
+        warnings.warn(
+            f"what is kept in {folder} is not the reference asked for ({problem}): it is fitted"
+            " anew",
+            stacklevel=4,
+        )
+        return None
+
+
+def _keep(folder: Path, key: str, post: Posterior) -> None:
+    """Keep a reference; its mark comes last, so what a killed process left is fitted to its end."""
+    (folder / MARK).unlink(missing_ok=True)
+    post.save(folder)
+    digest = _digest(folder / MANIFEST)
+    write_json(folder / MARK, {"schema": SCHEMA, "key": key, "posterior": digest})
+    for name in ("start", "training"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a posterior's manifest, which holds those of its tensors."""
+    return json_digest(read_json(path, POSTERIOR_SCHEMA))
+
+
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold the folder; another process that wants the same reference waits for it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "reference.lock", "ab") as file:
+    """Hold the folder; another process that wants the same reference waits for it.
+
+    A cache that cannot be written is read, where it has the reference.
+    """
+    lock = folder / "reference.lock"
+    if lock.is_fifo():  # to open it would wait for a reader
+        raise FileProblem(f"{lock} is not a plain file; remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(lock, "ab")
+    except OSError as error:
+        if (folder / MARK).is_file():
+            yield
+            return
+        raise FileProblem(
+            f"the reference cannot be kept in {folder}: {error.strerror or error}; set"
+            " POLYMODE_CACHE to a folder that can be written"
+        ) from None
+    with file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -27,19 +27,23 @@ def run_on_cluster(
 ) -> None:
     """Run the cells on the cluster; `tell` runs here."""
     begun: set[int] = set()
+    ended: set[int] = set()
 
     def hear(number: int, news: Any) -> None:
         cell = cells[number]
-        if isinstance(news, Started):
-            if number not in begun:
-                tell(cell, None)
-            begun.add(number)
-        elif isinstance(news, Done):
+        if number in ended or (isinstance(news, Lost) and news.error == "cancelled"):
+            return  # words that came late; by Ctrl-C: it is to be done, not failed
+        if number not in begun:  # what was said of its start may have been lost on the way
+            tell(cell, None)
+        begun.add(number)
+        if isinstance(news, (Done, Lost)):
+            ended.add(number)
+        if isinstance(news, Done):
             tell(cell, news.result)
-        elif not isinstance(news, Lost):
-            tell(cell, news)
-        elif news.error != "cancelled":  # by Ctrl-C: it is to be done, not failed
+        elif isinstance(news, Lost):
             tell(cell, Failed(news.error, ""))
+        elif not isinstance(news, Started):
+            tell(cell, news)
 
     jobs = [(recipe, cell, Place(*(path.absolute() for path in place(cell.key)))) for cell in cells]
     cluster.run(_work, [(*job, cluster.threads) for job in jobs], hear)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
+from polymode.core.choice import MOST_THREADS
 from polymode.core.store import is_plain_name, open_plain, replace_file
 from polymode.core.values import parse_json
 from polymode.metrics.results import NewerSchema, Results
@@ -43,7 +44,6 @@ TIMES = ("train_seconds", "predict_seconds")
 _FOLDERS = ("checkpoints", "predictions")
 _EXECUTIONS = "executions.json"
 _FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS)
-MOST_THREADS = 1024
 SECONDS = "s"  # unit of rows that are times
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 

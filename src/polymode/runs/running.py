@@ -75,14 +75,15 @@ def look_ahead(
     """Return what is to be done and how long it may take; writes nothing.
 
     Sums are rounded by the number of threads that share them, so a cell has as many as the folder's
-    cells had before, whatever is left to do; else its share, were all cells to be run.
+    cells had before, whatever is left to do; else its share of the cores among `jobs` processes,
+    however few cells there are: more of them may be asked for later.
     """
     import torch
 
     cells = plan.cells()
     done = set() if fresh else folder.done()
     todo = [cell for cell in cells if cell.key not in done]
-    threads = max(1, torch.get_num_threads() // min(jobs, len(cells)))
+    threads = max(1, torch.get_num_threads() // jobs)
     if not fresh:
         threads = folder.config().get("threads", threads)
     jobs = max(1, min(jobs, len(todo)))

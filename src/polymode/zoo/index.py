@@ -12,7 +12,10 @@ process left of the last line is passed over: its shard is made again.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +32,51 @@ from polymode.core.values import parse_json
 SCHEMA = 1
 ABOUT, INDEX = "zoo.json", "index.jsonl"
 DTYPES = ("float16", "float32", "float64")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 2**31
+
+
+def _is_stream(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _are(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(map(fits, value))
+
+
+Fields = dict[str, tuple[Callable[[Any], bool], str]]
+_ABOUT: Fields = {
+    "recipe": (lambda v: isinstance(v, dict), "an object"),
+    "seed": (lambda v: type(v) is int, "an integer"),
+    "networks_per_shard": (_is_count, "an integer of at least 1"),
+    "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "input_shape": (lambda v: _are(v, _is_count), "a list of sizes"),
+    "target_size": (_is_count, "an integer of at least 1"),
+    "likelihood": (lambda v: isinstance(v, dict), "an object"),
+    "data": (lambda v: v is None or isinstance(v, str), "text or null"),
+}
+_LINE: Fields = {
+    "number": (lambda v: type(v) is int and 0 <= v < 2**31, "the number of a shard"),
+    "file": (is_plain_name, "the name of a file in its folder"),
+    "digest": (lambda v: isinstance(v, str) and _DIGEST.fullmatch(v) is not None, "a digest"),
+    "seeds": (lambda v: _are(v, _is_stream), "a list of seeds"),
+    "accuracy": (
+        lambda v: v is None or _are(v, lambda each: _is_number(each) and 0 <= each <= 1),
+        "a list of numbers from 0 to 1, or null",
+    ),
+    "nll": (
+        lambda v: v is None or _are(v, lambda each: each is None or _is_number(each)),
+        "a list of numbers, or null",
+    ),
+    "seconds": (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
+}
 
 
 class Shard(NamedTuple):
@@ -78,10 +126,21 @@ def read_about(folder: Path) -> dict[str, Any]:
     if folder.is_dir() and not path.exists():
         raise FileProblem(f"{folder} is not a zoo: it has no {ABOUT}")
     about = read_json(path, SCHEMA)
-    missing = [key for key in ("recipe", "seed", "dtype", "input_shape") if key not in about]
-    if missing or about["dtype"] not in DTYPES:
-        raise FileProblem(f"{path} does not describe a zoo: {', '.join(missing) or 'its dtype'}")
+    try:
+        _check_fields(about, _ABOUT)
+        json.dumps(about, allow_nan=False)
+    except ValueError as error:
+        raise FileProblem(f"{path} does not describe a zoo: {error}") from None
     return about
+
+
+def _check_fields(content: dict[str, Any], fields: Fields) -> None:
+    """Refuse what lacks a field, or has one of another form than polymode writes."""
+    for name, (fits, form) in fields.items():
+        if name not in content:
+            raise ValueError(f"it has no `{name}`")
+        if not fits(content[name]):
+            raise ValueError(f"`{name}` must be {form}, got {content[name]!r:.60}")
 
 
 def add_shard(folder: Path, shard: Shard) -> None:
@@ -111,7 +170,7 @@ def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
             continue
         try:
             shard = _read_line(line)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             torn = " (cut off by a killed process)" if number == len(lines) else ""
             problems.append(f"{path}: line {number} cannot be read{torn}: {error!s:.120}")
             continue
@@ -121,16 +180,15 @@ def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
 
 def _read_line(line: bytes) -> Shard:
     content = parse_json(line)
+    if not isinstance(content, dict) or "check" not in content:
+        raise ValueError("it is not a line of polymode")
     check = content.pop("check")
     if check != json_digest(content):
         raise ValueError("it was changed after it was written: its digest does not match")
+    _check_fields(content, _LINE)
     for key in ("seeds", "accuracy", "nll"):
         content[key] = None if content[key] is None else tuple(content[key])
     shard = Shard(**content)
-    if not is_plain_name(shard.file):
-        raise ValueError(f"it names a file outside its folder, {shard.file!r:.60}")
-    if type(shard.number) is not int or not shard.seeds:
-        raise ValueError("it has no networks")
     for values in (shard.accuracy, shard.nll):
         if values is not None and len(values) != len(shard.seeds):
             raise ValueError(f"it has {len(values)} scores for {len(shard.seeds)} networks")

@@ -5,7 +5,8 @@ safetensors file per network, float16, that holds its state dict. A folder into 
 was unpacked is read as well. Names of tensors are those of the usual public ResNets (conv1, bn1,
 layer1.0.conv1, layer2.0.shortcut.0, linear), which `pm.nets.resnet18` and `resnet20` have, too;
 for other networks `names` says which is which. Nothing is unpacked to disk, and nothing is
-unpickled.
+unpickled. Files are of others: they are read with the guards of data sets (`tasks/readers`), and a
+network's may be no larger than its architecture needs.
 
 Networks of a tar file come in the order of the file. The tensor names of `mnist-optunet` are not
 known from the set's description; tensors of unknown names are matched by their shapes, if no two
@@ -15,7 +16,6 @@ are alike, as in OptuNet.
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,17 +27,21 @@ from torch import Tensor, nn
 
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
-from polymode.core.store import FileProblem
+from polymode.core.store import FileProblem, open_plain
 from polymode.nets.network import networks_for
 from polymode.posterior import Posterior, Samples
+from polymode.tasks.readers.archives import members
 from polymode.tasks.task import Task
-from polymode.zoo.index import add_shard, read_index, write_about
+from polymode.zoo.index import add_shard, write_about
 from polymode.zoo.recipe import Recipe
-from polymode.zoo.train import store_shard
+from polymode.zoo.train import check_counts, complete, store_shard
 
 _SPAN = re.compile(r"-(\d+)-(\d+)\.(?:tgz|tar\.gz|tar)$")
 _IGNORED = "num_batches_tracked"  # an integer that published files may leave out
-_LARGEST = 2**31  # bytes of one network
+_LARGEST = 2**31  # bytes of one network whose architecture is not known
+_HEADER = 2**20  # bytes that say which tensors a network has: ResNet-152 needs 100,000
+_UNNUMBERED = 2**16  # networks of a tar file whose name does not say how many it has
+_NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Published:
@@ -51,20 +55,31 @@ class Published:
         self.path = Path(path)
         if not self.path.exists():
             raise FileProblem(f"{self.path} does not exist")
-        self.sources = _sources(self.path)
+        try:
+            self.sources = _sources(self.path)
+        except OSError as error:
+            raise FileProblem(f"{self.path} cannot be read: {error.strerror or error}") from None
         if not self.sources:
             raise FileProblem(
                 f"{self.path} has neither .tgz files named DATA-NET-FIRST-LAST.tgz nor .safetensors"
                 " files: it is not in the published layout"
             )
 
-    def networks(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield name and tensors of each network; files follow each other by their numbers."""
+    def networks(self, most_bytes: int = _LARGEST) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield name and tensors of each network; files follow each other by their numbers.
+
+        Args:
+            most_bytes: a network's file may have this many.
+        """
         for source in self.sources:
             if source.suffix == ".safetensors":
-                yield source.name, _tensors(f"{source}", source.read_bytes())
-            else:
-                yield from _in_tar(source)
+                yield source.name, _tensors(f"{source}", _content(source, most_bytes))
+                continue
+            wanted, total = _is_network, most_bytes * _count(source)
+            for name, raw in members(
+                source, wanted, most_bytes=total, largest_member=most_bytes
+            ):  # fmt: skip
+                yield name, _tensors(f"{source}: {name}", raw)
 
     def stack(
         self, net: Any, input_shape: Sequence[int], num_outputs: int, *, first: int = 0,
@@ -77,11 +92,15 @@ class Published:
             input_shape, num_outputs: of the network.
             names: our name of a tensor -> theirs, for those that differ.
         """
+        for name, value in {"first": first, "last": last}.items():
+            if value is not None and (type(value) is not int or value < 0):
+                raise ValueError(f"`{name}` must be an integer of at least 0, got {value!r}")
         make = networks_for(net, tuple(input_shape), num_outputs)
-        found = list(islice(self.networks(), first, last))
+        module = make if isinstance(make, nn.Module) else make()
+        found = list(islice(self.networks(_room(module)), first, last))
         if not found:
             raise FileProblem(f"{self.path} has no network from number {first} on")
-        return _stacked(make if isinstance(make, nn.Module) else make(), found, names or {})
+        return _stacked(module, found, names or {})
 
 
 def import_published(
@@ -107,6 +126,7 @@ def import_published(
         names: see `Published.stack`.
     """
     folder, likelihood, shape = Path(folder), Categorical(), tuple(input_shape)
+    check_counts(networks_per_shard=networks_per_shard, num_networks=num_networks or 1)
     write_about(
         folder,
         {
@@ -121,8 +141,9 @@ def import_published(
         },
     )
     make = recipe.make_net(shape, likelihood.num_outputs(target_size))
-    there = {shard.number for shard in read_index(folder)[0]}
-    networks, number = islice(Published(source).networks(), num_networks), 0
+    there = complete(folder)
+    room = _room(make())
+    networks, number = islice(Published(source).networks(room), num_networks), 0
     while found := list(islice(networks, networks_per_shard)):
         if number not in there:
             post = Posterior(
@@ -148,7 +169,7 @@ def _stacked(
 
 
 def _sources(path: Path) -> list[Path]:
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     tars = [p for p in path.iterdir() if _SPAN.search(p.name)]
     if tars:
@@ -161,27 +182,42 @@ def _order(name: str) -> tuple[tuple[int, ...], str]:
     return tuple(int(digits) for digits in re.findall(r"\d+", name)), name
 
 
-def _in_tar(path: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield what a tar file holds in the order of the file: going back would unpack it again."""
-    try:
-        with tarfile.open(path, "r|*") as tar:
-            for member in tar:
-                if not member.isfile() or not member.name.endswith(".safetensors"):
-                    continue
-                if member.size > _LARGEST:
-                    raise FileProblem(f"{path}: {member.name} has {member.size:,} bytes: not read")
-                file = tar.extractfile(member)
-                assert file is not None
-                yield member.name, _tensors(f"{path}: {member.name}", file.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise FileProblem(f"{path} is truncated or not a tar file: {error}") from None
+def _is_network(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def _count(path: Path) -> int:
+    """Return how many networks a tar file has by its name: the first and the last number."""
+    span = _SPAN.search(path.name)
+    return max(1, int(span[2]) - int(span[1]) + 1) if span else _UNNUMBERED
+
+
+def _room(module: nn.Module) -> int:
+    """Return the bytes that the file of a network of this architecture may have, in float64."""
+    return _HEADER + 8 * sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _content(path: Path, most_bytes: int) -> bytes:
+    with open_plain(path) as file:
+        raw = file.read(most_bytes + 1)
+    if len(raw) > most_bytes:
+        raise FileProblem(f"{path} has more than {most_bytes:,} bytes, the most that is read")
+    return raw
 
 
 def _tensors(what: str, raw: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file."""
+    length = int.from_bytes(raw[:8], "little")
+    if length > _HEADER:
+        raise FileProblem(
+            f"{what} is truncated or not a safetensors file: its header is of {length:,} bytes, at"
+            f" most {_HEADER:,} are read"
+        )
     try:
         return dict(load_bytes(raw))
     except Exception as error:  # the library raises a type of its own
-        raise FileProblem(f"{what} is truncated or not a safetensors file: {error}") from None
+        cause = " ".join(str(error).split())
+        raise FileProblem(f"{what} is truncated or not a safetensors file: {cause:.200}") from None
 
 
 def _matched(
@@ -201,7 +237,7 @@ def _matched(
         found = {} if alike else {n: shapes[size] for n, size in own.items() if size in shapes}
     wrong = [n for n in own if n not in found or found[n].shape != own[n]]
     if wrong or len(rest) != len(own):
-        name = wrong[0] if wrong else next(n for n in rest if n not in own)
+        name = wrong[0] if wrong else next((n for n in rest if n not in own), next(iter(own)))
         ours, other = own.get(name), found.get(name)
         raise FileProblem(
             f"{what} holds another architecture: '{name}' is"
@@ -209,6 +245,8 @@ def _matched(
             f" {tuple(ours) if ours is not None else 'absent'} in the network given"
         )
     for name, tensor in found.items():
+        if tensor.dtype not in _NUMBERS:
+            raise FileProblem(f"{what}: '{name}' holds {tensor.dtype}, which weights are not")
         if not torch.isfinite(tensor).all():
             raise FileProblem(f"{what}: '{name}' holds values that are not finite")
     return found

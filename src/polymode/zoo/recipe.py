@@ -83,9 +83,16 @@ class Recipe:
 def recipe_of(folder: Path, about: dict[str, Any]) -> Recipe:
     """Return the recipe that a zoo's file holds."""
     try:
-        return Recipe(**about["recipe"])
-    except (TypeError, ValueError) as error:
+        recipe = Recipe(**about["recipe"])
+        for name in ("task", "net", "method"):
+            if not isinstance(value := getattr(recipe, name), str):
+                raise ValueError(f"`{name}` must be text, got {value!r:.60}")
+        for name in ("task_options", "net_options", "options"):
+            if not isinstance(value := getattr(recipe, name), dict):
+                raise ValueError(f"`{name}` must be an object, got {value!r:.60}")
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FileProblem(f"{folder}: its recipe cannot be read: {error}") from None
+    return recipe
 
 
 RECIPES: Registry[Recipe] = Registry("recipe of a zoo")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from polymode.core.cluster import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.core.rng import fold
-from polymode.core.store import FileProblem, write_tensors
+from polymode.core.store import FileProblem, read_tensors, write_tensors
 from polymode.methods.fit import fit
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
@@ -61,6 +62,8 @@ def train(
 ) -> None:
     """Train networks until the zoo in `folder` has at least `num_networks`; resumes what is there.
 
+    Every shard that is there is read; one that is damaged is made again, with a warning.
+
     Args:
         folder: of the zoo; made if it is not there.
         recipe: what to train, or the name of one in `RECIPES`; None goes on with the zoo there.
@@ -83,7 +86,9 @@ def train(
     if networks_per_shard is None:
         networks_per_shard = int(known.get("networks_per_shard", 100))
     dtype = str(known.get("dtype", "float16")) if dtype is None else dtype
-    _check(num_networks, networks_per_shard, dtype)
+    check_counts(num_networks=num_networks, networks_per_shard=networks_per_shard)
+    if dtype not in DTYPES:
+        raise ValueError(f"`dtype` of a zoo must be one of {', '.join(DTYPES)}, got {dtype!r}")
     task = recipe.make_task()
     about = {
         "recipe": recipe.to_dict(),
@@ -96,15 +101,17 @@ def train(
         "data": task.train.fingerprint() if task.train is not None else None,
     }
     write_about(folder, about)
-    wanted = math.ceil(num_networks / networks_per_shard)
+    wanted, there = math.ceil(num_networks / networks_per_shard), complete(folder)
+    missing = [number for number in range(wanted) if number not in there]
+    damaged = _numbers(folder) - there
 
     def told(shard: Shard | None) -> None:
         if watch is not None and shard is not None:
-            done = len(_complete(folder)) * networks_per_shard
+            damaged.discard(shard.number)
+            done = len(_numbers(folder) - damaged) * networks_per_shard
             watch(shard, done, wanted * networks_per_shard)
 
     rest = (seed, networks_per_shard, dtype, execution, str(device))
-    missing = [number for number in range(wanted) if number not in _complete(folder)]
     if cluster is not None:
         _on_cluster(cluster, [(folder.absolute(), recipe, n, *rest) for n in missing], told)
         missing = []
@@ -147,10 +154,10 @@ def _make_shard(
     task: Task | None = None,
 ) -> Shard | None:
     """Train a shard and enter it in the index; None if another process does or did so."""
-    if number in _complete(folder):
+    if _is_whole(folder, number):
         return None
     with _claimed(folder / f".shard-{number}.lock", wait) as mine:
-        if not mine or number in _complete(folder):
+        if not mine or _is_whole(folder, number):
             return None
         shard = _train_shard(
             folder, recipe, task or recipe.make_task(), number, seed, count, dtype,
@@ -179,19 +186,54 @@ def progress_line(shard: Shard, done: int, wanted: int) -> str:
     return f"shard {shard.number}: {done:,} of {wanted:,} networks, {shard.seconds:.0f} s{accuracy}"
 
 
-def _check(num_networks: int, networks_per_shard: int, dtype: str) -> None:
-    counts = {"num_networks": num_networks, "networks_per_shard": networks_per_shard}
+def check_counts(**counts: int) -> None:
+    """Refuse numbers of networks that are none."""
     for name, value in counts.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"`{name}` of a zoo must be an integer of at least 1, got {value!r}")
-    if dtype not in DTYPES:
-        raise ValueError(f"`dtype` of a zoo must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
-def _complete(folder: Path) -> set[int]:
-    """Return the numbers of shards that the index has and whose file is there."""
-    shards, _ = read_index(folder)
-    return {shard.number for shard in shards if (folder / shard.file).is_file()}
+def complete(folder: Path) -> set[int]:
+    """Return the numbers of shards that are there and as they were written, every byte read.
+
+    One that is damaged is named in a warning: it is to be made again.
+    """
+    whole = set()
+    for shard in read_index(folder)[0]:
+        if not (folder / shard.file).exists():
+            continue
+        if problem := shard_problem(folder, shard):
+            warnings.warn(f"{problem}; shard {shard.number} is made again", stacklevel=3)
+        else:
+            whole.add(shard.number)
+    return whole
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {shard.number for shard in read_index(folder)[0]}
+
+
+def _is_whole(folder: Path, number: int) -> bool:
+    """Return whether a shard is there, and as it was written."""
+    return any(
+        shard.number == number and not shard_problem(folder, shard)
+        for shard in read_index(folder)[0]
+    )
+
+
+def shard_problem(folder: Path, shard: Shard) -> str:
+    """Return what is wrong with the file of a shard, read to its last byte; nothing if empty."""
+    try:
+        tensors, _ = read_tensors(folder / shard.file, digest=shard.digest)
+    except FileProblem as problem:
+        return str(problem)
+    for name, tensor in tensors.items():
+        if tensor.shape[:1] != (shard.size,):
+            return (
+                f"{folder / shard.file} holds {len(tensor) if tensor.dim() else 1} networks in"
+                f" '{name}', the index {shard.size}"
+            )
+    return ""
 
 
 @contextmanager

@@ -20,16 +20,17 @@ from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import human
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, cache_folder, read_tensors
+from polymode.core.store import FileProblem, cache_folder, tensor_shapes
 from polymode.posterior import Posterior
 from polymode.posterior.files import Shards
-from polymode.zoo.index import Shard, read_about, read_index
+from polymode.zoo.index import ABOUT, Shard, read_about, read_index
 from polymode.zoo.recipe import RECIPES, recipe_of
-from polymode.zoo.train import Watch, progress_line, train
+from polymode.zoo.train import Watch, progress_line, shard_problem, train
 
 CHANCE = (
     1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
 )
+_UNSEEN = 2**16  # numbers of a network, where no shard is there to show how many it has
 
 
 class Facts(NamedTuple):
@@ -58,6 +59,7 @@ class Zoo:
         self.about = read_about(self.folder)
         self.shards, self.problems = read_index(self.folder)
         self.recipe = recipe_of(self.folder, self.about)
+        self.likelihood, self._num_parameters = self._check_network()
 
     def __len__(self) -> int:
         return sum(shard.size for shard in self.shards)
@@ -85,10 +87,6 @@ class Zoo:
         """The stream of each network."""
         return [seed for shard in self.shards for seed in shard.seeds]
 
-    @property
-    def likelihood(self) -> Likelihood:
-        return likelihood_from_config(self.about["likelihood"])
-
     def posterior(self, *, device: str | torch.device = "cpu") -> Posterior:
         """Return the networks as a posterior, one mode each; shards are opened in their turn."""
         if not self.shards:
@@ -101,6 +99,7 @@ class Zoo:
             position += shard.size
         likelihood, shape = self.likelihood, tuple(self.about["input_shape"])
         size = self.about["target_size"]
+        self._check_room()
         manifest = {
             "tensors": entries,
             "weights": {"kind": "samples", "numbers": {"samples_per_mode": 1}},
@@ -130,17 +129,8 @@ class Zoo:
         """Read every byte; return what is wrong, one sentence each."""
         problems = list(self.problems)
         for shard in self.shards:
-            try:
-                tensors, _ = read_tensors(self.folder / shard.file, digest=shard.digest)
-            except FileProblem as problem:
-                problems.append(str(problem))
-                continue
-            wrong = [n for n, t in tensors.items() if t.shape[:1] != (shard.size,)]
-            if wrong:
-                problems.append(
-                    f"{self.folder / shard.file} holds {len(tensors[wrong[0]])} networks in"
-                    f" '{wrong[0]}', the index {shard.size}"
-                )
+            if problem := shard_problem(self.folder, shard):
+                problems.append(problem)
         known = {shard.file for shard in self.shards}
         for path in sorted(self.folder.glob("shard-*.safetensors")):
             if path.name not in known:
@@ -156,18 +146,56 @@ class Zoo:
             low, middle, high = np.quantile(known, (0.05, 0.5, 0.95)).tolist()
             quantiles = low, middle, high
         files = [self.folder / shard.file for shard in self.shards]
-        shape, size = tuple(self.about["input_shape"]), self.about["target_size"]
-        net = self.recipe.make_net(shape, self.likelihood.num_outputs(size))()
+        size = self.about["target_size"]
         return Facts(
             networks=len(self),
             shards=len(self.shards),
-            parameters=sum(p.numel() for p in net.parameters()),
+            parameters=self._num_parameters,
             size=sum(path.stat().st_size for path in files if path.is_file()),
             dtype=self.about["dtype"],
             seconds=sum(shard.seconds for shard in self.shards),
             accuracy=quantiles,
             idle=int((known < CHANCE / size).sum()) if self.likelihood.classification else 0,
         )
+
+    def _check_network(self) -> tuple[Likelihood, int]:
+        """Return the likelihood, and how many parameters a network has; no memory is taken for it.
+
+        Layers take memory, too, so their numbers in the recipe may not exceed those of a network.
+        """
+        about, options = self.about, self.recipe.net_options
+        shape, size, most = tuple(about["input_shape"]), about["target_size"], self._held()
+        try:
+            likelihood = likelihood_from_config(about["likelihood"])
+            if (asked := _total(options)) > (most := max(1024, most or _UNSEEN)):
+                raise ValueError(f"`net_options` ask for {asked:,} of something; {most:,} fit")
+            with torch.device("meta"):
+                net = self.recipe.make_net(shape, likelihood.num_outputs(size))()
+            return likelihood, sum(p.numel() for p in net.parameters())
+        except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
+            what = str(error).partition("\n")[0]
+            raise FileProblem(
+                f"{self.folder / ABOUT} does not describe networks that can be made: {what}"
+            ) from None
+
+    def _held(self) -> int:
+        """Return how many numbers the shards hold of a network, 0 where none can be read."""
+        for shard in self.shards:
+            try:
+                shapes = tensor_shapes(self.folder / shard.file)
+            except (FileProblem, OSError):
+                continue
+            return sum(math.prod(shape[1:]) for shape in shapes.values())
+        return 0
+
+    def _check_room(self) -> None:
+        """Refuse networks that are larger than what the shards hold, before any is made."""
+        held = self._held()
+        if self._num_parameters > held > 0:
+            raise FileProblem(
+                f"{self.folder} holds another architecture: a network of its recipe has"
+                f" {self._num_parameters:,} parameters, one in the shards {held:,} numbers"
+            )
 
     def describe(self) -> str:
         """Return the facts as text."""
@@ -233,3 +261,12 @@ def _column(parts: list[tuple[tuple[float | None, ...] | None, int]]) -> np.ndar
         for values, count in parts
     ]
     return np.array([value for column in columns for value in column], float)
+
+
+def _total(value: Any) -> int:
+    """Return the sum of all integers in nested options, and of the lengths of their lists."""
+    if isinstance(value, dict):
+        return sum(map(_total, value.values()))
+    if isinstance(value, list):
+        return len(value) + sum(map(_total, value))
+    return abs(value) if isinstance(value, int) else 0

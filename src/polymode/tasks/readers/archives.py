@@ -34,6 +34,7 @@ def members(
     *,
     most_bytes: int = LARGEST,
     most_members: int = MOST_MEMBERS,
+    largest_member: int = LARGEST,
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each wanted member, in the archive's order.
 
@@ -42,11 +43,13 @@ def members(
         wanted: says of a name whether it is to be read; names use `/` and have no leading `./`.
         most_bytes: the wanted members together may have this many bytes.
         most_members: the archive may have this many members.
+        largest_member: a wanted member may have this many bytes.
     """
     path = Path(path)
-    found = _zip_members if _is_zip(path) else _tar_members
+    read = _zip_members if _is_zip(path) else _tar_members
+    budget = _Budget(path, most_bytes, most_members, largest_member)
     seen: set[str] = set()
-    for name, content in found(path, wanted, most_bytes, most_members):
+    for name, content in read(path, wanted, budget):
         if name in seen:
             raise FileProblem(f"{path} holds '{name}' twice")
         seen.add(name)
@@ -73,19 +76,26 @@ def _is_zip(path: Path) -> bool:
 class _Budget:
     """How much an archive may still hold."""
 
-    def __init__(self, path: Path, most_bytes: int, most_members: int) -> None:
+    def __init__(self, path: Path, most_bytes: int, most_members: int, largest_member: int) -> None:
         self.path, self.bytes, self.members = path, most_bytes, most_members
         self.most_bytes, self.most_members = most_bytes, most_members
+        self.largest_member = largest_member
 
     def count(self) -> None:
         self.members -= 1
         if self.members < 0:
             raise FileProblem(f"{self.path} has more than {self.most_members:,} members")
 
-    def read(self, stream: IO[bytes]) -> bytes:
-        """Return what a stream holds, counted as it comes: a header may say anything."""
-        blocks = []
+    def read(self, name: str, stream: IO[bytes]) -> bytes:
+        """Return what a member holds, counted as it comes: a header may say anything."""
+        blocks, size = [], 0
         while block := stream.read(_BLOCK):
+            size += len(block)
+            if size > self.largest_member:
+                raise FileProblem(
+                    f"{self.path}: '{name}' has more than {self.largest_member:,} bytes, the most"
+                    " that is read"
+                )
             self.bytes -= len(block)
             if self.bytes < 0:
                 raise FileProblem(
@@ -97,9 +107,8 @@ class _Budget:
 
 
 def _zip_members(
-    path: Path, wanted: Callable[[str], bool], most_bytes: int, most_members: int
+    path: Path, wanted: Callable[[str], bool], budget: _Budget
 ) -> Iterator[tuple[str, bytes]]:
-    budget = _Budget(path, most_bytes, most_members)
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
@@ -111,7 +120,7 @@ def _zip_members(
                     raise FileProblem(f"{path}: '{name}' is a link, not a file")
                 check_packing(path, info)
                 with archive.open(info) as member:
-                    content = budget.read(member)
+                    content = budget.read(name, member)
                 yield name, content
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
         raise FileProblem(f"{path} is truncated or damaged: {error}") from None
@@ -131,12 +140,11 @@ class _Info(tarfile.TarInfo):
 
 
 def _tar_members(
-    path: Path, wanted: Callable[[str], bool], most_bytes: int, most_members: int
+    path: Path, wanted: Callable[[str], bool], budget: _Budget
 ) -> Iterator[tuple[str, bytes]]:
-    budget = _Budget(path, most_bytes, most_members)
     try:
         with opened(path) as stream:
-            bounded = Bounded(path, stream, most_bytes + _SPARE)
+            bounded = Bounded(path, stream, budget.most_bytes + _SPARE)
             with tarfile.open(
                 fileobj=bounded, mode="r|", bufsize=1 << 18, tarinfo=_Info
             ) as archive:
@@ -149,6 +157,6 @@ def _tar_members(
                         raise FileProblem(f"{path}: '{name}' is a link or special, not a file")
                     member = archive.extractfile(info)
                     assert member is not None
-                    yield name, budget.read(member)
+                    yield name, budget.read(name, member)
     except (tarfile.TarError, RecursionError) as error:  # headers can be nested, too
         raise FileProblem(f"{path} is truncated or not an archive: {error}") from None
