@@ -21,6 +21,7 @@ from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
+from polymode.core.checks import check_call
 from polymode.core.scaling import Scaling
 from polymode.examinations.examination import check_options
 from polymode.posterior import Posterior
@@ -94,6 +95,7 @@ def attack(
     >>> bool(found.accuracy < found.clean_accuracy), found.cost.gradients
     (True, 1)
     """
+    check_call(attack, locals())
     start = time.perf_counter()
     chosen = KINDS.get(kind)
     check_options(chosen.value, f"the attack '{kind}'", options)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 
 ROUNDING = 1e-5  # matrices that differ by less are the same element
@@ -238,6 +239,7 @@ def group(
     >>> c4.orbit(torch.arange(4.0).view(1, 2, 2)).flatten(1).tolist()
     [[0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 0.0, 2.0], [3.0, 2.0, 1.0, 0.0], [2.0, 0.0, 3.0, 1.0]]
     """
+    check_call(group, locals())
     if isinstance(name, Group):
         return name if output is None else name.with_output(output)
     _load()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from polymode.core import ranks
+from polymode.core.checks import check_call
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
@@ -102,6 +103,7 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
+    check_call(fit, locals())
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()

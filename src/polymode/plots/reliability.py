@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from polymode.core.checks import check_call
 from polymode.metrics.calibration import adaptive_ece, debiased_ece, ece, reliability_bins
 from polymode.metrics.results import Results
 from polymode.metrics.score import NotDefined
@@ -86,6 +87,7 @@ def reliability(
         start: of both axes, which end at 1; see `default_start`.
         style: see `palette`.
     """
+    check_call(reliability, locals())
     several = seeds_of(results)
     kept = [classes_of(each, dataset, "a reliability diagram") for each in several]
     confidence, hit = pooled(several, dataset, "a reliability diagram")

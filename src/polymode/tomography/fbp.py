@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.tomography.geometry import Geometry
 from polymode.tomography.operator import LinearOperator
@@ -40,6 +41,7 @@ def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak"
         filter: window of the ramp filter: "ram-lak" (none), "shepp-logan", "cosine" or "hann", from
             sharp to smooth.
     """
+    check_call(fbp, locals())
     if filter not in FILTERS:
         raise ValueError(
             f"`filter` of fbp must be one of {', '.join(FILTERS)}, got {filter!r}."

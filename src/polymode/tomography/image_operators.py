@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.tomography.operator import LinearOperator
 
 
@@ -22,6 +23,7 @@ def inpainting(mask: Tensor) -> LinearOperator:
     >>> A(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
     tensor([1., 4.])
     """
+    check_call(inpainting, locals())
     mask = torch.as_tensor(mask)
     if mask.dim() != 2 or mask.dtype != torch.bool:
         raise ValueError(
@@ -48,6 +50,7 @@ def blur(image_shape: tuple[int, int], width: float) -> LinearOperator:
 
     The kernel ends at three standard deviations and sums to 1; outside of the image is 0.
     """
+    check_call(blur, locals())
     if not (width > 0 and math.isfinite(width)):
         raise ValueError(f"`width` of blur must be > 0 pixels, got {width}")
     reach = max(1, math.ceil(3 * width))

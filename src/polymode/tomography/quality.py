@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import check_call
+
 _WINDOW = 7
 
 
@@ -32,6 +34,7 @@ def psnr(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tens
         images, truth: (N, 1, H, W).
         data_range: R > 0; by default max - min of each truth.
     """
+    check_call(psnr, locals())
     images, truth, spread = _pair(images, truth, data_range, "psnr")
     error = (images - truth).square().mean((1, 2, 3))
     return 10 * torch.log10(spread**2 / error)
@@ -44,6 +47,7 @@ def ssim(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tens
         images, truth: (N, 1, H, W), H and W at least 7.
         data_range: R > 0; by default max - min of each truth.
     """
+    check_call(ssim, locals())
     images, truth, spread = _pair(images, truth, data_range, "ssim")
     if min(images.shape[-2:]) < _WINDOW:
         raise ValueError(

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.rng import generator
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite, projector_of
@@ -64,6 +65,7 @@ def scan_of(
         noise_sd: standard deviation of the noise, > 0, for all images or one for each, (N,).
         truth: (H, W), (1, H, W) or (N, 1, H, W) where it is known.
     """
+    check_call(scan_of, locals())
     observations = torch.as_tensor(observations)
     if not observations.is_floating_point():
         observations = observations.to(torch.get_default_dtype())
@@ -98,6 +100,7 @@ def simulate(
         noise: standard deviation as a fraction of mean |y|, > 0.
         seed: of the noise. finer: how many fine pixels a side of a pixel has, >= 1.
     """
+    check_call(simulate, locals())
     if not (math.isfinite(noise) and noise > 0):
         raise ValueError(
             f"`noise` of simulate must be > 0, a fraction of mean |y|, got {noise}: take e.g. 0.05"

@@ -31,6 +31,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import check_finite
 from polymode.tomography.reconstruction import Reconstruction
@@ -46,6 +47,7 @@ def total_variation(images: Tensor) -> Tensor:
     >>> float(total_variation(torch.tensor([[[0.0, 1.0], [0.0, 3.0]]])))
     6.0
     """
+    check_call(total_variation, locals())
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().sum((-1, -2, -3))
     right = (images[..., 1:] - images[..., :-1]).abs().sum((-1, -2, -3))
     return down + right
@@ -72,6 +74,7 @@ def tv_reconstruction(
         mean (N, 1, H, W) without standard deviations; `info` has the number of iterations, the last
         residual and the objectives (N,).
     """
+    check_call(tv_reconstruction, locals())
     for name, value in (("tv_weight", tv_weight), ("tolerance", tolerance)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"`{name}` of tv_reconstruction must be > 0, got {value}")

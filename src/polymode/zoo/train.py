@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.cluster import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.core.rng import fold
 from polymode.core.store import FileProblem, write_tensors
@@ -76,6 +77,7 @@ def train(
         cluster: a Ray cluster whose workers each train a shard at a time, None for this process.
             All must see the folder.
     """
+    check_call(train, locals())
     folder = Path(folder)
     known = read_about(folder) if (folder / ABOUT).exists() else {}
     recipe = _recipe(recipe, known, folder)
