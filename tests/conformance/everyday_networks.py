@@ -58,31 +58,15 @@ class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.Module], **options: object) -> None:
         super().__init__()
         self.cells = kind(3, 3, batch_first=True, **options)
-        width = 6 if options.get("bidirectional") else 3
-        self.head = nn.Linear(width, 2)
+        self.head = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cells(x)[0][:, -1])
 
 
 network("LSTM", (2, 3))(partial(Recurrent, nn.LSTM))
-network("bidirectional LSTM", (2, 3))(partial(Recurrent, nn.LSTM, bidirectional=True))
 network("GRU", (2, 3))(partial(Recurrent, nn.GRU))
 network("RNN", (2, 3))(partial(Recurrent, nn.RNN, num_layers=2))
-
-
-@network("LSTM cell", (2, 3))
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = nn.LSTMCell(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = None
-        for step in range(x.shape[1]):
-            state = self.cell(x[:, step], state)
-        assert state is not None
-        return self.head(state[0])
 
 
 # -------------------------------------------------------- parameters of unusual shape and use
@@ -122,7 +106,6 @@ class Tempered(nn.Module):
 
 
 network("PReLU")(lambda: body(nn.PReLU()))
-network("PReLU by channel")(lambda: body(nn.PReLU(5)))
 
 
 @network("one parameter")
@@ -149,13 +132,6 @@ class Unused(nn.Module):
 def frozen() -> nn.Module:
     net = body(nn.ReLU())
     net[0].requires_grad_(False)
-    return net
-
-
-@network("frozen head")
-def frozen_head() -> nn.Module:
-    net = body(nn.ReLU())
-    net[2].requires_grad_(False)
     return net
 
 
@@ -235,19 +211,6 @@ class Offset(nn.Linear):
 network("a subclass of Linear")(lambda: nn.Sequential(Offset(4, 5), nn.ReLU(), nn.Linear(5, 2)))
 
 
-class Standardised(nn.Conv2d):
-    """Weight standardisation."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return F.conv2d(x, w / (w.std((1, 2, 3), keepdim=True) + 1e-4), self.bias)
-
-
-network("weight standardisation", (1, 4, 4))(
-    lambda: nn.Sequential(Standardised(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
-)
-
-
 # ------------------------------------------------------------------------------ kinds of layers
 
 network("weight norm")(
@@ -313,9 +276,6 @@ network("Conv3d", (1, 3, 3, 3))(lambda: convolutional(nn.Conv3d(1, 2, 2), nn.ReL
 network("grouped convolution", (2, 4, 4))(
     lambda: convolutional(nn.Conv2d(2, 4, (3, 2), groups=2, dilation=(1, 2)), nn.GELU(), last=16)
 )
-network("circular padding", (1, 4, 4))(
-    lambda: convolutional(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), last=32)
-)
 network("GroupNorm", (2, 4, 4))(
     lambda: convolutional(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), last=16)
 )
@@ -327,30 +287,15 @@ network("BatchNorm without affine")(lambda: body(nn.BatchNorm1d(5, affine=False)
 network("BatchNorm without statistics")(
     lambda: body(nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU())
 )
-network("BatchNorm with cumulative averages")(lambda: body(nn.BatchNorm1d(5, momentum=None)))
 network("LayerNorm and SiLU")(lambda: body(nn.LayerNorm(5), nn.SiLU()))
-network("RMSNorm")(lambda: body(nn.RMSNorm(5), nn.GELU()))
 network("max-pooling", (1, 6, 6))(
     lambda: convolutional(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), last=8)
 )
-network("adaptive pooling", (1, 5, 5))(
-    lambda: convolutional(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), last=3)
-)
-network("upsampling", (1, 3, 3))(
-    lambda: convolutional(nn.Upsample(scale_factor=2), nn.Conv2d(1, 2, 3), nn.ELU(), last=32)
-)
-network("pixel shuffle", (1, 3, 3))(
-    lambda: convolutional(nn.Conv2d(1, 4, 2), nn.PixelShuffle(2), nn.ReLU(), last=16)
-)
-network("MaxOut")(lambda: body(Call(lambda x: x.unflatten(1, (-1, 1)).amax(2))))
 
 # ------------------------------------------------------------------------------ noise
 
 network("dropout")(lambda: body(nn.ReLU(), nn.Dropout(0.2)))
 network("alpha dropout")(lambda: body(nn.SELU(), nn.AlphaDropout(0.2)))
-network("channel dropout", (1, 4, 4))(
-    lambda: convolutional(nn.Conv2d(1, 3, 3), nn.Dropout2d(0.2), nn.ReLU(), last=12)
-)
 network("RReLU")(lambda: body(nn.RReLU()))
 
 
@@ -379,20 +324,6 @@ class StochasticDepth(nn.Module):
         return self.head(x + block)
 
 
-@network("layer drop")
-class LayerDrop(nn.Module):
-    """A block that is left out for a whole training batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or torch.rand(()) < 0.8:
-            x = x + torch.relu(self.block(x))
-        return self.head(x)
-
-
 # ------------------------------------------------------------------------------ habits of forward
 
 
@@ -404,21 +335,6 @@ class Branch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a(x) if x.mean() > 0 else self.b(x)
-
-
-@network("a branch on its values")
-class BranchInside(nn.Module):
-    """A normalisation that is left out while activations are small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if h.norm() > 1:
-            h = h / h.norm()
-        return self.head(h)
 
 
 @network("gradient checkpointing")
@@ -442,34 +358,6 @@ class StraightThrough(torch.autograd.Function):
 
 
 network("autograd Function")(lambda: body(Call(StraightThrough.apply)))
-
-
-class WithContext(torch.autograd.Function):
-    """The form that `torch.func` takes, too."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.exp()
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return gradient * ctx.saved_tensors[0]
-
-    @staticmethod
-    def jvp(ctx, tangent: Tensor) -> Tensor:
-        return tangent * ctx.saved_tensors[0]
-
-    @staticmethod
-    def vmap(info, dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        return WithContext.apply(x), dims[0]
-
-
-network("autograd Function with setup_context")(lambda: body(nn.Tanh(), Call(WithContext.apply)))
 
 
 @network("Fourier transform")
@@ -574,16 +462,6 @@ class Buffers(nn.Module):
         return self.body((x - self.mean) * self.mask)
 
 
-@network("identity and residual")
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.skip, self.head = nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.leaky_relu(self.a(x)) + self.skip(x))
-
-
 @network("skip by cat")
 class Dense(nn.Module):
     def __init__(self) -> None:
@@ -621,50 +499,6 @@ class Positions(nn.Module):
         return self.body((x + self.code).flatten(1))
 
 
-@network("a dictionary inside")
-class Dictionary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleDict({"a": nn.Linear(4, 5), "b": nn.Linear(5, 2)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = {"h": torch.relu(self.parts["a"](x))}
-        return self.parts["b"](kept["h"])
-
-
-@network("low-rank adapter")
-class Adapter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.head = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 2)
-        self.down, self.up = nn.Linear(4, 1, bias=False), nn.Linear(1, 5, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.base(x) + self.up(self.down(x))))
-
-
-@network("prototypes")
-class Prototypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.centres = nn.Linear(4, 3), nn.Parameter(torch.randn(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -torch.cdist(self.a(x), self.centres).square()
-
-
-@network("no_grad inside")
-class Detached(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = self.a(x).norm(dim=1, keepdim=True) + 1
-        return self.head(torch.relu(self.a(x)) / scale)
-
-
 # ------------------------------------------------------------------------------ types and wrappers
 
 network("float64")(lambda: body(nn.ReLU()).double())
@@ -672,8 +506,6 @@ network("bfloat16")(lambda: body(nn.ReLU()).bfloat16())
 network("DataParallel")(lambda: nn.DataParallel(body(nn.ReLU())))
 network("torch.jit.script")(lambda: torch.jit.script(body(nn.ReLU())))
 network("torch.jit.trace")(lambda: torch.jit.trace(body(nn.ReLU()), torch.zeros(2, 4)))
-network("torch.compile")(lambda: torch.compile(body(nn.ReLU())))
-network("torch.fx")(lambda: torch.fx.symbolic_trace(body(nn.ReLU())))
 network("lazy")(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 2)))
 
 

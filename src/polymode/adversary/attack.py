@@ -21,7 +21,7 @@ from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.scaling import Scaling
 from polymode.examinations.examination import check_options
 from polymode.posterior import Posterior
@@ -47,7 +47,7 @@ def attack(
     loss: str = "log_prob",
     away_from: str = "labels",
     keep: str | None = None,
-    known: Tensor | None = None,
+    known: OnlyTensor | None = None,
     samples_per_mode: int | None = None,
     eval_samples_per_mode: int | None = None,
     box: Box | None = (0.0, 1.0),

@@ -38,7 +38,8 @@ Count = Annotated[int, Range(">= 1", lambda number: number >= 1)]
 Many = Annotated[int, Range("from 1 to 1,000,000", lambda number: 1 <= number <= 10**6)]
 OnlyTensor = Annotated[Tensor, Range("of torch", lambda value: isinstance(value, Tensor))]
 Rows = Annotated[OnlyTensor, Range("with at least one row", lambda rows: len(rows) > 0)]
-Layers = Annotated[int, Range("from 1 to 10,000", lambda number: 1 <= number <= 10_000)]
+Images = Annotated[OnlyTensor, Range("and shape (N, C, H, W)", lambda images: images.dim() == 4)]
+Few = Annotated[int, Range("from 1 to 10,000", lambda number: 1 <= number <= 10_000)]
 Share = Annotated[float, Range("in (0, 1)", lambda number: 0 < number < 1)]
 Positive = Annotated[float, Range("> 0 and finite", lambda number: 0 < number < math.inf)]
 
@@ -155,9 +156,9 @@ def _article(name: str) -> str:
     return "an" if name[0] in "AEIOUaeiou" else "a"
 
 
-def _is_point(value: Any) -> bool:
-    """Whether it is a tensor without axes, which calls itself iterable and is not."""
-    return isinstance(value, Tensor) and value.dim() == 0
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor, whose rows are not things of their own."""
+    return isinstance(value, Tensor)
 
 
 def _in_range(rule: Rule | None, facts: Sequence[Any]) -> Rule | None:
@@ -199,7 +200,8 @@ def _container(origin: Any, parts: tuple[Any, ...]) -> Rule | None:
         return Rule(f"a sequence{what}", lambda value: _each_fits(value, rule))
     name = origin.__name__.lower()
     return Rule(
-        f"{_article(name)} {name}", lambda value: isinstance(value, origin) and not _is_point(value)
+        f"{_article(name)} {name}",
+        lambda value: isinstance(value, origin) and not _is_tensor(value),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from polymode.core.modules import aliases_of, average_by_tensors, set_mode
+from polymode.core.modules import aliases_of, average_by_tensors, set_mode, tie_again
 from polymode.core.trace import trace
 
 Made = TypeVar("Made")
@@ -64,4 +64,5 @@ class Network:
 
 def without_values(module: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode whose tensors have shapes alone."""
-    return copy.deepcopy(module).to("meta").requires_grad_(False).eval()
+    empty = copy.deepcopy(module).to("meta").requires_grad_(False).eval()
+    return tie_again(empty, aliases_of(module))

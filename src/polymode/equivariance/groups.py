@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
 
 ROUNDING = 1e-5  # matrices that differ by less are the same element
@@ -224,7 +224,7 @@ def group(
     name: str | Group,
     *,
     lattice: Sequence[int] | int | None = None,
-    output: str | Tensor | None = None,
+    output: str | OnlyTensor | None = None,
 ) -> Group:
     """Return the group called `name`.
 

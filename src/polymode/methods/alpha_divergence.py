@@ -24,13 +24,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.options import is_number
 
 _LEAST = 1e-30  # below, α times a difference may underflow; the loss is that of 0 to 1e-30
 
 
-def alpha_loss(log_likelihoods_KN: Tensor, alpha: float) -> Tensor:
+def alpha_loss(log_likelihoods_KN: OnlyTensor, alpha: float) -> Tensor:
     """Return the loss per example, the mean over N, in nats.
 
     Args:

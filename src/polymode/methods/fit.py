@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from polymode.core import ranks
-from polymode.core.checks import check_call
+from polymode.core.checks import Seed, check_call
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
@@ -57,7 +57,7 @@ def fit(
     *,
     net: Any,
     task: Task | str,
-    seed: int = 0,
+    seed: Seed = 0,
     execution: str = "auto",
     chunk_size: int | None = None,
     dtype: torch.dtype | None = None,
@@ -109,8 +109,6 @@ def fit(
     ranks.start()
     with ranks.in_step():
         device = usable_device(device)
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
         if task.train is None:
             raise ValueError("the task has no training data: give pm.Task(train=...)")
         ranks.same("methods, options or seeds", (name, json_safe(dataclasses.asdict(config)), seed))

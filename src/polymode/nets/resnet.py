@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.checks import Layers, check_call
+from polymode.core.checks import Few, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
 from polymode.nets.checks import check_counts, check_image, check_sizes
@@ -47,7 +47,7 @@ def resnet(
     input_shape: Sequence[int],
     num_outputs: int,
     *,
-    blocks: Sequence[Layers] = (3, 3, 3),
+    blocks: Sequence[Few] = (3, 3, 3),
     width: int = 16,
     norm: str | None = "batch",
     activation: Activation = "relu",
@@ -255,7 +255,7 @@ class ResNet(nn.Module):
         self,
         channels: int,
         num_outputs: int,
-        blocks: Sequence[Layers],
+        blocks: Sequence[Few],
         width: int,
         parts: _Parts,
         preactivation: bool,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import Layers, check_call
+from polymode.core.checks import Few, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_counts, check_image, check_sizes
 
@@ -30,7 +30,7 @@ def vit(
     *,
     patch: int = 4,
     dim: int = 64,
-    depth: Layers = 4,
+    depth: Few = 4,
     heads: int = 4,
     hidden: int | None = None,
     pool: str = "token",
@@ -126,7 +126,7 @@ class ViT(nn.Module):
         patches: tuple[int, int],
         patch: int,
         dim: int,
-        depth: Layers,
+        depth: Few,
         heads: int,
         hidden: int,
         pool: str,

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.data import Pair
 from polymode.core.likelihoods import Likelihood
 
@@ -22,8 +22,8 @@ def check_batch(
     likelihood: Likelihood,
     target_size: int,
     input_shape: Shape,
-    x: Tensor,
-    y: Tensor,
+    x: OnlyTensor,
+    y: OnlyTensor,
     *,
     what: str = "batch",
 ) -> Pair:

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.events import progress_observer
 from polymode.core.loop import Checkpoint, run
 from polymode.core.rng import generator
@@ -101,7 +101,7 @@ def deep_image_prior(
     net: Callable[[], nn.Module] | Sequence[nn.Module] | None = None,
     options: DeepImagePrior | None = None,
     *,
-    inputs: Tensor | None = None,
+    inputs: OnlyTensor | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,

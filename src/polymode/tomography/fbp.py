@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
 from polymode.tomography.geometry import Geometry
 from polymode.tomography.operator import LinearOperator
@@ -33,7 +33,7 @@ from polymode.tomography.projector import Projector, check_finite
 FILTERS = ("ram-lak", "shepp-logan", "cosine", "hann")
 
 
-def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak") -> Tensor:
+def fbp(projector: LinearOperator, observations: OnlyTensor, filter: str = "ram-lak") -> Tensor:
     """Return the filtered backprojections (N, 1, H, W) of observations (N, m) or (m,).
 
     Args:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Range, check_call
 from polymode.tomography.operator import LinearOperator
 
 
@@ -45,7 +46,10 @@ def inpainting(mask: Tensor) -> LinearOperator:
     )
 
 
-def blur(image_shape: tuple[int, int], width: float) -> LinearOperator:
+def blur(
+    image_shape: tuple[int, int],
+    width: Annotated[float, Range("in (0, 10,000]", lambda width: 0 < width <= 10_000)],
+) -> LinearOperator:
     """Return the operator that blurs with a Gaussian of standard deviation `width` > 0, in pixels.
 
     The kernel ends at three standard deviations and sums to 1; outside of the image is 0.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Few, check_call
 from polymode.core.memory import require_free
 from polymode.tomography.geometry import Geometry, make_geometry
 from polymode.tomography.operator import LinearOperator
@@ -60,7 +60,7 @@ class Projector(LinearOperator):
 
 def parallel_beam(
     side: int,
-    angles: int | Sequence[float] | Tensor,
+    angles: Few | Sequence[float] | Tensor,
     *,
     num_detectors: int | None = None,
     spacing: float | None = None,
@@ -84,7 +84,7 @@ def parallel_beam(
 
 def fan_beam(
     side: int,
-    angles: int | Sequence[float] | Tensor,
+    angles: Few | Sequence[float] | Tensor,
     *,
     source_distance: float,
     detector_distance: float = 0.0,

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 
 _WINDOW = 7
 
 
-def psnr(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tensor:
+def psnr(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
     """Return the peak signal-to-noise ratio in decibels (higher is better), (N,).
 
     Args:
@@ -40,7 +40,7 @@ def psnr(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tens
     return 10 * torch.log10(spread**2 / error)
 
 
-def ssim(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tensor:
+def ssim(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
     """Return the structural similarity, at most 1 (higher is better), (N,).
 
     Args:
@@ -70,7 +70,7 @@ def _windows(images: Tensor) -> Tensor:
 
 
 def _pair(
-    images: Tensor, truth: Tensor, data_range: float | None, what: str
+    images: OnlyTensor, truth: OnlyTensor, data_range: float | None, what: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     if images.shape != truth.shape or images.dim() != 4 or images.shape[1] != 1:
         raise ValueError(
