@@ -504,8 +504,22 @@ class Positions(nn.Module):
 network("float64")(lambda: body(nn.ReLU()).double())
 network("bfloat16")(lambda: body(nn.ReLU()).bfloat16())
 network("DataParallel")(lambda: nn.DataParallel(body(nn.ReLU())))
-network("torch.jit.script")(lambda: torch.jit.script(body(nn.ReLU())))
-network("torch.jit.trace")(lambda: torch.jit.trace(body(nn.ReLU()), torch.zeros(2, 4)))
+
+
+@network("torch.jit.script")
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(body(nn.ReLU()))
+
+
+@network("torch.jit.trace")
+def traced() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(body(nn.ReLU()), torch.zeros(2, 4))
+
+
 network("lazy")(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 2)))
 
 

@@ -302,7 +302,11 @@ if __name__ == "__main__":
             if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
                 continue
             for value in pool:
-                if key in ("epochs", "training_steps", "steps", "max_iterations", "most_sweeps") and type(value) is int and value == 10**14:
+                if (
+                    key in ("epochs", "training_steps", "steps", "max_iterations", "most_sweeps")
+                    and type(value) is int
+                    and value == 10**14
+                ):
                     continue
                 call = Call(name, function, {**given, key: value}, key)
                 total += 1

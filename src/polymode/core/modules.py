@@ -103,6 +103,11 @@ def _require_plain(module: nn.Module) -> None:
                 f"{where} is a TorchScript module, whose weights cannot be replaced; give the"
                 " module that it was made of, and script the posterior's members afterwards"
             )
+        if isinstance(layer, nn.DataParallel):
+            raise ValueError(
+                f"{where} is wrapped in nn.DataParallel, and polymode spreads its members itself;"
+                " give what it wraps, net.module"
+            )
         if "quantized" in type(layer).__module__:
             raise ValueError(
                 f"{where} is a quantised {type(layer).__name__}, whose weights are integers without"
