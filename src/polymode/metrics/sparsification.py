@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.metrics.regression import check_pair, check_variance
 from polymode.metrics.score import REGRESSION, NotDefined, Score, register
 from polymode.prediction import Prediction
@@ -41,7 +41,7 @@ class Sparsification(NamedTuple):
     area_random: float
 
 
-def sparsification(uncertainty: Tensor, error: Tensor) -> Sparsification:
+def sparsification(uncertainty: OnlyTensor, error: OnlyTensor) -> Sparsification:
     """Return the curves of any error under any uncertainty.
 
     Examples of equal uncertainty count with their mean error, which is the mean over all orders of
