@@ -27,6 +27,7 @@ from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.scaling import Scaling
 from polymode.examinations.examination import check_options
 from polymode.posterior import Posterior
@@ -52,7 +53,7 @@ def attack(
     loss: str = "log_prob",
     away_from: str = "labels",
     keep: str | None = None,
-    known: Tensor | None = None,
+    known: OnlyTensor | None = None,
     samples_per_mode: int | None = None,
     eval_samples_per_mode: int | None = None,
     box: Box | None = (0.0, 1.0),
@@ -101,6 +102,7 @@ def attack(
     >>> bool(found.accuracy < found.clean_accuracy), found.cost.gradients
     (True, 1)
     """
+    check_call(attack, locals())
     start = time.perf_counter()
     chosen = KINDS.get(kind)
     check_options(chosen.value, f"the attack '{kind}'", options)

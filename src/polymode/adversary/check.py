@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from polymode.adversary.ball import NORMS, Box
+from polymode.core.checks import as_numbers, shown
+from polymode.core.options import is_number
 from polymode.core.registry import suggest
 from polymode.core.scaling import Scaling
 from polymode.core.targets import check_labels
@@ -25,7 +27,7 @@ def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         words = [each for each in known if each is not None]
         near = suggest(str(value), words)
-        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}.{near}")
+        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {shown(value)}.{near}")
 
 
 def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = False) -> None:
@@ -34,7 +36,7 @@ def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = 
     fits = number and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
     if not fits:
         what = f"a {'' if infinite else 'finite '}number {'>=' if zero else '>'} 0"
-        raise ValueError(f"`{name}` of an attack must be {what}, got {value!r}")
+        raise ValueError(f"`{name}` of an attack must be {what}, got {shown(value)}")
 
 
 def check_inputs(
@@ -53,7 +55,7 @@ def check_inputs(
             f" regression ({post.likelihood.name})"
         )
     check_choice("norm", norm, NORMS)
-    x = torch.as_tensor(x)
+    x = as_numbers("Inputs `x`", x)
     if not x.is_floating_point():
         raise ValueError(
             f"inputs are {x.dtype}, which an attack cannot move by less than 1; give images as"
@@ -110,8 +112,12 @@ def _check_box(x: Tensor, box: Box | None, eps: float) -> None:
         if not math.isfinite(eps):
             raise ValueError("`eps` is inf and there is no `box`: nothing bounds the attack")
         return
-    if not (isinstance(box, tuple | list) and len(box) == 2 and box[0] < box[1]):
-        raise ValueError(f"`box` must be (smallest, largest), got {box!r}")
+    pair = isinstance(box, tuple | list) and len(box) == 2 and all(map(is_number, box))
+    if not pair or not box[0] < box[1]:
+        raise ValueError(
+            f"`box` must be two numbers, (smallest, largest) of all channels, got {shown(box)};"
+            " for limits of each channel give raw inputs and `scaling`"
+        )
     low, high = box
     outside = (x < low) | (x > high)
     if outside.any():
@@ -126,7 +132,7 @@ def check_targets(targets: Any, labels: Tensor, num_classes: int) -> Tensor | No
     """Return target classes (N,), none of them the label, or None for no targets."""
     if targets is None:
         return None
-    wanted = torch.as_tensor(targets)
+    wanted = as_numbers("`targets`", targets)
     wanted = wanted.expand(len(labels)) if wanted.dim() == 0 else wanted
     try:
         wanted = check_labels(wanted, num_classes).to(labels.device)

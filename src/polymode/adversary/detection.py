@@ -29,6 +29,7 @@ from polymode.adversary.attack import attack
 from polymode.adversary.attacked import Attacked
 from polymode.adversary.check import check_number
 from polymode.adversary.kinds import KINDS
+from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.metrics.ood import SCORES, auroc
 from polymode.metrics.score import NotDefined
@@ -64,6 +65,7 @@ def detection(found: Attacked, *, rejection: float = REJECTION) -> dict[str, Det
     Args:
         rejection: share of clean inputs that the threshold rejects at most, in (0, 1).
     """
+    check_call(detection, locals())
     check_rejection(rejection)
     made = {}
     for name in DETECTORS:
@@ -189,6 +191,7 @@ def sweep(
             published curves have each ε by itself.
         rejection: share of clean inputs that thresholds reject.
     """
+    check_call(sweep, locals())
     if isinstance(eps, int | float) or not len(eps):
         raise ValueError(f"`eps` of a sweep must be several numbers, got {eps!r}")
     check_rejection(rejection)

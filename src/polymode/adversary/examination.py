@@ -27,6 +27,7 @@ from polymode.adversary.detection import Sweep, check_rejection, sweep
 from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.adversary.square import check_norm
+from polymode.core.checks import check_call
 from polymode.core.data import Arrays, Pair
 from polymode.core.scaling import Scaling
 from polymode.examinations.examination import EXAMINATIONS, check_options
@@ -180,6 +181,7 @@ def inputs_of(
     task: Task, num_examples: int
 ) -> tuple[Tensor, Tensor, Scaling | None, tuple[float, float] | None]:
     """Return raw test inputs, labels, the scaling to the networks' inputs, and the box."""
+    check_call(inputs_of, locals())
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test set to attack; give it one")
     if isinstance(task.test, Arrays):
@@ -252,6 +254,7 @@ def _rows(found: Sweep) -> list[Row]:
 
 def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
     """Return what figures are made of: curves against ε and step, inputs on the way."""
+    check_call(arrays_of, locals())
     last = found.attacks[-1]
     arrays: dict[str, np.ndarray] = {
         "eps": found.eps,

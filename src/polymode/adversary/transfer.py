@@ -16,6 +16,7 @@ import numpy as np
 
 from polymode.adversary.attack import attack
 from polymode.adversary.attacked import Attacked
+from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.metrics.table import align
 from polymode.posterior import Posterior
@@ -61,6 +62,7 @@ def transfer(posts: Mapping[str, Posterior], x: Any, y: Any, **options: Any) -> 
         posts: by name, at least two, of one task. x, y: raw inputs and labels.
         options: of `attack`; `eps` is needed. Each posterior is attacked with them.
     """
+    check_call(transfer, locals())
     if len(posts) < 2:
         raise ValueError(f"transfer needs at least 2 posteriors, got {len(posts)}")
     attacks = {name: attack(post, x, y, **options) for name, post in posts.items()}

@@ -10,13 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 
-def autocovariance(draws: Tensor) -> Tensor:
+
+def autocovariance(draws: OnlyTensor) -> Tensor:
     """Return the autocovariance at lags 0 to L − 1, (L, M, ...) in float64, from draws (L, M, ...).
 
     >>> autocovariance(torch.tensor([[1.0], [2.0], [4.0], [5.0]]))[:2, 0].round(decimals=6).tolist()
     [2.5, 0.75]
     """
+    check_call(autocovariance, locals())
     centred = draws.double() - draws.double().mean(0)
     length = len(draws)
     size = 1 << (2 * length - 1).bit_length()  # no lag wraps around
@@ -25,7 +28,8 @@ def autocovariance(draws: Tensor) -> Tensor:
     return torch.fft.irfft(power, size, dim=0)[:length] / length
 
 
-def autocorrelation(draws: Tensor) -> Tensor:
+def autocorrelation(draws: OnlyTensor) -> Tensor:
     """Return the autocovariance divided by that of lag 0; NaN for a chain that never moves."""
+    check_call(autocorrelation, locals())
     found = autocovariance(draws)
     return found / found[:1]

@@ -26,18 +26,21 @@ from torch import Tensor
 
 from polymode.chains.autocorrelation import autocovariance
 from polymode.chains.rhat import check, quantile, rank_normalised, split
+from polymode.core.checks import OnlyTensor, check_call
 
 TAILS = (0.05, 0.95)
 
 
-def ess_bulk(draws: Tensor) -> Tensor:
+def ess_bulk(draws: OnlyTensor) -> Tensor:
     """Return the bulk ESS of each quantity, (...); NaN where draws never change."""
+    check_call(ess_bulk, locals())
     check(draws, chains=1)
     return ess_of(rank_normalised(split(draws.double())))
 
 
-def ess_tail(draws: Tensor) -> Tensor:
+def ess_tail(draws: OnlyTensor) -> Tensor:
     """Return the tail ESS of each quantity, (...); NaN where draws never change."""
+    check_call(ess_tail, locals())
     check(draws, chains=1)
     draws = draws.double()
     found = []
@@ -48,8 +51,9 @@ def ess_tail(draws: Tensor) -> Tensor:
     return torch.minimum(*found).where(moves, torch.nan)
 
 
-def ess_mean(draws: Tensor) -> Tensor:
+def ess_mean(draws: OnlyTensor) -> Tensor:
     """Return the ESS of each quantity's mean, on split chains: its standard error is √(Var/ESS)."""
+    check_call(ess_mean, locals())
     check(draws, chains=1)
     return ess_of(split(draws.double()))
 

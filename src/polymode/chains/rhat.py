@@ -18,18 +18,24 @@ Shapes: draws (L, M, ...): `L` draws of `M` chains of any number of quantities.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, Range, check_call
+
+Draws = Annotated[OnlyTensor, Range("and shape (L, M, ...)", lambda draws: draws.dim() > 1)]
 FEWEST = 4  # draws of a chain: its halves need a variance
 
 
-def rhat(draws: Tensor) -> Tensor:
+def rhat(draws: Draws) -> Tensor:
     """Return the rank-normalised split R-hat of each quantity, (...), in float64.
 
     NaN where all draws are the same, infinite where chains stay at different values. Two chains at
     least: one has nothing to differ from but itself.
     """
+    check_call(rhat, locals())
     check(draws)
     halves = split(draws.double())
     bulk = _plain(rank_normalised(halves))
@@ -58,9 +64,10 @@ def check(draws: Tensor, chains: int = 2) -> None:
         )
 
 
-def split(draws: Tensor) -> Tensor:
+def split(draws: Draws) -> Tensor:
     """Return both halves of each chain as chains of their own, (L // 2, 2 M, ...); the middle draw
     of an odd number is left out."""
+    check_call(split, locals())
     half = len(draws) // 2
     return torch.cat([draws[:half], draws[-half:]], 1)
 
@@ -73,9 +80,10 @@ def quantile(draws: Tensor, level: float) -> Tensor:
     return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], place - low)
 
 
-def rank_normalised(draws: Tensor) -> Tensor:
+def rank_normalised(draws: Draws) -> Tensor:
     r"""Return normal scores of the ranks among all draws of a quantity,
     :math:`\Phi^{-1}((r - 3/8) / (S + 1/4))`; equal draws share the mean of their ranks."""
+    check_call(rank_normalised, locals())
     from scipy.stats import rankdata
 
     flat = draws.flatten(0, 1)
@@ -92,7 +100,7 @@ def _plain(draws: Tensor) -> Tensor:
     return ((length - 1) / length + between / within).sqrt()
 
 
-def nested_rhat(draws: Tensor, superchains: int) -> Tensor:
+def nested_rhat(draws: Draws, superchains: int) -> Tensor:
     r"""Return the nested R-hat of each quantity, (...), in float64.
 
     .. math:: \sqrt{1 + B / W},\quad B = \mathrm{Var}_k\,\bar x_k,\quad
@@ -105,6 +113,7 @@ def nested_rhat(draws: Tensor, superchains: int) -> Tensor:
             the chains of one begin at the same point; where all begin elsewhere, groups differ less
             and the value is nearer to 1.
     """
+    check_call(nested_rhat, locals())
     length, chains = draws.shape[:2]
     if superchains < 2 or chains % superchains:
         raise ValueError(

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from polymode.conformal.intervals import PredictionIntervals
 from polymode.conformal.sets import PredictionSets
+from polymode.core.checks import check_call
 from polymode.core.targets import check_labels, check_values
 
 
 def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:
     """Return whether each target is inside, bool: (B,) of sets, (B, D) of intervals."""
+    check_call(covered, locals())
     if isinstance(sets, PredictionSets):
         labels = check_labels(targets, sets.members.shape[-1]).to(sets.members.device)
         _check_length(len(labels), len(sets))
@@ -26,11 +28,13 @@ def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tens
 
 def coverage(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:
     """Return the share of targets inside, in [0, 1]: () of sets, (D,) of intervals."""
+    check_call(coverage, locals())
     return covered(sets, targets).double().mean(0)
 
 
 def mean_size(sets: PredictionSets | PredictionIntervals) -> Tensor:
     """Return the mean number of classes, (), or the mean width in units of y, (D,)."""
+    check_call(mean_size, locals())
     _check_length(len(sets), len(sets))
     return (sets.sizes if isinstance(sets, PredictionSets) else sets.widths).double().mean(0)
 
@@ -67,6 +71,7 @@ def size_stratified_coverage(
 
     Reference: A. Angelopoulos, S. Bates, J. Malik, M. I. Jordan, ICLR 2021, section 4.
     """
+    check_call(size_stratified_coverage, locals())
     starts = [int(start) for start in smallest]
     if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
         raise ValueError(f"`smallest` must rise from 0, got {list(smallest)}")

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polymode.conformal.quantile import conformal_quantile
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.core.targets import check_values
 from polymode.prediction import MixturePrediction, Prediction
@@ -109,6 +110,7 @@ def conformal_intervals(
         level: in (0, 1).
         method: "split", "scaled" (needs a finite variance) or "cqr".
     """
+    check_call(conformal_intervals, locals())
     if method not in METHODS:
         raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
     lower, upper, unit = _ends(prediction, method, level)

@@ -24,6 +24,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rows, check_call
+
 
 def conformal_rank(n: int, level: float) -> int:
     """Return k = ceil((n + 1) level), exact for the level as it is written: 0.9 is 9/10.
@@ -31,13 +33,15 @@ def conformal_rank(n: int, level: float) -> int:
     >>> conformal_rank(20, 0.9), conformal_rank(9, 0.9), conformal_rank(8, 0.9)
     (19, 9, 9)
     """
+    check_call(conformal_rank, locals())
     if not 0.0 < level < 1.0:
         raise ValueError(f"`level` must be in (0, 1), got {level}; 0.9 for 90 %.")
     return ceil((n + 1) * Fraction(str(float(level))))
 
 
-def conformal_quantile(scores: Tensor, level: float) -> Tensor:
+def conformal_quantile(scores: Rows, level: float) -> Tensor:
     """Return the k-th smallest of n scores, float64: (n,) -> (), (n, D) -> (D,); inf for k > n."""
+    check_call(conformal_quantile, locals())
     rank = conformal_rank(len(scores), level)
     if rank > len(scores):
         return torch.full_like(scores[0], torch.inf, dtype=torch.float64)

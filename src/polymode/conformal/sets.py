@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from polymode.conformal.quantile import conformal_quantile, conformal_rank
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.core.targets import check_labels
@@ -144,6 +145,7 @@ def conformal_sets(
         k_reg: classes >= 0 that raps does not penalise, 5 if None. The paper tunes both on further
             data, see `tune_raps`.
     """
+    check_call(conformal_sets, locals())
     if method not in METHODS:
         raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
     if method != "raps" and (penalty is not None or k_reg is not None):
@@ -180,6 +182,7 @@ def tune_raps(
     the smallest sets on these same data, as in the paper: data of the user's choice that are
     neither those of the calibration nor of the test.
     """
+    check_call(tune_raps, locals())
     probs, labels = _pair(prediction, targets)
     order = probs.argsort(dim=-1, descending=True, stable=True)
     ranks = (order == labels[:, None]).int().argmax(-1) + 1

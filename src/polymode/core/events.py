@@ -6,8 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from torch import nn
+
+from polymode.core.checks import Range
 from polymode.core.data import Data, Pair
 from polymode.core.values import plain
 
@@ -38,7 +41,9 @@ class Event:
     eta: float
 
 
-Observer = Callable[[Event], Any]
+Observer = Annotated[
+    Callable[[Event], Any], Range("of an Event", lambda call: not isinstance(call, nn.Module))
+]
 
 _QUIET = 10.0  # seconds between two lines about what comes after training
 

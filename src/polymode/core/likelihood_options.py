@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from polymode.core.checks import shown
 from polymode.core.registry import suggest
 
 LEARNED = ("learned", "learned_per_output")
@@ -14,7 +15,9 @@ def count(field: str, owner: object, value: int, at_least: int) -> int:
     """Return the integer, or say how large it must be."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         name = type(owner).__name__
-        raise ValueError(f"`{field}` of {name} must be an integer >= {at_least}, got {value!r}")
+        raise ValueError(
+            f"`{field}` of {name} must be an integer >= {at_least}, got {shown(value)}"
+        )
     return value
 
 
@@ -26,7 +29,7 @@ def positive(field: str, owner: object, value: Any) -> float:
         number = math.nan
     if not 0.0 < number < math.inf:
         name = type(owner).__name__
-        raise ValueError(f"`{field}` of {name} must be a finite number > 0, got {value!r}")
+        raise ValueError(f"`{field}` of {name} must be a finite number > 0, got {shown(value)}")
     return number
 
 
@@ -40,6 +43,6 @@ def scale_spec(field: str, owner: object, value: Any) -> float | tuple[float, ..
         near = suggest(value, LEARNED) if isinstance(value, str) else ""
         raise ValueError(
             f"`{field}` of {type(owner).__name__} must be chosen: a number > 0 or a tuple of them"
-            f" if it is known, 'learned' or 'learned_per_output' if not; got {value!r}.{near}"
+            f" if it is known, 'learned' or 'learned_per_output' if not; got {shown(value)}.{near}"
         )
     return positive(field, owner, value)

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import shown
 from polymode.core.components import Categories, Components, Moments
 from polymode.core.densities import HALF_LOG_2PI, log_density, student_log_norm
 from polymode.core.likelihood_base import Likelihood as Likelihood
@@ -364,7 +365,7 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
         return likelihood_from_config({"name": likelihood})
     raise ValueError(
         "`likelihood` must be a name or a Likelihood object such as Gaussian(noise=0.1),"
-        f" got {likelihood!r}"
+        f" got {shown(likelihood)}"
     )
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ def require_free(need: float, what: str, remedy: str, device: torch.device | str
         raise ValueError(f"{what} need {human(need)} of memory; {human(free)} free. {remedy}")
 
 
-class refuse_huge(TorchDispatchMode):
-    """Refuse tensors within the block that are larger than what is free.
+class refuse_huge(TorchDispatchMode, ContextDecorator):
+    """Refuse tensors in the block, or decorated function, that are larger than what is free.
 
     The system promises more memory than there is, and ends the process when it is used.
     """
@@ -86,6 +87,9 @@ class refuse_huge(TorchDispatchMode):
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__()
         self.what, self.remedy = what, remedy
+
+    def _recreate_cm(self) -> refuse_huge:
+        return refuse_huge(self.what, self.remedy)  # one per call: calls may nest, and have threads
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

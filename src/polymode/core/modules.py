@@ -12,11 +12,13 @@ from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from polymode.core.memory import refuse_huge
 from polymode.core.rng import fold_each, global_stream, private_stream
@@ -33,7 +35,7 @@ def members_from(
 ) -> tuple[Iterable[nn.Module], range]:
     """Return the members one by one, and which they are: of all, those in `modes`."""
     if isinstance(networks, nn.Module):
-        _require_shapes(networks)
+        _require_plain(networks)
         if num_modes not in (None, 1):
             raise ValueError(
                 f"{num_modes} members cannot be made of one module: they would be identical. Give a"
@@ -51,7 +53,7 @@ def members_from(
                 "the list holds the same module twice; members must be different objects"
             )
         for module in modules:
-            _require_shapes(module)
+            _require_plain(module)
         return modules[modes], range(len(modules))[modes]
     if not callable(networks):
         raise ValueError(
@@ -75,7 +77,7 @@ def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.M
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
-        _require_shapes(module)
+        _require_plain(module)
         if first is None:
             first = module  # kept alive, so that identities stay comparable
             held = {id(module), *(id(p) for p in module.parameters())}
@@ -91,6 +93,39 @@ def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.M
 def not_too_large() -> refuse_huge:
     """Return a block in which no network is built that does not fit into the memory."""
     return refuse_huge("the network is too large", "Take smaller layers, or fewer outputs")
+
+
+def _require_plain(module: nn.Module) -> None:
+    """Refuse what cannot be stacked: compiled programs, and layers without plain parameters."""
+    for path, layer in module.named_modules():
+        where = f"'{path}' of the network" if path else "the network"
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{where} is a TorchScript module, whose weights cannot be replaced; give the"
+                " module that it was made of, and script the posterior's members afterwards"
+            )
+        if isinstance(layer, nn.DataParallel):
+            raise ValueError(
+                f"{where} is wrapped in nn.DataParallel, and polymode spreads its members itself;"
+                " give what it wraps, net.module"
+            )
+        if "quantized" in type(layer).__module__:
+            raise ValueError(
+                f"{where} is a quantised {type(layer).__name__}, whose weights are integers without"
+                " gradients; give the network in floating point, and quantise it after fitting"
+            )
+        if any(isinstance(hook, WeightNorm) for hook in layer._forward_pre_hooks.values()):
+            raise ValueError(
+                f"{where} has torch.nn.utils.weight_norm, which keeps a weight that cannot be"
+                " copied; use torch.nn.utils.parametrizations.weight_norm"
+            )
+    for name, tensor in named_tensors(module).items():
+        if isinstance(tensor, nn.Parameter) and tensor.is_complex():
+            raise ValueError(
+                f"'{name}' of the network is {tensor.dtype}, and posteriors are over real numbers;"
+                " keep torch.view_as_real of it, and view it as complex in `forward`"
+            )
+    _require_shapes(module)
 
 
 def _require_shapes(module: nn.Module) -> None:

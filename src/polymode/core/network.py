@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from polymode.core.graph import silent
-from polymode.core.modules import aliases_of, average_by_tensors, set_mode
+from polymode.core.modules import aliases_of, average_by_tensors, set_mode, tie_again
 from polymode.core.threads import PerThread
 from polymode.core.trace import trace
 
@@ -92,4 +92,5 @@ class _Lock:
 
 def without_values(module: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode whose tensors have shapes alone."""
-    return silent(copy.deepcopy(module)).to("meta").requires_grad_(False).eval()
+    empty = silent(copy.deepcopy(module)).to("meta").requires_grad_(False).eval()
+    return tie_again(empty, aliases_of(module))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import shown
 from polymode.core.registry import suggest
 
 _EPOCHS, _STEPS = 50, 1000  # 200 values of a noisy sine are not learnt in 400 steps of Adam
@@ -72,7 +73,9 @@ class Passes:
         """Raise in the one form in which options are refused."""
         if not holds:
             name = type(self).__name__
-            raise ValueError(f"`{field}` of {name} must be {rule}, got {getattr(self, field)!r}")
+            raise ValueError(
+                f"`{field}` of {name} must be {rule}, got {shown(getattr(self, field))}"
+            )
 
     def _require_integer(self, field: str, least: int) -> None:
         value = getattr(self, field)
@@ -88,7 +91,7 @@ class Passes:
         if value not in names:
             raise ValueError(
                 f"`{field}` of {type(self).__name__} must be one of {', '.join(names)}, got"
-                f" {value!r}.{suggest(str(value), names)}"
+                f" {shown(value)}.{suggest(str(value), names)}"
             )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import as_numbers
+
 
 def check_labels(targets: Any, num_classes: int | None = None) -> Tensor:
     """Return class labels as int64 (N,), or say what is wrong with them; N may be zero.
@@ -93,11 +95,7 @@ def check_values(targets: Any, target_size: int | None = None) -> Tensor:
 
 
 def _as_tensor(targets: Any) -> Tensor:
-    try:
-        return torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(targets).__name__
-        raise ValueError(f"Targets must be numbers in a tensor, got {kind}: {error}") from None
+    return as_numbers("Targets", targets)
 
 
 def align(targets: Tensor, shape: torch.Size, trailing: int) -> Tensor:

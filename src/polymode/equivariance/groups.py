@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
 
 ROUNDING = 1e-5  # matrices that differ by less are the same element
@@ -225,7 +226,7 @@ def group(
     name: str | Group,
     *,
     lattice: Sequence[int] | int | None = None,
-    output: str | Tensor | None = None,
+    output: str | OnlyTensor | None = None,
 ) -> Group:
     """Return the group called `name`.
 
@@ -240,6 +241,7 @@ def group(
     >>> c4.orbit(torch.arange(4.0).view(1, 2, 2)).flatten(1).tolist()
     [[0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 0.0, 2.0], [3.0, 2.0, 1.0, 0.0], [2.0, 0.0, 3.0, 1.0]]
     """
+    check_call(group, locals())
     if isinstance(name, Group):
         return name if output is None else name.with_output(output)
     _load()

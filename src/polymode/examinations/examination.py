@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
 from polymode.core.values import read_value, value_text
 from polymode.examinations.findings import Findings
@@ -70,6 +71,7 @@ def ask(name: str, options: Mapping[str, Any]) -> Asked:
 
 def read_asked(text: str) -> Asked:
     """Return what "NAME" or "NAME:key=value,key=value" asks for; values are JSON, or else text."""
+    check_call(read_asked, locals())
     name, _, given = text.partition(":")
     options = {}
     for part in re.split(r",(?=\s*\w+\s*=)", given) if given.strip() else ():
@@ -90,6 +92,7 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
             name stands for `pm.task(name)`.
         name: see `polymode list examinations`. options: of this examination.
     """
+    check_call(examine, locals())
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
     task = as_task(task, "examine")

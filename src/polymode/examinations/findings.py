@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.core.registry import Registry, suggest
 from polymode.metrics.results import EXAMINED, Results, Row, finite, title_of
@@ -48,6 +49,7 @@ def measure(
         standard_error: over these things, None where it is not known.
         note: why there is no value.
     """
+    check_call(measure, locals())
     if not note and finite(value) is None:
         note = f"n/a ({'infinite' if value is not None and math.isinf(value) else 'undefined'})"
     return Row("", metric, finite(value), unit, direction, n, finite(standard_error), note)
@@ -133,6 +135,7 @@ class NotApplicable(ValueError):
 
 def findings_of(results: Results) -> dict[str, Findings]:
     """Return what results hold of examinations, by label."""
+    check_call(findings_of, locals())
     rows: dict[str, list[Row]] = {}
     for row in results.rows:
         if row.dataset.startswith(EXAMINED):

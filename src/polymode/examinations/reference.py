@@ -26,6 +26,7 @@ from torch import nn
 from polymode import nets
 from polymode._version import __version__
 from polymode.chains.rhat import check
+from polymode.core.checks import check_call
 from polymode.core.code import network_mark
 from polymode.core.data import Arrays, Data
 from polymode.core.html import html_block
@@ -133,6 +134,7 @@ def reference(
     >>> found.predict(pm.task("two_moons").test).num_samples
     8
     """
+    check_call(reference, locals())
     task = as_task(task, "reference")
     if task.train is None:
         raise ValueError("the task has no training data: give pm.Task(train=...)")

@@ -24,12 +24,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.options import is_number
 
 _LEAST = 1e-30  # below, α times a difference may underflow; the loss is that of 0 to 1e-30
 
 
-def alpha_loss(log_likelihoods_KN: Tensor, alpha: float) -> Tensor:
+def alpha_loss(log_likelihoods_KN: OnlyTensor, alpha: float) -> Tensor:
     """Return the loss per example, the mean over N, in nats.
 
     Args:
@@ -50,6 +51,7 @@ def alpha_loss(log_likelihoods_KN: Tensor, alpha: float) -> Tensor:
     >>> [round(alpha_loss(two_passes, alpha).item(), 4) for alpha in (0.0, 1e-6, 0.5, 1.0)]
     [1.25, 1.25, 1.1299, 1.0331]
     """
+    check_call(alpha_loss, locals())
     check_alpha("alpha_loss", alpha)
     if log_likelihoods_KN.dim() < 2 or log_likelihoods_KN.shape[-2] < 1:
         raise ValueError(

@@ -19,6 +19,7 @@ from torch import nn
 
 from polymode._version import __version__
 from polymode.core import ranks
+from polymode.core.checks import Seed, check_call
 from polymode.core.code import network_mark
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
@@ -57,7 +58,7 @@ def fit(
     *,
     net: Any,
     task: Task | str,
-    seed: int = 0,
+    seed: Seed = 0,
     execution: str = "auto",
     chunk_size: int | None = None,
     dtype: torch.dtype | None = None,
@@ -103,13 +104,12 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
+    check_call(fit, locals())
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()
     with ranks.in_step():
         device = usable_device(device)
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}")
         if task.train is None:
             raise ValueError("the task has no training data: give pm.Task(train=...)")
         ranks.same("methods, options or seeds", (name, json_safe(dataclasses.asdict(config)), seed))

@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import ranks
+from polymode.core.checks import as_numbers
 from polymode.core.components import Categories
 from polymode.core.loop import Batch
 from polymode.core.rng import fold, generator
@@ -127,7 +128,7 @@ class FunctionRDE(MAP):
                     f" at the same points: points='{self.points}' needs data_order='shared'"
                 )
         else:
-            points = torch.as_tensor(self.points)
+            points = as_numbers("`points` of FunctionRDE", self.points)
             if points.dim() < 2 or len(points) == 0 or not torch.isfinite(points).all():
                 raise ValueError(
                     "`points` of FunctionRDE must be 'batch', 'perturbed' or finite inputs"

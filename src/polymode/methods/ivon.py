@@ -232,7 +232,7 @@ def standard_deviations(config: IVON, problem: Problem, state: State) -> Tensors
 
 
 def _mean_hessian(state: State) -> Tensor:
-    sums = [h.flatten(1).sum(1) for h in state.hessian.values()]
+    sums = [h.reshape(len(h), -1).sum(1) for h in state.hessian.values()]
     return torch.stack(sums).sum(0) / state.stack.num_parameters
 
 

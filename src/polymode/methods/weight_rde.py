@@ -110,7 +110,7 @@ def repel(stack: Stack, estimator: str, weight: float) -> None:
     Tensor by tensor, so that the flattened (M, P) never exists: distances add up over tensors, and
     the estimate is A θ with one matrix A (M, M) for all.
     """
-    tensors = [ranks.gather(p.detach().flatten(1)) for p in stack.params.values()]
+    tensors = [ranks.gather(p.detach().reshape(len(p), -1)) for p in stack.params.values()]
     centred = [tensor - tensor.mean(0) for tensor in tensors]
     squared = sum(squared_distances(c, c).double() for c in centred)
     assert isinstance(squared, Tensor)
@@ -125,7 +125,7 @@ def repel(stack: Stack, estimator: str, weight: float) -> None:
     for grad, rows in zip(grads, centred, strict=True):
         assert grad is not None
         if smoothing is not None:
-            mixed = smoothing.to(grad.dtype) @ ranks.gather(grad.flatten(1))
+            mixed = smoothing.to(grad.dtype) @ ranks.gather(grad.reshape(len(grad), -1))
             grad.copy_(ranks.own(mixed).view(grad.shape))
         grad.add_(ranks.own(matrix @ rows).view(grad.shape))
 

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import Many, check_call
 from polymode.core.rng import fold
 from polymode.metrics.classification import classes_and_labels
 from polymode.metrics.score import CLASSIFICATION, Interval, NotDefined, Score, register
@@ -52,7 +53,7 @@ class Bins(NamedTuple):
 
 
 def reliability_bins(
-    confidence: Tensor, correct: Tensor, num_bins: int = 15, equal: str = "width"
+    confidence: Tensor, correct: Tensor, num_bins: Many = 15, equal: str = "width"
 ) -> Bins:
     """Return counts, mean confidence and accuracy in bins of equal width or equal mass.
 
@@ -64,6 +65,7 @@ def reliability_bins(
     >>> bins.count.tolist(), [round(a, 3) for a in bins.accuracy.tolist()]
     ([0, 3], [0.25, 0.667])
     """
+    check_call(reliability_bins, locals())
     confidence, correct = _check(confidence, correct)
     edges, index = _assign(confidence, num_bins, equal)
     count = torch.bincount(index, minlength=num_bins)
@@ -86,7 +88,7 @@ def reliability_bins(
     headline=True,
     summary="mean gap between confidence and accuracy over 15 equal-width bins of confidence",
 )
-def ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
+def ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return the expected calibration error, :math:`\sum_b \frac{n_b}{B} |acc_b - conf_b|`.
 
     In [0, 1], of the top class, in bins of equal width. The standard error is that of a bootstrap
@@ -104,6 +106,7 @@ def ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
     Reference: C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger, On calibration of modern neural
     networks, ICML 2017.
     """
+    check_call(ece, locals())
     return _binned_error(*_top(prediction, targets, "ece"), num_bins, "width")
 
 
@@ -116,7 +119,7 @@ def ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
     family="calibration",
     summary="mean gap between confidence and accuracy over 15 bins of equally many examples",
 )
-def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
+def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return :math:`\sum_b \frac{n_b}{B} |acc_b - conf_b|` over bins of equal mass, in [0, 1].
 
     Of the top class, like `ece`; each bin has about B / 15 examples, so all are estimated alike.
@@ -132,6 +135,7 @@ def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) ->
     Reference: K. Nguyen, B. O'Connor, Posterior calibration and exploratory analysis for natural
     language processing models, EMNLP 2015.
     """
+    check_call(adaptive_ece, locals())
     return _binned_error(*_top(prediction, targets, "adaptive_ece"), num_bins, "mass")
 
 
@@ -145,7 +149,7 @@ def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) ->
     summary="gap between the probability of a class and its frequency, over 15 bins of equally many"
     " examples for each class, mean over classes",
 )
-def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
+def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return :math:`\frac1C\sum_k\sum_b \frac{n_{kb}}{B} |freq_{kb} - prob_{kb}|`, in [0, 1].
 
     For each class k by itself, the examples are put in bins of equal mass by :math:`\bar p_{nk}`;
@@ -161,6 +165,7 @@ def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: int = 15) -
     Reference: J. Nixon, M. W. Dusenberry, L. Zhang, G. Jerfel, D. Tran, Measuring calibration in
     deep learning, CVPR workshops 2019 (arXiv:1904.01685).
     """
+    check_call(classwise_ace, locals())
     classes, labels = classes_and_labels(prediction, targets, "classwise_ace")
     probs = classes.mean.detach()
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))  # NumPy has no bfloat16
@@ -186,7 +191,7 @@ def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: int = 15) -
     family="calibration",
     summary="largest gap between confidence and accuracy in any of 15 equal-width bins",
 )
-def mce(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
+def mce(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return the maximum calibration error, :math:`\max_b |acc_b - conf_b|`, in [0, 1].
 
     Over the bins of `ece` that hold an example, so it is never below the ECE.
@@ -200,6 +205,7 @@ def mce(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
     Reference: M. P. Naeini, G. F. Cooper, M. Hauskrecht, Obtaining well calibrated probabilities
     using Bayesian binning, AAAI 2015.
     """
+    check_call(mce, locals())
     confidence, correct = _top(prediction, targets, "mce")
     bins = reliability_bins(confidence, correct, num_bins)
     return Score((bins.accuracy - bins.confidence).abs().max().item(), len(correct))
@@ -230,6 +236,7 @@ def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
     Reference: J. Błasiok, P. Nakkiran, Smooth ECE: principled reliability diagrams via kernel
     smoothing, ICLR 2024 (arXiv:2309.12236).
     """
+    check_call(smooth_ece, locals())
     confidence, correct = _top(prediction, targets, "smooth_ece")
     return Score(smooth_calibration_error(confidence.double(), correct), len(correct))
 
@@ -244,7 +251,7 @@ def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
     summary="root mean square gap between confidence and accuracy over 15 bins of equally many"
     " examples, minus what chance alone would give",
 )
-def debiased_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) -> Score:
+def debiased_ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return :math:`\sqrt{\max(0, E)}` with the error's square less its expected sampling noise,
 
     .. math:: E = \sum_b \frac{n_b}{B}
@@ -266,6 +273,7 @@ def debiased_ece(prediction: Prediction, targets: Tensor, num_bins: int = 15) ->
     R. Roelofs, N. Cain, J. Shlens, M. C. Mozer, Mitigating bias in calibration error estimation,
     AISTATS 2022.
     """
+    check_call(debiased_ece, locals())
     confidence, correct = _top(prediction, targets, "debiased_ece")
     bins = reliability_bins(confidence, correct, num_bins, equal="mass")
     usable = bins.count > 1
@@ -281,7 +289,7 @@ def ece_interval(
     prediction: Prediction,
     targets: Tensor,
     level: float = 0.95,
-    num_resamples: int = 1000,
+    num_resamples: Many = 1000,
     seed: int = 0,
 ) -> Interval:
     r"""Return what the ECE in 15 equal-width bins would be without end of data, with an interval.
@@ -308,6 +316,7 @@ def ece_interval(
     Reference: J. Carpenter, Test inversion bootstrap confidence intervals, J. R. Stat. Soc. B 61
     (1999).
     """
+    check_call(ece_interval, locals())
     if not 0 < level < 1:
         raise ValueError(f"`level` of ece_interval must be in (0, 1), got {level}")
     if not isinstance(num_resamples, int) or num_resamples < 100:
@@ -340,7 +349,7 @@ def _invert(gaps: np.ndarray, direction: np.ndarray, noise: np.ndarray, q: float
     return float(low)
 
 
-def _binned_error(confidence: Tensor, correct: Tensor, num_bins: int, equal: str) -> Score:
+def _binned_error(confidence: Tensor, correct: Tensor, num_bins: Many, equal: str) -> Score:
     _, index = _assign(confidence, num_bins, equal)
     gaps, resampled = _resample(confidence, correct, index, num_bins, RESAMPLES, 0)
     error = np.abs(resampled).sum(1).std(ddof=1) if len(correct) > 1 else None
@@ -348,7 +357,12 @@ def _binned_error(confidence: Tensor, correct: Tensor, num_bins: int, equal: str
 
 
 def _resample(
-    confidence: Tensor, correct: Tensor, index: Tensor, num_bins: int, num_resamples: int, seed: int
+    confidence: Tensor,
+    correct: Tensor,
+    index: Tensor,
+    num_bins: Many,
+    num_resamples: Many,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gaps of the bins, (num_bins,), and of resampled examples, (R, num_bins).
 
@@ -371,7 +385,7 @@ def _resample(
     return total.reshape(-1, 2).sum(1) / n, sums.reshape(num_resamples, -1, 2).sum(2) / n
 
 
-def _assign(confidence: Tensor, num_bins: int, equal: str) -> tuple[Tensor, Tensor]:
+def _assign(confidence: Tensor, num_bins: Many, equal: str) -> tuple[Tensor, Tensor]:
     """Return the edges, (num_bins + 1,) from 0 to 1, and the bin of each example."""
     if equal not in ("width", "mass"):
         raise ValueError(f"`equal` must be 'width' or 'mass', got {equal!r}")
@@ -383,7 +397,7 @@ def _assign(confidence: Tensor, num_bins: int, equal: str) -> tuple[Tensor, Tens
     return edges, torch.bucketize(confidence.double(), inner.double())
 
 
-def _ranks(size: int, num_bins: int) -> Tensor:
+def _ranks(size: int, num_bins: Many) -> Tensor:
     """Return where the inner edges of bins of equal mass stand in a sorted list."""
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(f"`num_bins` must be an integer of at least 1, got {num_bins!r}")

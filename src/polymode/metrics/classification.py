@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.rng import generator
 from polymode.core.targets import check_labels
 from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score, register
@@ -37,6 +38,7 @@ def accuracy(prediction: Prediction, targets: Tensor) -> Score:
     Traps: the class is that of the averaged probabilities, not a vote of the members; of equally
     probable classes the first is taken, so a constant predictor gets the share of class 0.
     """
+    check_call(accuracy, locals())
     classes, labels = classes_and_labels(prediction, targets, "accuracy")
     return mean_score((classes.classes == labels).double())
 
@@ -65,6 +67,7 @@ def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
     Args:
         k: at least 1.
     """
+    check_call(top_k, locals())
     classes, labels = classes_and_labels(prediction, targets, "top_k")
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"`k` of top_k must be an integer of at least 1, got {k!r}")
@@ -99,6 +102,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
+    check_call(nll, locals())
     classes, labels = classes_and_labels(prediction, targets, "nll")
     return mean_score(_surprise(-classes.log_prob(labels)))
 
@@ -125,6 +129,7 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     Reference: G. W. Brier, Verification of forecasts expressed in terms of probability, Monthly
     Weather Review 78 (1950).
     """
+    check_call(brier, locals())
     classes, labels = classes_and_labels(prediction, targets, "brier")
     probs = classes.mean.detach().double()
     of_label = probs.gather(1, labels[:, None])[:, 0]
@@ -162,6 +167,7 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
     Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
     estimation and ensembling in deep learning, ICLR 2020 (arXiv:2002.06470).
     """
+    check_call(calibrated_nll, locals())
     classes, labels = classes_and_labels(prediction, targets, "calibrated_nll")
     if len(labels) < 2:
         raise NotDefined("needs >= 2 examples, one to fit the temperature, got 1")
@@ -197,6 +203,7 @@ def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) ->
 
     Reference: C. E. Shannon, A mathematical theory of communication, Bell Syst. Tech. J. 27 (1948).
     """
+    check_call(predictive_entropy, locals())
     return mean_score(_classes(prediction, "predictive_entropy").predictive_entropy)
 
 
@@ -222,6 +229,7 @@ def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> S
     Reference: S. Depeweg et al., Decomposition of uncertainty in Bayesian deep learning for
     efficient and risk-sensitive learning, ICML 2018.
     """
+    check_call(expected_entropy, locals())
     return mean_score(_classes(prediction, "expected_entropy").expected_entropy)
 
 
@@ -241,6 +249,7 @@ def mutual_information(prediction: Prediction, targets: Tensor | None = None) ->
 
     Needs no targets. Trap: its ceiling is log S, so ensembles of different sizes differ in it.
     """
+    check_call(mutual_information, locals())
     return mean_score(_samples(prediction, "mutual_information").mutual_information)
 
 
@@ -261,6 +270,7 @@ def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score
     Near 0 everywhere, also off the data, means that the members have become one function. On easy
     data it is small for good reason: members that are all right agree.
     """
+    check_call(disagreement, locals())
     return mean_score(_samples(prediction, "disagreement").disagreement)
 
 
@@ -273,6 +283,7 @@ def classes_and_labels(
     prediction: Prediction, targets: Tensor, metric: str
 ) -> tuple[CategoricalPrediction, Tensor]:
     """Return the prediction, which must be of classes, and labels that belong to it, at least 1."""
+    check_call(classes_and_labels, locals())
     classes = _classes(prediction, metric)
     labels = check_labels(targets, classes.log_probs.shape[-1]).to(classes.log_probs.device)
     if len(labels) != len(classes):

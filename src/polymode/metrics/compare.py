@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from polymode.core.checks import check_call
 from polymode.metrics.leaderboard import (
     OOD_MEANS,
     SHIFT_MEAN,
@@ -31,6 +32,7 @@ def compare(results: Sequence[Results], *more: Any) -> Leaderboard:
 
     Results on different data are refused, by the fingerprints that `evaluate` keeps.
     """
+    check_call(compare, locals())
     if more:
         raise ValueError("compare takes one list of results: pm.compare([first, second])")
     results = _as_results(results)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.densities import standard_cdf, standard_quantile
 from polymode.core.targets import check_values
 from polymode.metrics.regression import check_pair
@@ -70,6 +71,7 @@ def crps(prediction: Prediction, targets: Tensor) -> Score:
     >>> crps(MixturePrediction(torch.zeros(1, 1, 1), 1.0), torch.zeros(1, 1)).value
     0.23369...
     """
+    check_call(crps, locals())
     mixture, targets = check_pair(prediction, targets, "crps")
     df = mixture.df
     if df is not None and df <= 1.0:
@@ -103,6 +105,7 @@ def crps_from_samples(samples: Tensor, targets: Tensor, *, fair: bool = True) ->
     >>> crps_from_samples(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]), fair=False).value
     0.5
     """
+    check_call(crps_from_samples, locals())
     shape = tuple(samples.shape)
     if not samples.is_floating_point() or len(shape) not in (2, 3) or 0 in shape:
         kind = f"{samples.dtype} {shape}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.data import Arrays, Data, Pixels
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
@@ -78,6 +79,7 @@ def evaluate(
         on two inputs the same as "train" and "plane", first input fastest. "examples" are a few of
         the test set with their inputs: the most uncertain, and the most confidently wrong.
     """
+    check_call(evaluate, locals())
     task = _check_kinds(post, task)
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")

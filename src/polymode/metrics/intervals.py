@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import densities
+from polymode.core.checks import Many, check_call
 from polymode.metrics.regression import check_mixture, check_pair
 from polymode.metrics.score import REGRESSION, Metric, Score, mean_score, register
 from polymode.prediction import MixturePrediction, Prediction
@@ -40,6 +41,7 @@ def pit(prediction: Prediction, targets: Tensor) -> Tensor:
     Reference: A. P. Dawid, Statistical theory: the prequential approach, J. R. Stat. Soc. A 147
     (1984).
     """
+    check_call(pit, locals())
     mixture, values = check_pair(prediction, targets, "pit")
     values, loc, scale = (t.detach().double() for t in (values, mixture.loc, mixture.scale))
     return densities.cdf(values, loc, scale, mixture.df)
@@ -63,13 +65,14 @@ class PitHistogram(NamedTuple):
     high: int
 
 
-def pit_histogram(prediction: Prediction, targets: Tensor, num_bins: int = 10) -> PitHistogram:
+def pit_histogram(prediction: Prediction, targets: Tensor, num_bins: Many = 10) -> PitHistogram:
     """Return the histogram of `pit`, with the binomial band that a right prediction keeps to.
 
     Args:
         prediction, targets: in units of y.
         num_bins: at least 1; with fewer than about 10 examples a bin it shows little.
     """
+    check_call(pit_histogram, locals())
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(
             f"`num_bins` of pit_histogram must be an integer of at least 1, got {num_bins!r}"
@@ -100,6 +103,7 @@ def coverage(prediction: Prediction, targets: Tensor, level: float) -> Score:
         prediction, targets: in units of y.
         level: in (0, 1).
     """
+    check_call(coverage, locals())
     _check_level(level)
     return mean_score(_centrality(prediction, targets).le(level).double().mean(1))
 
@@ -119,6 +123,7 @@ def width(prediction: Prediction, level: float) -> Score:
     Reference: T. Gneiting, F. Balabdaoui, A. E. Raftery, Probabilistic forecasts, calibration and
     sharpness, J. R. Stat. Soc. B 69 (2007).
     """
+    check_call(width, locals())
     lower, upper = _ends(check_mixture(prediction, "width"), level)
     return mean_score((upper - lower).mean(1))
 
@@ -144,6 +149,7 @@ def winkler(prediction: Prediction, targets: Tensor, level: float) -> Score:
     T. Gneiting, A. E. Raftery, Strictly proper scoring rules, prediction, and estimation, JASA 102
     (2007), equation 43.
     """
+    check_call(winkler, locals())
     mixture, values = check_pair(prediction, targets, "winkler")
     lower, upper = _ends(mixture, level)
     y = values.double()
@@ -162,6 +168,7 @@ def quantile_coverage(
         prediction, targets: in units of y.
         levels: (L,) probabilities in (0, 1).
     """
+    check_call(quantile_coverage, locals())
     nominal = torch.as_tensor(levels, dtype=torch.float64)
     if nominal.dim() != 1 or nominal.numel() == 0 or not ((nominal > 0) & (nominal < 1)).all():
         raise ValueError(f"`levels` must be a list of numbers in (0, 1), got {levels}")
@@ -185,6 +192,7 @@ def quantile_calibration(prediction: Prediction, targets: Tensor) -> Score:
     Reference: V. Kuleshov, N. Fenner, S. Ermon, Accurate uncertainties for deep learning using
     calibrated regression, ICML 2018.
     """
+    check_call(quantile_calibration, locals())
     gaps = quantile_coverage(prediction, targets, CALIBRATION_LEVELS)
     levels = torch.tensor(CALIBRATION_LEVELS, dtype=torch.float64, device=gaps.device)
     signs = (gaps - levels).sign()

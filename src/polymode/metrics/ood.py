@@ -23,6 +23,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Registry
 from polymode.metrics.score import (
     OOD_CLASSIFICATION,
@@ -99,6 +100,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Score:
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
     0.75
     """
+    check_call(auroc, locals())
     return _auroc(Ranked.of(inside, outside, "auroc"))
 
 
@@ -134,6 +136,7 @@ def aupr_out(inside: Tensor, outside: Tensor) -> Score:
     >>> round(aupr_out(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
     0.75
     """
+    check_call(aupr_out, locals())
     return _aupr_out(Ranked.of(inside, outside, "aupr_out"))
 
 
@@ -155,6 +158,7 @@ def aupr_in(inside: Tensor, outside: Tensor) -> Score:
     >>> round(aupr_in(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
     0.8056
     """
+    check_call(aupr_in, locals())
     return _aupr_out(Ranked.of(inside, outside, "aupr_in").turned())
 
 
@@ -184,6 +188,7 @@ def fpr95(inside: Tensor, outside: Tensor) -> Score:
     >>> fpr95(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value
     0.6666666666666666
     """
+    check_call(fpr95, locals())
     return _fpr95(Ranked.of(inside, outside, "fpr95"))
 
 
@@ -233,16 +238,19 @@ def _two_sample_error(ranked: Ranked, of_inside: Tensor, of_outside: Tensor) -> 
 
 def predictive_entropy(prediction: Prediction) -> Tensor:
     """Return the entropy of the mean prediction, (B,) nats in [0, log C]: all the uncertainty."""
+    check_call(predictive_entropy, locals())
     return _classes(prediction, "predictive_entropy").predictive_entropy
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
     """Return what the samples differ in, (B,) nats in [0, log S]: the epistemic part; S >= 2."""
+    check_call(mutual_information, locals())
     return _several(_classes(prediction, "mutual_information")).mutual_information
 
 
 def one_minus_confidence(prediction: Prediction) -> Tensor:
     """Return the mean probability of all but the most probable class, (B,) in [0, 1)."""
+    check_call(one_minus_confidence, locals())
     return _classes(prediction, "one_minus_confidence").one_minus_confidence
 
 
@@ -255,6 +263,7 @@ def energy(prediction: Prediction) -> Tensor:
     Reference: W. Liu, X. Wang, J. D. Owens, Y. Li, Energy-based out-of-distribution detection,
     NeurIPS 2020.
     """
+    check_call(energy, locals())
     classes = _classes(prediction, "energy")
     if classes.log_normalizer is None:
         raise NotDefined("needs the network's logits")
@@ -266,6 +275,7 @@ def variance(prediction: Prediction) -> Tensor:
 
     Trap: the output with the largest unit rules the sum; standardise outputs of several units.
     """
+    check_call(variance, locals())
     if isinstance(prediction, MixturePrediction) and prediction.df is not None:
         if prediction.df <= 2.0:
             raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 2 has no variance")
@@ -277,6 +287,7 @@ def epistemic_variance(prediction: Prediction) -> Tensor:
 
     (B,), for S >= 2; of classes in [0, 1], of outputs in their units squared.
     """
+    check_call(epistemic_variance, locals())
     if isinstance(prediction, MixturePrediction) and prediction.df is not None:
         if prediction.df <= 1.0:
             raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 1 has no mean")

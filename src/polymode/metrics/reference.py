@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import densities
+from polymode.core.checks import check_call
 from polymode.metrics.score import (
     REFERENCE_CLASSIFICATION,
     REFERENCE_REGRESSION,
@@ -54,6 +55,7 @@ def agreement(prediction: Prediction, reference: Prediction) -> Score:
     predictions may agree everywhere and be far apart in confidence, see `total_variation`.
     Reference: P. Izmailov et al., What are Bayesian neural network posteriors really like?, 2021.
     """
+    check_call(agreement, locals())
     mine, theirs = _probs(prediction, reference, "agreement")
     return mean_score((mine.argmax(1) == theirs.argmax(1)).double())
 
@@ -72,6 +74,7 @@ def total_variation(prediction: Prediction, reference: Prediction) -> Score:
 
     Reference: P. Izmailov et al., 2021.
     """
+    check_call(total_variation, locals())
     mine, theirs = _probs(prediction, reference, "total_variation")
     return mean_score(0.5 * (mine - theirs).abs().sum(1))
 
@@ -87,6 +90,7 @@ def total_variation(prediction: Prediction, reference: Prediction) -> Score:
 )
 def w1(prediction: Prediction, reference: Prediction) -> Score:
     """Return the mean over inputs of W1, itself the mean over outputs, in units of y."""
+    check_call(w1, locals())
     return mean_score(_distances(prediction, reference, "w1")[0])
 
 
@@ -105,6 +109,7 @@ def w2(prediction: Prediction, reference: Prediction) -> Score:
     Traps: tails weigh with their square; a prediction without moments (Student-t with df <= 2) has
     no finite W2, and what is returned is that of the part within six scales.
     """
+    check_call(w2, locals())
     return mean_score(_distances(prediction, reference, "w2")[1])
 
 

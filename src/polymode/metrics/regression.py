@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.densities import HALF_LOG_2PI
 from polymode.core.targets import check_values
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
@@ -39,6 +40,7 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
     Traps: the root of the mean, so scores of batches cannot be averaged; with outputs of different
     units the largest one rules (see `standardise`).
     """
+    check_call(rmse, locals())
     mixture, values = check_pair(prediction, targets, "rmse")
     if mixture.df is not None and mixture.df <= 1.0:
         raise NotDefined(f"no mean: df = {mixture.df:g} <= 1")
@@ -67,6 +69,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
+    check_call(nll, locals())
     mixture, values = check_pair(prediction, targets, "nll")
     return mean_score(-mixture.log_prob(values))
 
@@ -97,6 +100,7 @@ def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
     Reference: B. Lakshminarayanan, A. Pritzel, C. Blundell, Simple and scalable predictive
     uncertainty estimation using deep ensembles, NeurIPS 2017, section 2.4.
     """
+    check_call(nll_moment_matched, locals())
     mixture, values = check_pair(prediction, targets, "nll_moment_matched")
     variance = check_variance(mixture).double()
     squares = (mixture.mean.double() - values.double()).square()
@@ -129,6 +133,7 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     sharpness, J. R. Stat. Soc. B 69 (2007); by the variance in V. Kuleshov, N. Fenner, S. Ermon,
     Accurate uncertainties for deep learning using calibrated regression, ICML 2018.
     """
+    check_call(sharpness, locals())
     return _root(check_variance(check_mixture(prediction, "sharpness")).double().mean(1))
 
 
@@ -153,6 +158,7 @@ def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Scor
     Traps: a few inputs where members are far apart rule it; the variance over S samples divides by
     S, so few samples say too little.
     """
+    check_call(epistemic_std, locals())
     mixture = _uncertain(prediction, "epistemic_std")
     return _root(mixture.epistemic_variance.double().mean(1))
 
@@ -177,6 +183,7 @@ def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Sc
     Traps: near 0 everywhere, also off the data, the members are one function; a mean of ratios, not
     the ratio of means; the variance over S samples divides by S, so few samples say too little.
     """
+    check_call(epistemic_share, locals())
     mixture = _uncertain(prediction, "epistemic_share")
     return mean_score((mixture.epistemic_variance / check_variance(mixture)).mean(1))
 
@@ -211,6 +218,7 @@ def standardise(
     >>> rmse(*standardise(prediction, torch.tensor([[16.0]]), 3.0)).value
     2.0
     """
+    check_call(standardise, locals())
     mixture, values = check_pair(prediction, targets, "standardise")
     by = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
     if by.dim() > 1 or by.numel() not in (1, values.shape[1]):
@@ -225,6 +233,7 @@ def check_pair(
     prediction: Prediction, targets: Tensor, metric: str
 ) -> tuple[MixturePrediction, Tensor]:
     """Return the prediction, which must be of densities, and values (B, D) that belong to it."""
+    check_call(check_pair, locals())
     mixture = check_mixture(prediction, metric)
     values = check_values(targets, mixture.loc.shape[-1]).to(mixture.loc.device)
     if len(values) != len(mixture):
@@ -236,6 +245,7 @@ def check_pair(
 
 def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
     """Return the prediction, or say that `metric` needs one of densities."""
+    check_call(check_mixture, locals())
     if not isinstance(prediction, MixturePrediction):
         raise ValueError(
             f"`{metric}` scores predicted densities, got a {type(prediction).__name__};"
@@ -246,6 +256,7 @@ def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
 
 def check_variance(mixture: MixturePrediction) -> Tensor:
     """Return the predictive variance (B, D), or say that it does not exist."""
+    check_call(check_variance, locals())
     if mixture.df is not None and mixture.df <= 2.0:
         raise NotDefined(f"infinite variance: df = {mixture.df:g} <= 2")
     if not mixture.variance.isfinite().all():

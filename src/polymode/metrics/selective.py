@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.metrics.classification import classes_and_labels
 from polymode.metrics.score import CLASSIFICATION, Score, register
 from polymode.prediction import Prediction
@@ -98,6 +99,7 @@ def risk_coverage(confidence: Tensor, loss: Tensor) -> RiskCoverage:
     >>> curve.risk.tolist()
     [0.0, 0.5, 0.3333333333333333]
     """
+    check_call(risk_coverage, locals())
     return _curve(*_sort(confidence, loss))
 
 
@@ -124,6 +126,7 @@ def aurc(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: Geifman et al. 2019, see the module.
     """
+    check_call(aurc, locals())
     by_confidence, by_loss = _judged(prediction, targets, "aurc")
     return _score(_curve(by_confidence, by_loss).aurc, _influence_on_aurc(by_confidence))
 
@@ -147,6 +150,7 @@ def e_aurc(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: Geifman et al. 2019, see the module.
     """
+    check_call(e_aurc, locals())
     by_confidence, by_loss = _judged(prediction, targets, "e_aurc")
     influence = _influence_on_aurc(by_confidence) - _influence_on_aurc(by_loss)
     return _score(_curve(by_confidence, by_loss).e_aurc, influence)
@@ -173,6 +177,7 @@ def augrc(prediction: Prediction, targets: Tensor) -> Score:
 
     Reference: Traub et al. 2024, see the module.
     """
+    check_call(augrc, locals())
     by_confidence, by_loss = _judged(prediction, targets, "augrc")
     curve = _curve(by_confidence, by_loss)
     after = 1 - curve.coverage + 0.5 / len(curve.coverage)
@@ -204,6 +209,7 @@ def risk_at_coverage(prediction: Prediction, targets: Tensor, coverage: float = 
 
     Reference: Geifman & El-Yaniv 2017, see the module.
     """
+    check_call(risk_at_coverage, locals())
     if not 0.0 < coverage <= 1.0:
         raise ValueError(f"`coverage` of risk_at_coverage must be in (0, 1], got {coverage}")
     by_confidence, by_loss = _judged(prediction, targets, "risk_at_coverage")
@@ -244,6 +250,7 @@ def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05
 
     Reference: Geifman & El-Yaniv 2017, see the module.
     """
+    check_call(coverage_at_risk, locals())
     if not 0.0 <= risk <= 1.0:
         raise ValueError(f"`risk` of coverage_at_risk must be in [0, 1], got {risk}")
     by_confidence, by_loss = _judged(prediction, targets, "coverage_at_risk")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.metrics.regression import check_pair, check_variance
 from polymode.metrics.score import REGRESSION, NotDefined, Score, register
 from polymode.prediction import Prediction
@@ -40,7 +41,7 @@ class Sparsification(NamedTuple):
     area_random: float
 
 
-def sparsification(uncertainty: Tensor, error: Tensor) -> Sparsification:
+def sparsification(uncertainty: OnlyTensor, error: OnlyTensor) -> Sparsification:
     """Return the curves of any error under any uncertainty.
 
     Examples of equal uncertainty count with their mean error, which is the mean over all orders of
@@ -55,6 +56,7 @@ def sparsification(uncertainty: Tensor, error: Tensor) -> Sparsification:
     >>> curve.error.tolist(), curve.oracle.tolist()
     ([1.0, 1.0, 0.5], [1.0, 0.75, 0.5])
     """
+    check_call(sparsification, locals())
     if uncertainty.dim() != 1 or uncertainty.shape != error.shape:
         shapes = f"{tuple(uncertainty.shape)} and {tuple(error.shape)}"
         raise ValueError(f"`uncertainty` and `error` must both have shape (B,), got {shapes}")
@@ -106,6 +108,7 @@ def ause(prediction: Prediction, targets: Tensor) -> Score:
     Reference: E. Ilg et al., Uncertainty estimates and multi-hypotheses networks for optical flow,
     ECCV 2018.
     """
+    check_call(ause, locals())
     mixture, values = check_pair(prediction, targets, "ause")
     uncertainty = check_variance(mixture).double().sum(1)
     squares = (mixture.mean.double() - values.double()).square().mean(1)

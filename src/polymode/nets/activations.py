@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import shown
 from polymode.core.registry import suggest
 
 Activation = str | Callable[[], nn.Module]
@@ -60,6 +61,6 @@ def activation_maker(net: str, activation: Activation) -> Callable[[], nn.Module
     if not isinstance(made, nn.Module) or made is activation:
         raise ValueError(
             f"`activation` of {net} must be a name or make an nn.Module when called without"
-            f" arguments, such as nn.PReLU or lambda: nn.LeakyReLU(0.3), got {activation!r}"
+            f" arguments, such as nn.PReLU or lambda: nn.LeakyReLU(0.3), got {shown(activation)}"
         )
     return activation

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from polymode.core.checks import check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
 
+@not_too_large()
 def cnn(
     input_shape: Sequence[int],
     num_outputs: int,
@@ -39,8 +42,9 @@ def cnn(
     >>> sum(p.numel() for p in cnn((1, 28, 28), 10).parameters())
     471478
     """
+    check_call(cnn, locals())
     check_sizes("cnn", input_shape, num_outputs, dropout)
-    if not channels or not all(isinstance(n, int) and n >= 1 for n in (*channels, hidden)):
+    if len(channels) == 0 or not all(isinstance(n, int) and n >= 1 for n in (*channels, hidden)):
         raise ValueError(
             f"`channels` and `hidden` of cnn must be integers >= 1, got {channels!r} and {hidden!r}"
         )

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from polymode.core.checks import check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
 SMALL = 20  # pixels: below, the convolutions are padded so that something is left of the image
 
 
+@not_too_large()
 def lenet(input_shape: Sequence[int], num_outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
     """Return LeNet: conv 6 and 16 (5x5, each with max-pooling by 2), dense 120-84-K.
 
@@ -34,6 +37,7 @@ def lenet(input_shape: Sequence[int], num_outputs: int, *, dropout: float = 0.0)
     >>> sum(p.numel() for p in lenet((1, 28, 28), 10).parameters())
     44426
     """
+    check_call(lenet, locals())
     check_sizes("lenet", input_shape, num_outputs, dropout)
     channels, *sides = check_image("lenet", input_shape, smallest=4)
     padding = 2 if min(sides) < SMALL else 0

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from polymode.core.checks import check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
 from polymode.nets.checks import check_probability, check_sizes
 
 NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
+@not_too_large()
 def mlp(
     input_shape: Sequence[int],
     num_outputs: int,
@@ -56,6 +59,7 @@ def mlp(
     >>> sum(p.numel() for p in mlp((1,), 1, hidden=(50, 50), bias=False).parameters())
     2600
     """
+    check_call(mlp, locals())
     check_sizes("mlp", input_shape, num_outputs, dropout)
     check_probability("mlp", "input_dropout", input_dropout)
     if isinstance(hidden, int) or not all(isinstance(n, int) and n >= 1 for n in hidden):

@@ -15,9 +15,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from polymode.core.checks import check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
 
+@not_too_large()
 def optunet(input_shape: Sequence[int], num_outputs: int) -> nn.Sequential:
     """Return conv 2 (4x4), max-pooling by 3, conv 10 (5x5, two groups), global mean, dense 3-K.
 
@@ -35,6 +38,7 @@ def optunet(input_shape: Sequence[int], num_outputs: int) -> nn.Sequential:
     >>> sum(p.numel() for p in optunet((1, 28, 28), 10).parameters())
     355
     """
+    check_call(optunet, locals())
     check_sizes("optunet", input_shape, num_outputs)
     channels, _, _ = check_image("optunet", input_shape, smallest=18)
     return nn.Sequential(

@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymode.core.checks import Few, check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
 from polymode.nets.checks import check_counts, check_image, check_sizes
 from polymode.nets.filter_response import FilterResponseNorm2d
@@ -40,11 +42,12 @@ NORMS: dict[str | None, Callable[[int], nn.Module]] = {
 }
 
 
+@not_too_large()
 def resnet(
     input_shape: Sequence[int],
     num_outputs: int,
     *,
-    blocks: Sequence[int] = (3, 3, 3),
+    blocks: Sequence[Few] = (3, 3, 3),
     width: int = 16,
     norm: str | None = "batch",
     activation: Activation = "relu",
@@ -78,6 +81,7 @@ def resnet(
     >>> sum(p.numel() for p in resnet((3, 32, 32), 10).parameters())
     272474
     """
+    check_call(resnet, locals())
     check_sizes("resnet", input_shape, num_outputs, dropout)
     check_counts("resnet", width=width)
     whole = not isinstance(blocks, int) and all(isinstance(n, int) and n >= 1 for n in blocks)
@@ -122,6 +126,7 @@ def resnet8(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.
     >>> sum(p.numel() for p in resnet8((3, 32, 32), 10).parameters())
     78042
     """
+    check_call(resnet8, locals())
     return resnet(input_shape, num_outputs, **{"blocks": (1, 1, 1), **options})
 
 
@@ -138,6 +143,7 @@ def resnet20(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn
     >>> sum(p.numel() for p in resnet20((3, 32, 32), 10, shortcut="padding").parameters())
     269722
     """
+    check_call(resnet20, locals())
     return resnet(input_shape, num_outputs, **{"blocks": (3, 3, 3), **options})
 
 
@@ -151,6 +157,7 @@ def resnet18(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn
     >>> sum(p.numel() for p in resnet18((3, 32, 32), 10).parameters())
     11173962
     """
+    check_call(resnet18, locals())
     return resnet(input_shape, num_outputs, **{"blocks": (2, 2, 2, 2), "width": 64, **options})
 
 
@@ -248,7 +255,7 @@ class ResNet(nn.Module):
         self,
         channels: int,
         num_outputs: int,
-        blocks: Sequence[int],
+        blocks: Sequence[Few],
         width: int,
         parts: _Parts,
         preactivation: bool,

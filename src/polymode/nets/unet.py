@@ -20,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymode.core.checks import check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_counts, check_image, check_sizes
 
 
+@not_too_large()
 def unet(
     input_shape: Sequence[int],
     num_outputs: int,
@@ -62,6 +65,7 @@ def unet(
     >>> sum(p.numel() for p in unet((1, 28, 28), 1).parameters())
     76905
     """
+    check_call(unet, locals())
     check_sizes("unet", input_shape, num_outputs, dropout)
     _check_scales(channels, skips, norm)
     inputs, _, _ = check_image(

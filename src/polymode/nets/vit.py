@@ -18,16 +18,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import Few, check_call
+from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_counts, check_image, check_sizes
 
 
+@not_too_large()
 def vit(
     input_shape: Sequence[int],
     num_outputs: int,
     *,
     patch: int = 4,
     dim: int = 64,
-    depth: int = 4,
+    depth: Few = 4,
     heads: int = 4,
     hidden: int | None = None,
     pool: str = "token",
@@ -58,6 +61,7 @@ def vit(
     >>> sum(p.numel() for p in vit((3, 32, 32), 10).parameters())
     142026
     """
+    check_call(vit, locals())
     check_sizes("vit", input_shape, num_outputs, dropout)
     hidden = 2 * dim if hidden is None else hidden
     check_counts("vit", patch=patch, dim=dim, depth=depth, heads=heads, hidden=hidden)
@@ -122,7 +126,7 @@ class ViT(nn.Module):
         patches: tuple[int, int],
         patch: int,
         dim: int,
-        depth: int,
+        depth: Few,
         heads: int,
         hidden: int,
         pool: str,

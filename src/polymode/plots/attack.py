@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.examinations import DISPLAYS, Findings
 from polymode.metrics.results import title_of
 from polymode.plots.axes import panel_title
@@ -95,6 +96,7 @@ def attack_curves(
         metrics: panels; by default accuracy, predictive entropy and mutual information.
         label: of the figure. styles: one per label, see `palette`.
     """
+    check_call(attack_curves, locals())
     if against not in AGAINST:
         raise ValueError(f"`against` must be one of {', '.join(AGAINST)}, got {against!r}")
     metrics = metrics or ["accuracy", "predictive_entropy", "mutual_information"]
@@ -144,6 +146,7 @@ def detection_curves(
     Args:
         found, label, styles: see `attack_curves`.
     """
+    check_call(detection_curves, locals())
     panels = ["auroc predictive_entropy", "auroc mutual_information"]
     panels += ["accepted accuracy", "accepted wrong"]
     return attack_curves(found, metrics=panels, label=label, styles=styles)
@@ -198,6 +201,7 @@ def attack_trajectory(
     Args:
         arrays: of the examination "attack" on images. label: whose. style: not used.
     """
+    check_call(attack_trajectory, locals())
     if "images" not in arrays:
         raise ValueError("there are no images on the way: the inputs are none, or none were kept")
     keys = ("images", "image step", "image class", "image entropy", "image label")

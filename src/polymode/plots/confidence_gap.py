@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import zero_line
 from polymode.plots.display import Style, palette
 from polymode.plots.lines import LineDisplay
@@ -91,6 +92,7 @@ def confidence_gap(
         dataset: "test" or "shift:NAME:SEVERITY".
         num_bins: at least 1. styles: one per label, see `palette`.
     """
+    check_call(confidence_gap, locals())
     groups = by_label(source)
     data: dict[str, np.ndarray] = {}
     means = {}

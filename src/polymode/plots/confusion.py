@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from polymode.core.checks import check_call
 from polymode.metrics.results import Results
 from polymode.plots.display import INK, Display, Style
 from polymode.plots.sources import classes_of, seeds_of
@@ -76,6 +77,7 @@ def confusion(
         dataset: "test" or "shift:NAME:SEVERITY".
         style: see `palette`; the matrix does not use it.
     """
+    check_call(confusion, locals())
     several = seeds_of(results)
     pairs = [classes_of(each, dataset, "a confusion matrix") for each in several]
     size = pairs[0][0].mean.shape[-1]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.metrics.leaderboard import Column, Entry, Leaderboard
 from polymode.metrics.paired import mean_and_error
@@ -108,6 +109,7 @@ def cost_pareto(
         baseline: label of the entry that costs 1; by default the fastest to train.
         styles: one per label, see `palette`.
     """
+    check_call(cost_pareto, locals())
     column = _column(board, dataset, metric)
     times = {entry.label: _times(entry) for entry in board.entries}
     one = _baseline(times, baseline)

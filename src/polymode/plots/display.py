@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.core.sheets import csv_text
 from polymode.core.store import replace_file
 
@@ -53,6 +54,7 @@ class Style(NamedTuple):
 
 def palette(labels: Iterable[str]) -> dict[str, Style]:
     """Return one style per label, in order; after seven, colours repeat with other markers."""
+    check_call(palette, locals())
     count = len(OKABE_ITO)
     return {
         label: Style(OKABE_ITO[i % count], MARKERS[(i + i // count) % count])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.display import INK, Display, Style
 from polymode.plots.sources import numbers
 
@@ -84,6 +85,7 @@ def diversity_heat_map(
             largest.
         style: see `palette`; the map does not use it.
     """
+    check_call(diversity_heat_map, locals())
     values = as_matrix(matrix, "diversity_heat_map")
     count = len(values)
     names = [str(i) for i in range(count)] if names is None else [str(name) for name in names]

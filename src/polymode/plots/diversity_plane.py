@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import legend_below, thinned
 from polymode.plots.display import PALE, Display, Style, palette
 from polymode.plots.diversity_heat_map import as_matrix
@@ -103,6 +104,7 @@ def diversity_plane(
         num_classes: for the line of independent errors; with disagreement only.
         styles: one per label, see `palette`.
     """
+    check_call(diversity_plane, locals())
     if not members:
         raise ValueError("there is nothing to draw: give at least one method's members")
     if num_classes is not None and measure != "disagreement":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.display import INK, PALE, Display, palette
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def dots(
         values: by name, one per seed, at least one. groups: of each name, told apart by colour.
         label: title. axis: what the numbers are. caption: of the figure.
     """
+    check_call(dots, locals())
     most = max(map(len, values.values()))
     table = np.full((len(values), most), np.nan)
     for row, found in enumerate(values.values()):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from polymode.core.checks import check_call
 from polymode.metrics.ood import auroc
 from polymode.metrics.results import Results
 from polymode.plots.axes import joint, legend_below, thinned
@@ -109,6 +110,7 @@ def entropy_scatter(
             values. Give the same limits to compare methods.
         style: see `palette`.
     """
+    check_call(entropy_scatter, locals())
     names = [name for name in results.kept if name.startswith("ood:")]
     if not (ood or names):
         raise ValueError("these results keep no prediction of an OOD set")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.metrics.examples import MOST, is_image, telling
 from polymode.metrics.results import Results
 from polymode.plots.confusion import class_names
@@ -77,6 +78,7 @@ def example_pictures(
         most: pictures in each row, from 1 to 6.
         style: see `palette`; the pictures do not use it.
     """
+    check_call(example_pictures, locals())
     if not 1 <= most <= MOST:
         raise ValueError(f"`most` of example_pictures must be from 1 to {MOST}, got {most}")
     kept = kept_of(results, "examples")

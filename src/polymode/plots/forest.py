@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.display import INK, LETTER, OKABE_ITO, PALE, Display
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def forest(rows: Sequence[Comparison], *, label: str = "paper versus ours") -> F
     Args:
         rows: see `Comparison`, at least one. label: the title.
     """
+    check_call(forest, locals())
     rows = list(rows)
     if not rows:
         raise ValueError("there is nothing to draw: give at least one Comparison")

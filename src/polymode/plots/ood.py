@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.metrics.ood import SCORES, aupr_in, aupr_out, auroc, fpr95
 from polymode.metrics.results import Results
@@ -91,6 +92,7 @@ def ood_histogram(
             compare methods.
         num_bins: at least 1. style: see `palette`.
     """
+    check_call(ood_histogram, locals())
     if score not in SCORES:
         raise ValueError(f"Unknown score '{score}'.{suggest(score, SCORES)} Known: {list(SCORES)}")
     several = seeds_of(results)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import legend_below, panel_title
 from polymode.plots.display import INK, Display, Style
 from polymode.plots.sources import numbers
@@ -101,6 +102,7 @@ def orbit_curve(
         label: the title. parameter, unit: of θ. value, uncertainty_name: what is on the axes.
         style: see `palette`.
     """
+    check_call(orbit_curve, locals())
     data = _curves(theta, members, uncertainty)
     places, values, count = data["theta"], data["members"], len(data["theta"])
     given = {"control": control, "control uncertainty": control_uncertainty}

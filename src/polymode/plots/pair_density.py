@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import joint
 from polymode.plots.display import INK, PALE, Display, Style
 from polymode.plots.diversity_heat_map import as_matrix
@@ -106,6 +107,7 @@ def pair_density(
         limits: of the test set's and of the OOD set's values; by default their own ranges.
         style: see `palette`.
     """
+    check_call(pair_density, locals())
     if num_bins is not None and not 1 <= num_bins <= 100:
         raise ValueError(f"`num_bins` of pair_density must be from 1 to 100, got {num_bins}")
     values = {"test": _pairs(inside, "inside"), "ood": _pairs(outside, "outside")}

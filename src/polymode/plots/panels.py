@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.display import INK, LETTER, Display
 from polymode.plots.regression import RegressionBand
 from polymode.plots.uncertainty_maps import COLORS, UncertaintyMaps
@@ -76,6 +77,7 @@ def panels(
             with the same `limits`; at least one.
         label: the title in lists. caption: what is shown; the displays' own alt texts follow it.
     """
+    check_call(panels, locals())
     several = list(displays.values() if isinstance(displays, Mapping) else displays)
     if not several:
         raise ValueError("there is nothing to draw: give at least one display")

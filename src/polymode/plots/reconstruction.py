@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, PALE, Display, Style, palette
 from polymode.plots.lines import LineDisplay
@@ -91,6 +92,7 @@ def reconstruction_pictures(
         others: further reconstructions by name, e.g. {"FBP": ...}.
         label: the title. style: not used, pictures have their own colours.
     """
+    check_call(reconstruction_pictures, locals())
     images = {"truth": truth, **(others or {}), "reconstruction": mean}
     data = {name: _picture(name, image) for name, image in images.items()}
     spread = None if sd is None else _picture("sd", sd)
@@ -162,6 +164,7 @@ def error_calibration(
             sequences of positive numbers of one length.
         label: the title. pixels: how many are behind each curve, for the caption.
     """
+    check_call(error_calibration, locals())
     if not curves:
         raise ValueError("there is nothing to draw: 0 curves")
     data: dict[str, np.ndarray] = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.metrics.results import Results
 from polymode.plots.axes import thinned
 from polymode.plots.display import INK, Display, Style
@@ -106,6 +107,7 @@ def regression_band(
         view: limits of y; by default around data, truth and mean. Give the same to compare.
         style: see `palette`.
     """
+    check_call(regression_band, locals())
     curve, train = results.kept.get("curve"), results.kept.get("train")
     if curve is None or train is None or train.inputs is None or train.targets is None:
         raise ValueError("these results keep no curve; it is made for tasks with one input")

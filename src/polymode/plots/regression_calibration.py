@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.metrics.intervals import pit, quantile_coverage
 from polymode.metrics.results import Results
 from polymode.plots.display import INK, PALE, Display, Style
@@ -101,6 +102,7 @@ def regression_calibration(
         dataset: "test", "shift:NAME:SEVERITY" or "ood:NAME", with targets.
         num_bins: of the PIT, at least 1. style: see `palette`.
     """
+    check_call(regression_calibration, locals())
     if num_bins < 1:
         raise ValueError(f"`num_bins` of regression_calibration must be at least 1, got {num_bins}")
     several = seeds_of(results)

@@ -12,11 +12,12 @@ Unlike a bootstrap of the accuracies, it does not shrink to nothing where all of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 
+from polymode.core.checks import Range, check_call
 from polymode.metrics.calibration import adaptive_ece, debiased_ece, ece, reliability_bins
 from polymode.metrics.results import Results
 from polymode.metrics.score import NotDefined
@@ -67,7 +68,7 @@ def reliability(
     label: str = "",
     dataset: str = "test",
     num_bins: int = 15,
-    start: float = 0.0,
+    start: Annotated[float, Range("in [0, 1)", lambda start: 0 <= start < 1)] = 0.0,
     style: Style | None = None,
 ) -> Reliability:
     """Return the diagram of one method: of one result, or of several seeds pooled.
@@ -86,6 +87,7 @@ def reliability(
         start: of both axes, which end at 1; see `default_start`.
         style: see `palette`.
     """
+    check_call(reliability, locals())
     several = seeds_of(results)
     kept = [classes_of(each, dataset, "a reliability diagram") for each in several]
     confidence, hit = pooled(several, dataset, "a reliability diagram")

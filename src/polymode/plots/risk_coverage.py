@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.metrics import selective
 from polymode.metrics.ood import one_minus_confidence
 from polymode.metrics.paired import mean_and_error
@@ -89,6 +90,7 @@ def risk_coverage(
         risk: error rate in [0, 1] at which coverage is marked.
         styles: one per label, see `palette`.
     """
+    check_call(risk_coverage, locals())
     groups = by_label(source)
     sizes = {
         len(classes_of(each, dataset, "risk_coverage")[0])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.metrics.leaderboard import Leaderboard
 from polymode.plots.axes import axis_title, over_seeds, panel_title
@@ -69,6 +70,7 @@ def severity(
         shift: its name in the task. metrics: by default accuracy (or RMSE), NLL and ECE.
         styles: one per label, see `palette`.
     """
+    check_call(severity, locals())
     levels = levels_of(board, shift)
     if not levels:
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.metrics.leaderboard import Leaderboard
 from polymode.plots.axes import axis_title, panel_title
 from polymode.plots.display import Style, palette
@@ -72,6 +73,7 @@ def severity_spread(
         board: with shifts. metrics: by default accuracy (or RMSE), NLL and ECE.
         styles: one per label, see `palette`.
     """
+    check_call(severity_spread, locals())
     kinds = shifts(board)
     if not kinds:
         raise ValueError("the leaderboard has no shifts; evaluate on a task that has some")

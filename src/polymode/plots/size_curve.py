@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.metrics.diversity.size import SizeCurve, deep_ensemble_equivalent
 from polymode.plots.axes import axis_title
@@ -82,6 +83,7 @@ def size_curve(
         reference: label of the curve of independent networks; None for no equivalents.
         styles: one per label, see `palette`.
     """
+    check_call(size_curve, locals())
     if not curves:
         raise ValueError("there is nothing to draw: give at least one curve")
     if reference is not None and reference not in curves:

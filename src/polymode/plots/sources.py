@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from polymode.core.checks import as_numbers
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard
 from polymode.metrics.results import Kept, Results
@@ -76,5 +77,5 @@ def values_of(results: Results, dataset: str, plot: str) -> tuple[MixturePredict
 def numbers(values: Any) -> np.ndarray:
     """Return a tensor, an array or a list as a new float64 array."""
     if isinstance(values, Tensor):
-        return values.detach().double().cpu().numpy().copy()
+        return as_numbers("Values to plot", values).detach().double().cpu().numpy().copy()
     return np.array(values, dtype=np.float64)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.plots.axes import axis_title, over_seeds, panel_title
 from polymode.plots.display import INK, PALE, Style, palette
 from polymode.plots.lines import PanelDisplay
@@ -103,6 +104,7 @@ def sweep(
             {"median heuristic": 0.7}.
         styles: one per label, see `palette`.
     """
+    check_call(sweep, locals())
     if not panels:
         raise ValueError("there is nothing to draw: give at least one panel")
     first = {} if chosen is None else {"chosen": chosen}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polymode.core.checks import check_call
 from polymode.metrics.results import Results
 from polymode.plots.axes import thinned
 from polymode.plots.display import INK, MARKERS, Display, Style
@@ -113,6 +114,7 @@ def uncertainty_maps(
         limits: of the colour scale in nats; by default from 0 to the largest predictive entropy.
         style: see `palette`; the maps do not use it.
     """
+    check_call(uncertainty_maps, locals())
     prediction, x, y = plane_of(results)
     train = kept_of(results, "train")
     assert train.inputs is not None and train.targets is not None
@@ -151,6 +153,7 @@ def uncertainty_maps(
 
 def map_limits(several: Iterable[Results]) -> tuple[float, float]:
     """Return one colour scale for several results: from 0 to the largest predictive entropy."""
+    check_call(map_limits, locals())
     tops = [float(plane_of(results)[0].predictive_entropy.max()) for results in several]
     if not tops:
         raise ValueError("there is nothing to draw: 0 results")

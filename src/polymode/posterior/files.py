@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from polymode.core import ranks
+from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import free_bytes, human
@@ -169,6 +170,7 @@ def load(
     with a message that says which. Modes that were saved in several files stay there; each file is
     opened when its turn comes.
     """
+    check_call(load, locals())
     folder = fetch(str(folder), token) if str(folder).startswith(START) else Path(folder)
     manifest = read_manifest(folder)
     while True:

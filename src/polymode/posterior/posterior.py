@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from polymode.core.checks import as_numbers
 from polymode.core.components import Categories, Components
 from polymode.core.data import Arrays, Loader
 from polymode.core.history import History
@@ -276,7 +277,7 @@ class Posterior:
 
     def _inputs(self, x: Any) -> Tensor:
         """Return inputs as the networks take them."""
-        x, like = torch.as_tensor(x), self.weights.like
+        x, like = as_numbers("Inputs `x`", x), self.weights.like
         if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
             raise ValueError(
                 f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (B,"

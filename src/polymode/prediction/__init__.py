@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.components import Categories, Components
 from polymode.prediction.base import Prediction
 from polymode.prediction.categorical import CategoricalPrediction
@@ -44,6 +45,7 @@ def predict_from(components: Categories | Components) -> Prediction:
         components: (M, L, B, C) or (M, L, B, D), as `by_mode` gives, for L samples of each of M
             modes; or (S, B, C) or (S, B, D), each sample a mode of its own.
     """
+    check_call(predict_from, locals())
     samples = components[0]
     num_modes = len(samples) if samples.dim() > 3 else None
     if isinstance(components, Categories):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polymode.core.checks import shown
 from polymode.core.components import Categories, Components
 from polymode.core.html import html_block, html_table
 
@@ -270,7 +271,7 @@ def check_modes(num_modes: int | None, num_samples: int) -> int:
         return num_samples
     if not isinstance(num_modes, int) or num_modes < 1 or num_samples % num_modes:
         raise ValueError(
-            f"`num_modes` must divide the number of samples, {num_samples}, got {num_modes!r}"
+            f"`num_modes` must divide the number of samples, {num_samples}, got {shown(num_modes)}"
         )
     return num_modes
 

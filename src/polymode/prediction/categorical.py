@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.components import Categories
 from polymode.core.targets import check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
@@ -38,10 +39,11 @@ class CategoricalPrediction(Prediction):
     def __init__(
         self,
         log_probs: Tensor,
-        log_normalizer: Tensor | None = None,
+        log_normalizer: OnlyTensor | None = None,
         *,
         num_modes: int | None = None,
     ) -> None:
+        check_call(CategoricalPrediction.__init__, locals())
         check_samples("log_probs", log_probs, at_least=2)
         self.num_modes = check_modes(num_modes, len(log_probs))
         self._mean, self._expected_entropy, totals = _summary(log_probs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polymode.core import densities
+from polymode.core.checks import check_call
 from polymode.core.components import Components
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong, spread
 
@@ -52,6 +53,7 @@ class MixturePrediction(Prediction):
         *,
         num_modes: int | None = None,
     ) -> None:
+        check_call(MixturePrediction.__init__, locals())
         check_samples("loc", loc, at_least=1)
         self.num_modes = check_modes(num_modes, len(loc))
         scale = _expanded("scale", scale, loc)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
 from polymode.core.targets import check_labels, check_values
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
@@ -132,6 +133,7 @@ def recalibrate(
             each sample alike, fitted so that the NLL of the mixture is least; S and the split stay.
         **options: as above; `penalty` may be several, to choose from by cross-validation.
     """
+    check_call(recalibrate, locals())
     entry = METHODS.get(method)
     for name in options:
         if name not in (known := entry.metadata["options"]):

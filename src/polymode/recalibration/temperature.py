@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.targets import check_labels
 from polymode.recalibration.search import BOUNDS, Slopes, least
 
@@ -52,6 +53,7 @@ def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     >>> round(fit_temperature(log_probs, torch.tensor([0, 0, 1])), 4)  # log 9 / log 2
     3.1699
     """
+    check_call(fit_temperature, locals())
     return _fit(*_checked(log_probs, labels))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polymode.core.checks import check_call
 from polymode.methods import METHODS
 
 
@@ -13,6 +14,7 @@ def list_methods(pattern: str = "*") -> list[str]:
     >>> list_methods("deep*")
     ['deep_ensemble']
     """
+    check_call(list_methods, locals())
     return METHODS.names(pattern)
 
 
@@ -25,6 +27,7 @@ def cite(method: Any) -> str:
     >>> print(cite("map").splitlines()[0])
     @article{mackay1992practical,
     """
+    check_call(cite, locals())
     name = method if isinstance(method, str) else getattr(method, "method", None)
     if not isinstance(name, str):
         raise ValueError(

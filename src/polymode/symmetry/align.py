@@ -22,6 +22,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.modules import Tensors
 from polymode.core.stack import Stack
 from polymode.symmetry.act import identity, permuted, scaled
@@ -60,6 +61,7 @@ def align(
     Returns:
         a stack with memory of its own, in the precision of the networks; the work is in float64.
     """
+    check_call(align, locals())
     stack = stack_of(networks)
     found = symmetries_of(networks, stack, symmetries)
     tensors = tensors_of(stack)

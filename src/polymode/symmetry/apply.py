@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Many, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.core.stack import Stack
@@ -39,7 +40,7 @@ class Element:
 
 def element(
     symmetries: Symmetries,
-    num_modes: int = 1,
+    num_modes: Many = 1,
     *,
     permutations: Mapping[str, Any] | None = None,
     scales: Mapping[str, Any] | None = None,
@@ -54,6 +55,7 @@ def element(
             (g,) or (M, g), which acts after the orders inside.
         scales: name of a group of scalings -> positive numbers, (n,) or (M, n).
     """
+    check_call(element, locals())
     order = identity(symmetries, num_modes)
     given = dict(permutations or {})
     outer = {
@@ -117,9 +119,10 @@ def _require_none_left(given: Mapping[str, Any], known: list[str], what: str) ->
 
 
 def random_element(
-    symmetries: Symmetries, num_modes: int = 1, *, seed: int = 0, spread: float = 0.5
+    symmetries: Symmetries, num_modes: Many = 1, *, seed: int = 0, spread: float = 0.5
 ) -> Element:
     """Draw an element: permutations uniformly, scalings exp(spread N(0, 1))."""
+    check_call(random_element, locals())
     stream = generator(seed, "symmetry element")
     scales = random_scales(symmetries, num_modes, stream, spread)
     return Element(random_order(symmetries, num_modes, stream), scales)
@@ -133,6 +136,7 @@ def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = N
         acting: one element per network, or one for all.
         symmetries: from `find`; found here if left out.
     """
+    check_call(apply, locals())
     if not isinstance(acting, Element):
         raise ValueError(
             "`acting` of apply must be an Element, which `element` or `random_element` makes, got a"

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.modules import Tensors
 from polymode.core.registry import suggest
 from polymode.core.stack import Stack
@@ -63,6 +64,7 @@ def canonical(
     Returns:
         a stack with memory of its own, in the precision of the networks; the work is in float64.
     """
+    check_call(canonical, locals())
     if sort is not None and sort not in KEYS:
         raise ValueError(
             f"`sort` of canonical must be None or one of {', '.join(KEYS)}, got {sort!r}."

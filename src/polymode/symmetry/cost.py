@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.modules import Tensors
 from polymode.symmetry.act import identity
 from polymode.symmetry.apply import Element
@@ -109,6 +110,7 @@ def representation_cost(
         tolerance: residual at which sweeps end, > 0.
         most_sweeps: sweeps at most; `residual` says what they reached.
     """
+    check_call(representation_cost, locals())
     if not tolerance > 0:
         raise ValueError(f"`tolerance` of representation_cost must be > 0, got {tolerance}")
     if most_sweeps < 1:
@@ -232,6 +234,7 @@ def cost_curve(
     checkpoints: Iterable[Networks], symmetries: Symmetries | None = None, *, biases: bool = False
 ) -> CostCurve:
     """Return the representation cost of networks at T moments of their training."""
+    check_call(cost_curve, locals())
     found = symmetries
     costs = []
     for networks in checkpoints:

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call, shown
 from polymode.core.memory import require_free
 from polymode.core.rng import generator
 
@@ -104,11 +105,11 @@ def mmd(
     x: Tensor,
     y: Tensor,
     *,
-    lengths: Tensor | None = None,
+    lengths: OnlyTensor | None = None,
     num_permutations: int = 200,
     each_kernel: bool = True,
     seed: int = 0,
-    modes: Tensor | None = None,
+    modes: OnlyTensor | None = None,
 ) -> MMD:
     """Return MMD² between the rows of x (m, D) and of y (n, D).
 
@@ -128,7 +129,14 @@ def mmd(
     >>> found.aggregate > 0.5, found.unbiased.shape
     (True, torch.Size([2, 10]))
     """
+    check_call(mmd, locals())
     _check(x, y, num_permutations)
+    if lengths is not None and not (
+        lengths.dim() == 2 and len(lengths) == 2 and (lengths > 0).all()
+    ):
+        raise ValueError(f"`lengths` of mmd must be (2, K) numbers > 0, got {shown(lengths)}")
+    if modes is not None and modes.shape != x.shape[:1]:
+        raise ValueError(f"`modes` of mmd must have one entry per row of x, got {shown(modes)}")
     null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
     null |= {"each_kernel": each_kernel, "modes": modes}
     return mmd_of(distances(torch.cat([x, y])), len(x), lengths=lengths, **null)
@@ -333,7 +341,8 @@ def _check(x: Tensor, y: Tensor, num_permutations: int) -> None:
         if not torch.isfinite(rows).all():
             bad = int((~torch.isfinite(rows).all(1)).sum())
             raise ValueError(f"{bad:,} of {len(rows):,} networks have weights that are not finite")
-    if type(num_permutations) is not int or num_permutations < 0:
+    if type(num_permutations) is not int or not 0 <= num_permutations <= 10**6:
         raise ValueError(
-            f"`num_permutations` of mmd must be an integer of at least 0, got {num_permutations!r}"
+            "`num_permutations` of mmd must be an integer from 0 to 1,000,000, got"
+            f" {num_permutations!r}"
         )

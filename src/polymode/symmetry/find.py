@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from polymode.core.checks import check_call
 from polymode.core.graph import traced
 from polymode.core.layers import function_of
 from polymode.core.modules import aliases_of, tie_again
@@ -73,6 +74,7 @@ def find(
       scale  number
       0      3
     """
+    check_call(find, locals())
     if isinstance(net, Posterior):
         input_shape = net.input_shape if input_shape is None else input_shape
         net = net.weights.like

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.symmetry.discrepancy import MMD, Distances, distances, lengthscales, mmd_of
 
 
@@ -42,9 +43,10 @@ class Reference:
     """
 
     def __init__(self, params: Mapping[str, Tensor], *, fixed: bool = False) -> None:
+        check_call(Reference.__init__, locals())
+        self.number = _number(params)
         self.layers = rows_by_layer(params)
         self.shapes = [tuple(tensor.shape[1:]) for tensor in params.values()]
-        self.number = _number(params)
         self._own = {name: distances(rows) for name, rows in self.layers.items()}
         self._whole = _sum(list(self._own.values()))
         half = self.number // 2
@@ -121,7 +123,12 @@ def _sum(parts: list[Distances]) -> Distances:
 
 
 def _number(params: Mapping[str, Tensor]) -> int:
-    number = len(next(iter(params.values())))
-    if number < 2:
-        raise ValueError(f"MMD needs at least 2 networks on either side, got {number}")
+    numbers = {len(tensor) for tensor in params.values()}
+    if len(numbers) != 1 or min(numbers) < 2:
+        counts = ", ".join(map(str, sorted(numbers))) or 0
+        raise ValueError(
+            "MMD needs at least 2 networks on either side, equally many of each tensor, got"
+            f" {counts}"
+        )
+    number = numbers.pop()
     return number

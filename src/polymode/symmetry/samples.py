@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import check_call
 from polymode.core.execution import noise_of, streams_of
 from polymode.core.modules import Tensors, set_mode
 from polymode.core.stack import Stack
@@ -33,6 +34,7 @@ def networks_of(post: Posterior, samples_per_mode: int | None = None, *, seed: i
     Args:
         post: whose samples. samples_per_mode: L; by default that of its predictions. seed: of them.
     """
+    check_call(networks_of, locals())
     weights = post.weights[:] if post.weights.kind == "shards" else post.weights
     number = post._samples(samples_per_mode)
     if isinstance(weights, Noisy):

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.data import Pair
 from polymode.core.likelihoods import Likelihood
 
@@ -21,8 +22,8 @@ def check_batch(
     likelihood: Likelihood,
     target_size: int,
     input_shape: Shape,
-    x: Tensor,
-    y: Tensor,
+    x: OnlyTensor,
+    y: OnlyTensor,
     *,
     what: str = "batch",
 ) -> Pair:
@@ -41,6 +42,7 @@ def check_batch(
         x as it is, and y as `likelihood.check` returns it: int64 (B,) labels or floating-point (B,
         D).
     """
+    check_call(check_batch, locals())
     check_inputs(x, input_shape, what)
     if len(x) != len(y):
         raise ValueError(f"{what} has {len(x):,} inputs and {len(y):,} targets")

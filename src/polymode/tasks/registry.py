@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
 from polymode.tasks.task import Task
 
@@ -23,6 +24,7 @@ def task(name: str, seed: int = 0, **options: Any) -> Task:
     >>> task("two_moons", noise=0.2).input_shape
     (2,)
     """
+    check_call(task, locals())
     build = TASKS.get(name).value
     known = [option for option in inspect.signature(build).parameters if option != "seed"]
     for option in options:
@@ -40,6 +42,7 @@ def list_tasks(pattern: str = "*") -> list[str]:
     >>> list_tasks("two*")
     ['two_modes', 'two_moons']
     """
+    check_call(list_tasks, locals())
     return TASKS.names(pattern)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Count, check_call
 from polymode.core.data import Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
 from polymode.core.options import Augment
@@ -109,21 +110,20 @@ class Task:
         test: Any = None,
         val: Any = None,
         ood: Mapping[str, Any] | None = None,
-        near_ood: Sequence[str] = (),
-        shifts: Mapping[str, Mapping[int, Any]] | None = None,
+        near_ood: Sequence[str] | str = (),
+        shifts: Mapping[str, Any] | None = None,
         name: str = "own",
-        target_size: int | None = None,
+        target_size: Count | None = None,
         description: str = "",
         truth: Callable[[Tensor], Tensor] | None = None,
         exact: Any = None,
         input_scaling: Scaling | None = None,
         target_scaling: Scaling | str | None = "auto",
         target_unit: str = "",
-        class_names: Sequence[str] | None = None,
+        class_names: Sequence[Any] | None = None,
         augment: Augment | None = None,
     ) -> None:
-        if target_size is not None and (not isinstance(target_size, int) or target_size < 1):
-            raise ValueError(f"`target_size` of Task must be an integer >= 1, got {target_size!r}")
+        check_call(Task.__init__, locals())
         self.name, self.description = plain(name), plain(description)
         self.truth, self.exact = truth, exact
         self.likelihood = as_likelihood(likelihood)

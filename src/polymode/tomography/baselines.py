@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import check_call
 from polymode.core.execution import streams_of
 from polymode.core.memory import require_free
 from polymode.nets import unet
@@ -53,6 +54,7 @@ def mc_dropout_dip(
         num_samples: passes with dropout on, S >= 2; the paper's are 16,384.
         more: of `deep_image_prior`.
     """
+    check_call(mc_dropout_dip, locals())
     if net is None:
         if not 0 < dropout < 1:
             raise ValueError(f"`dropout` of mc_dropout_dip must be in (0, 1), got {dropout}")
@@ -100,6 +102,7 @@ def ensemble_dip(
     Args:
         networks_per_image: at least 2. more: of `deep_image_prior`.
     """
+    check_call(ensemble_dip, locals())
     if networks_per_image < 2:
         raise ValueError(
             "`networks_per_image` of ensemble_dip must be at least 2, one has no spread, got"
@@ -114,6 +117,7 @@ def ensemble_dip(
 
 def constant_sd(reconstruction: Reconstruction, sd: float) -> Reconstruction:
     """Return the same image with one standard deviation > 0 for all pixels."""
+    check_call(constant_sd, locals())
     if not (math.isfinite(sd) and sd > 0):
         raise ValueError(f"`sd` of constant_sd must be > 0, got {sd}")
     mean = reconstruction.mean
@@ -126,6 +130,7 @@ def fitted_sd(pairs: Iterable[tuple[Reconstruction, Tensor]]) -> float:
     It is the most likely constant standard deviation. To be taken from other images than those it
     is used for.
     """
+    check_call(fitted_sd, locals())
     errors = [found.error(truth).double().square().flatten() for found, truth in pairs]
     if not errors:
         raise ValueError("fitted_sd needs at least 1 reconstruction and its truth, got 0")

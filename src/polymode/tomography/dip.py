@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.events import progress_observer
 from polymode.core.loop import Checkpoint, run
 from polymode.core.rng import generator
@@ -100,7 +101,7 @@ def deep_image_prior(
     net: Callable[[], nn.Module] | Sequence[nn.Module] | None = None,
     options: DeepImagePrior | None = None,
     *,
-    inputs: Tensor | None = None,
+    inputs: OnlyTensor | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
@@ -117,6 +118,7 @@ def deep_image_prior(
         checkpoint_seconds: from one checkpoint to the next.
         progress: "auto", "bar", "lines" or "silent".
     """
+    check_call(deep_image_prior, locals())
     options = options or DeepImagePrior()
     check_finite(scan.observations)
     scan.operator.check_observations(scan.observations)
@@ -165,6 +167,7 @@ def best_steps(fit: DIPFit) -> int:
 
     To be used as `steps` for other images: chosen on these, it is no fair score of them.
     """
+    check_call(best_steps, locals())
     steps, _, errors = fit.looks
     if errors is None:
         raise ValueError("best_steps needs images whose truth is known: scans with `truth`")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.loop import Batch
 from polymode.core.options import is_number
 from polymode.core.stack import Stack
@@ -54,6 +55,7 @@ class DeepImagePrior:
     look_every: int = 25
 
     def __post_init__(self) -> None:
+        check_call(DeepImagePrior, vars(self))
         for name in ("steps", "networks_per_image", "look_every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -27,6 +27,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
 from polymode.tomography.geometry import Geometry
 from polymode.tomography.operator import LinearOperator
@@ -41,7 +42,7 @@ from polymode.tomography.views import (
 FILTERS = ("ram-lak", "shepp-logan", "cosine", "hann")
 
 
-def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak") -> Tensor:
+def fbp(projector: LinearOperator, observations: OnlyTensor, filter: str = "ram-lak") -> Tensor:
     """Return the filtered backprojections (N, 1, H, W) of observations (N, m) or (m,).
 
     A warning says which directions have no view, if some are missing.
@@ -51,6 +52,7 @@ def fbp(projector: LinearOperator, observations: Tensor, filter: str = "ram-lak"
         filter: window of the ramp filter: "ram-lak" (none), "shepp-logan", "cosine" or "hann", from
             sharp to smooth.
     """
+    check_call(fbp, locals())
     if filter not in FILTERS:
         raise ValueError(
             f"`filter` of fbp must be one of {', '.join(FILTERS)}, got {filter!r}."

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import check_call
 from polymode.core.stack import Stack
 
 JITTER = 1e-6
@@ -193,6 +194,7 @@ def filter_prior(net: nn.Module | Stack, kind: str = "matern") -> FilterPrior:
     Args:
         kind: "matern" or "isotropic".
     """
+    check_call(filter_prior, locals())
     if kind not in KINDS:
         raise ValueError(f"`kind` of filter_prior must be one of {', '.join(KINDS)}, got '{kind}'")
     if isinstance(net, Stack):

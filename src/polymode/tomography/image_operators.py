@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import Range, check_call
 from polymode.tomography.operator import LinearOperator
 
 
@@ -22,6 +24,7 @@ def inpainting(mask: Tensor) -> LinearOperator:
     >>> A(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
     tensor([1., 4.])
     """
+    check_call(inpainting, locals())
     mask = torch.as_tensor(mask)
     if mask.dim() != 2 or mask.dtype != torch.bool:
         raise ValueError(
@@ -43,11 +46,15 @@ def inpainting(mask: Tensor) -> LinearOperator:
     )
 
 
-def blur(image_shape: tuple[int, int], width: float) -> LinearOperator:
+def blur(
+    image_shape: tuple[int, int],
+    width: Annotated[float, Range("in (0, 10,000]", lambda width: 0 < width <= 10_000)],
+) -> LinearOperator:
     """Return the operator that blurs with a Gaussian of standard deviation `width` > 0, in pixels.
 
     The kernel ends at three standard deviations and sums to 1; outside of the image is 0.
     """
+    check_call(blur, locals())
     if not (width > 0 and math.isfinite(width)):
         raise ValueError(f"`width` of blur must be > 0 pixels, got {width}")
     reach = max(1, math.ceil(3 * width))

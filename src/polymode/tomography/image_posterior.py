@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.tomography.evidence import Evidence
 from polymode.tomography.filter_prior import Hyper
 from polymode.tomography.reconstruction import Reconstruction
@@ -72,6 +73,7 @@ def image_posteriors(found: Reconstruction) -> list[ImagePosterior]:
 
     The covariance of samples is that around their mean, with S − 1 in the denominator.
     """
+    check_call(image_posteriors, locals())
     if found.samples is None and found.sd is None:
         raise ValueError("a reconstruction without samples or standard deviations has no spread")
     height, width = found.mean.shape[-2:]

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from polymode.core.checks import Images, check_call
 from polymode.core.stack import Stack
+from polymode.core.values import first_line
 from polymode.methods.laplace.linear_model import FORMS, Tangent
 from polymode.tomography.filter_prior import Block, FilterPrior, filter_prior
 from polymode.tomography.operator import LinearOperator
@@ -45,22 +47,32 @@ class Linearised:
     def __init__(
         self,
         net: nn.Module | Stack,
-        x: Tensor,
+        x: Images,
         operator: LinearOperator,
         *,
         prior: str | FilterPrior = "matern",
         form: str = "offset",
         member: int = 0,
     ) -> None:
+        check_call(Linearised.__init__, locals())
         if form not in FORMS:
             raise ValueError(f"`form` must be one of {', '.join(FORMS)}, got '{form}'")
         dtype = next(net.parameters()).dtype if isinstance(net, nn.Module) else net.dtype
         stack = Stack([net], dtype=dtype) if isinstance(net, nn.Module) else net
+        if not 0 <= member < len(stack):
+            raise ValueError(
+                f"`member` must be one of {len(stack)}, 0 to {len(stack) - 1}, got {member}"
+            )
         self._stack, self._member = stack, member
         self.prior = filter_prior(stack, prior) if isinstance(prior, str) else prior
         self.tangent = Tangent(stack, member, names=self.prior.names, form=form)
         self.operator, self.x = operator, x.to(dtype)
-        self.image = self.tangent.outputs(self.x).flatten()
+        try:
+            self.image = self.tangent.outputs(self.x).flatten()
+        except RuntimeError as error:
+            raise ValueError(
+                f"the network cannot evaluate `x` of shape {tuple(x.shape)}: {first_line(error)}"
+            ) from error
         if self.image.numel() != operator.shape[1]:
             height, width = operator.image_shape
             raise ValueError(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Few, Seed, check_call
 from polymode.core.rng import fold
 
 SHEPP_LOGAN = (
@@ -30,13 +31,15 @@ SHEPP_LOGAN = (
 )
 
 
-def shepp_logan(side: int, *, points: int = 4) -> Tensor:
+def shepp_logan(side: Few, *, points: Few = 4) -> Tensor:
     """Return the head, (side, side) in [0, 1]; each pixel is the mean over points² places in it."""
+    check_call(shepp_logan, locals())
     return _ellipses(SHEPP_LOGAN, side, points).clamp(0, 1)
 
 
-def random_ellipses(side: int, *, seed: int = 0, number: int = 12, points: int = 4) -> Tensor:
+def random_ellipses(side: Few, *, seed: Seed = 0, number: Few = 12, points: Few = 4) -> Tensor:
     """Return overlapping ellipses within a disc, (side, side) in [0, 1]."""
+    check_call(random_ellipses, locals())
     draw = np.random.default_rng(fold(seed, "ellipses"))
     rows = [(0.5, 0.8, 0.85, 0.0, 0.0, float(draw.uniform(0, 180)))]
     for _ in range(number):

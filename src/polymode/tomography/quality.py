@@ -22,28 +22,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, check_call
+
 _WINDOW = 7
 
 
-def psnr(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tensor:
+def psnr(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
     """Return the peak signal-to-noise ratio in decibels (higher is better), (N,).
 
     Args:
         images, truth: (N, 1, H, W).
         data_range: R > 0; by default max - min of each truth.
     """
+    check_call(psnr, locals())
     images, truth, spread = _pair(images, truth, data_range, "psnr")
     error = (images - truth).square().mean((1, 2, 3))
     return 10 * torch.log10(spread**2 / error)
 
 
-def ssim(images: Tensor, truth: Tensor, data_range: float | None = None) -> Tensor:
+def ssim(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
     """Return the structural similarity, at most 1 (higher is better), (N,).
 
     Args:
         images, truth: (N, 1, H, W), H and W at least 7.
         data_range: R > 0; by default max - min of each truth.
     """
+    check_call(ssim, locals())
     images, truth, spread = _pair(images, truth, data_range, "ssim")
     if min(images.shape[-2:]) < _WINDOW:
         raise ValueError(
@@ -66,7 +70,7 @@ def _windows(images: Tensor) -> Tensor:
 
 
 def _pair(
-    images: Tensor, truth: Tensor, data_range: float | None, what: str
+    images: OnlyTensor, truth: OnlyTensor, data_range: float | None, what: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     if images.shape != truth.shape or images.dim() != 4 or images.shape[1] != 1:
         raise ValueError(

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import Few, as_numbers, check_call, shown
 from polymode.core.rng import generator
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite, projector_of
@@ -64,17 +65,24 @@ def scan_of(
         noise_sd: standard deviation of the noise, > 0, for all images or one for each, (N,).
         truth: (H, W), (1, H, W) or (N, 1, H, W) where it is known.
     """
-    observations = torch.as_tensor(observations)
+    check_call(scan_of, locals())
+    observations = as_numbers("`observations` of scan_of", observations)
     if not observations.is_floating_point():
         observations = observations.to(torch.get_default_dtype())
     if isinstance(operator, Projector) and (
-        observations.dim() > 2 or observations.shape[-1] != operator.num_observations
+        observations.dim() > 2 or observations.shape[-1:] != (operator.num_observations,)
     ):
         observations = operator.observations(observations)
     operator.check_observations(observations)
     check_finite(observations)
     rows = observations.reshape(-1, operator.num_observations)
-    sd = torch.as_tensor(noise_sd, dtype=rows.dtype).expand(len(rows)).clone()
+    sd = torch.as_tensor(noise_sd, dtype=rows.dtype)
+    if sd.shape not in ((), (1,), (len(rows),)):
+        raise ValueError(
+            f"`noise_sd` must be one number, or one for each of {len(rows)} images, got"
+            f" {shown(noise_sd)}"
+        )
+    sd = sd.expand(len(rows)).clone()
     if not bool((torch.isfinite(sd) & (sd > 0)).all()):
         raise ValueError(
             f"`noise_sd` must be > 0 and finite, got {float(sd.min()):g}: without noise there is"
@@ -87,7 +95,7 @@ def scan_of(
 
 
 def simulate(
-    operator: LinearOperator, images: Tensor, *, noise: float = 0.05, seed: int = 0, finer: int = 2
+    operator: LinearOperator, images: Tensor, *, noise: float = 0.05, seed: int = 0, finer: Few = 2
 ) -> Scan:
     """Return simulated scans of images.
 
@@ -98,6 +106,7 @@ def simulate(
         noise: standard deviation as a fraction of mean |y|, > 0.
         seed: of the noise. finer: how many fine pixels a side of a pixel has, >= 1.
     """
+    check_call(simulate, locals())
     if not (math.isfinite(noise) and noise > 0):
         raise ValueError(
             f"`noise` of simulate must be > 0, a fraction of mean |y|, got {noise}: take e.g. 0.05"
@@ -118,7 +127,7 @@ def simulate(
     return Scan(operator, clean + sd[:, None] * draws.to(clean), sd, truth)
 
 
-def _fine(operator: Projector, images: Tensor, finer: int) -> tuple[Tensor, Tensor]:
+def _fine(operator: Projector, images: Tensor, finer: Few) -> tuple[Tensor, Tensor]:
     """Return images on the finer grid, and their means over the operator's pixels."""
     side = operator.geometry.side
     if tuple(images.shape[-2:]) == (side, side):
@@ -136,6 +145,8 @@ def _images(images: Tensor) -> Tensor:
     images = torch.as_tensor(images)
     if not images.is_floating_point():
         images = images.to(torch.get_default_dtype())
+    if images.dim() < 2 or images.numel() == 0:
+        raise ValueError(f"images must have shape (H, W) or (N, 1, H, W), got {shown(images)}")
     return images.reshape(-1, 1, *images.shape[-2:])
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.tomography.image_posterior import ImagePosterior
 from polymode.tomography.operator import LinearOperator
 
@@ -62,6 +63,7 @@ def log_density(
         side: of the patches within which pixels depend on each other.
         where: (H, W), true for the pixels that count; with `side=1` only.
     """
+    check_call(log_density, locals())
     error = _error(posterior, truth)
     if side == 1:
         variance = posterior.variance.clamp_min(0) + floor
@@ -87,6 +89,7 @@ def coverage(
     floor: float = FLOOR,
 ) -> list[float]:
     """Return the share of pixels whose truth is in the central interval of each level."""
+    check_call(coverage, locals())
     error = _error(posterior, truth).abs()
     spread = (posterior.variance.clamp_min(0) + floor).sqrt()
     quantiles = math.sqrt(2) * torch.special.erfinv(torch.tensor(levels, dtype=torch.float64))
@@ -143,6 +146,7 @@ def calibration(
     floor: float = FLOOR,
 ) -> Calibration:
     """Return error against predicted standard deviation, over the pixels of several images."""
+    check_call(calibration, locals())
     errors = torch.cat([_error(p, t) for p, t in zip(posteriors, truths, strict=True)])
     variances = torch.cat([p.variance.clamp_min(0) + floor for p in posteriors])
     order = variances.argsort()

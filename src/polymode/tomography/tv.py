@@ -27,25 +27,29 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from polymode.core.checks import OnlyTensor, Range, check_call
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import check_finite
 from polymode.tomography.reconstruction import Reconstruction
 
 _NORM_OF_DIFFERENCES = 8.0  # |G|² <= 8, in the plane
+Stacked = Annotated[OnlyTensor, Range("and shape (..., 1, H, W)", lambda t: t.dim() >= 3)]
 _CLOSE = 0.95  # of the largest steps that converge
 _CHECK = 10  # iterations from one look at the residuals to the next
 
 
-def total_variation(images: Tensor) -> Tensor:
+def total_variation(images: Stacked) -> Tensor:
     """Return the anisotropic total variation of images (..., 1, H, W), (...).
 
     >>> float(total_variation(torch.tensor([[[0.0, 1.0], [0.0, 3.0]]])))
     6.0
     """
+    check_call(total_variation, locals())
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().sum((-1, -2, -3))
     right = (images[..., 1:] - images[..., :-1]).abs().sum((-1, -2, -3))
     return down + right
@@ -53,7 +57,7 @@ def total_variation(images: Tensor) -> Tensor:
 
 def tv_reconstruction(
     operator: LinearOperator,
-    observations: Tensor,
+    observations: OnlyTensor,
     *,
     tv_weight: float,
     positive: bool = True,
@@ -72,6 +76,7 @@ def tv_reconstruction(
         mean (N, 1, H, W) without standard deviations; `info` has the number of iterations, the last
         residual and the objectives (N,).
     """
+    check_call(tv_reconstruction, locals())
     for name, value in (("tv_weight", tv_weight), ("tolerance", tolerance)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"`{name}` of tv_reconstruction must be > 0, got {value}")

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
+from polymode.core.checks import check_call
 from polymode.core.likelihoods import Categorical
 from polymode.core.stack import Stack
 from polymode.core.store import FileProblem, open_plain
@@ -52,6 +53,7 @@ class Published:
     """
 
     def __init__(self, path: str | Path) -> None:
+        check_call(Published.__init__, locals())
         self.path = Path(path)
         if not self.path.exists():
             raise FileProblem(f"{self.path} does not exist")
@@ -125,6 +127,7 @@ def import_published(
         networks_per_shard, num_networks: of a shard, and in all; None takes all there are.
         names: see `Published.stack`.
     """
+    check_call(import_published, locals())
     folder, likelihood, shape = Path(folder), Categorical(), tuple(input_shape)
     check_counts(networks_per_shard=networks_per_shard, num_networks=num_networks or 1)
     write_about(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Registry
 from polymode.core.store import FileProblem, json_safe
 from polymode.methods.fit import check_options
@@ -39,6 +40,7 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_call(Recipe, vars(self))
         check_options(self.method, self.options)
         if "num_modes" in self.options:
             raise ValueError(

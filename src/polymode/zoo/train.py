@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.cluster import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.core.rng import fold
 from polymode.core.store import FileProblem, read_tensors, write_tensors
@@ -79,6 +80,7 @@ def train(
         cluster: a Ray cluster whose workers each train a shard at a time, None for this process.
             All must see the folder.
     """
+    check_call(train, locals())
     folder = Path(folder)
     known = read_about(folder) if (folder / ABOUT).exists() else {}
     recipe = _recipe(recipe, known, folder)

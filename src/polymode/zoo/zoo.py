@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from polymode.core.checks import check_call
 from polymode.core.likelihoods import Likelihood, likelihood_from_config
 from polymode.core.memory import human
 from polymode.core.registry import suggest
@@ -55,6 +56,7 @@ class Zoo:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        check_call(Zoo.__init__, locals())
         self.folder = Path(folder)
         self.about = read_about(self.folder)
         self.shards, self.problems = read_index(self.folder)
@@ -227,6 +229,7 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
         num_networks: how many there must be at least; None takes what is there.
         watch: see `train`; by default a line on stderr for each shard.
     """
+    check_call(find_zoo, locals())
     folder = Path(where).expanduser()
     if not folder.is_dir() and where in RECIPES:
         folder = cache_folder() / "zoo" / where

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 
+from polymode.core.checks import check_call
 from polymode.equivariance.groups import Group
 from polymode.equivariance.kernels.layers import AvgPool, Conv, Layer
 from polymode.equivariance.kernels.serial import Residual, Serial
@@ -26,6 +27,7 @@ def broken_by(kernel: Serial, input_shape: tuple[int, ...], group: Group) -> lis
     >>> broken_by(kernel, (1, 8, 8), group("C4"))
     ["layer 0, Conv(size=3, ...): a stride of 2 does not fit 8 pixels and a window of 3, ..."]
     """
+    check_call(broken_by, locals())
     if not group.exact:
         return [
             f"{group.name} is interpolated: its action is not orthogonal, and kernels are symmetric"
@@ -38,6 +40,7 @@ def broken_by(kernel: Serial, input_shape: tuple[int, ...], group: Group) -> lis
 
 def warn_if_broken(kernel: Serial, input_shape: tuple[int, ...], group: Group) -> bool:
     """Warn about each layer that breaks the symmetry; return whether any does."""
+    check_call(warn_if_broken, locals())
     found = broken_by(kernel, input_shape, group)
     for reason in found:
         warnings.warn(f"{group.name} is not a symmetry of the kernel: {reason}", stacklevel=2)

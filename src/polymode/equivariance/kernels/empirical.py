@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vjp, vmap
 
+from polymode.core.checks import check_call
 from polymode.core.memory import require_free
 
 COLUMNS = 2**25  # numbers of gradients that are held at a time
@@ -27,6 +28,7 @@ def empirical_ntk(
         whole: whether all pairs of outputs are wanted, (N, N', K, K); else the mean over outputs of
             those of the same output, (N, N'), which is what the infinite-width NTK is.
     """
+    check_call(empirical_ntk, locals())
     other = x if y is None else y
     params = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if not params:

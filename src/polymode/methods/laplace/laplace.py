@@ -110,7 +110,8 @@ class Laplace(MAP):
     def __post_init__(self) -> None:
         if self.prior_precision is None:
             object.__setattr__(self, "prior_precision", MAP.prior_precision)
-            object.__setattr__(self, "evidence", self.evidence or "auto")
+            if self.evidence is None:
+                object.__setattr__(self, "evidence", "auto")
         super().__post_init__()
         self._require_name("structure", STRUCTURES)
         self._require_name("prior", PRIORS)

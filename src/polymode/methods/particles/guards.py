@@ -39,7 +39,7 @@ def warn_of_coincident(stack: Stack) -> None:
     """Warn where two members start at the same weights: no repulsion can separate them."""
     equal = torch.ones(stack.num_modes, stack.num_modes, dtype=torch.bool, device=stack.device)
     for tensor in stack.params.values():
-        rows = tensor.detach().flatten(1)
+        rows = tensor.detach().reshape(len(tensor), -1)
         for k in equal.tril(-1).any(1).nonzero().flatten().tolist():
             equal[k] &= (rows == rows[k]).all(1)
     pairs = equal.tril(-1).nonzero().tolist()

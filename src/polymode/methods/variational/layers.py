@@ -158,6 +158,7 @@ def layers_to_change(module: nn.Module, x: Tensor, estimator: str) -> list[str]:
         path
         for path, sub in candidates.items()
         if calls[path] == 1
+        and sub._parameters.keys() == {"weight", "bias"}  # not those that make their weight anew
         and all(p.requires_grad and uses[id(p)] == 1 for p in sub.parameters(recurse=False))
     ]
 

@@ -43,7 +43,8 @@ def kl_divergence(
     """
     total = means[0].new_zeros(len(means[0]))
     for mean, log_std in zip(means, log_stds, strict=True):
-        mean, log_std, number = mean.flatten(1), log_std.flatten(1), mean[0].numel()
+        number = mean[0].numel()  # 1 for a parameter without axes, of which `flatten` makes no rows
+        mean, log_std = (each.reshape(len(each), number) for each in (mean, log_std))
         std, entropies = log_std.exp(), log_std.sum(1)  # up to a constant
         if mixture is None:
             squares = (torch.linalg.vector_norm(each, dim=1).square() for each in (mean, std))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.components import Components
 from polymode.core.targets import check_labels
 from polymode.posterior import Posterior
@@ -58,6 +59,7 @@ def input_gradient_distance(post: Posterior, x: Any, targets: Any = None) -> Gra
     Reference: T. Q. Trinh, M. Heinonen, L. Acerbi, S. Kaski, Input-gradient space particle
     inference for neural network ensembles, ICLR 2024, appendix D.
     """
+    check_call(input_gradient_distance, locals())
     modes = post.num_modes
     if modes < 2:
         raise ValueError(f"`input_gradient_distance` needs at least 2 members, got {modes}")

@@ -25,6 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.metrics.diversity.pieces import Predictions, pieces
 from polymode.metrics.diversity.tiles import add_pair_sums
 
@@ -53,6 +54,8 @@ def pairwise_mutual_information(predictions: Predictions) -> Tensor:
             [0.2158, 0.2158, 0.0000]], dtype=torch.float64)
     """
 
+    check_call(pairwise_mutual_information, locals())
+
     def add(total: Tensor, log_probs: Tensor) -> None:
         add_pair_sums(total, log_probs.flatten(1).exp())
 
@@ -78,6 +81,8 @@ def pairwise_kl(predictions: Predictions) -> Tensor:
     tensor([[0.0000,    inf],
             [0.6931, 0.0000]], dtype=torch.float64)
     """
+
+    check_call(pairwise_kl, locals())
 
     def add(total: Tensor, log_probs: Tensor) -> None:
         logs = log_probs.double().log_softmax(-1).flatten(1)
@@ -110,6 +115,8 @@ def pairwise_disagreement(predictions: Predictions) -> Tensor:
             [0.5000, 0.0000]], dtype=torch.float64)
     """
 
+    check_call(pairwise_disagreement, locals())
+
     def add(total: Tensor, log_probs: Tensor) -> None:
         votes = log_probs.argmax(-1, keepdim=True)
         hot = torch.zeros_like(log_probs).scatter_(-1, votes, 1.0).flatten(1)
@@ -126,12 +133,14 @@ def upper(matrix: Tensor) -> Tensor:
     >>> upper(torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]]))
     tensor([1., 2., 3.])
     """
+    check_call(upper, locals())
     size = _square(matrix)
     return matrix[torch.ones(size, size, dtype=torch.bool).triu(1).to(matrix.device)]
 
 
 def mean_pairwise(matrix: Tensor) -> float:
     """Return the mean of (S, S) over pairs of different members, both orders."""
+    check_call(mean_pairwise, locals())
     size = _square(matrix)
     return (matrix.sum() - matrix.diagonal().sum()).item() / (size * (size - 1))
 

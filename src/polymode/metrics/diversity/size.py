@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.core.registry import Entry
 from polymode.core.rng import generator
 from polymode.metrics.score import CLASSIFICATION, REGRESSION, Metric
@@ -72,6 +73,7 @@ def ensemble_size_curve(
     how the curve would move with other networks; for that, train more. Infinite where the metric
     is infinite on one subset.
     """
+    check_call(ensemble_size_curve, locals())
     if members not in ("modes", "samples"):
         raise ValueError(f"`members` must be 'modes' or 'samples', got {members!r}")
     if members == "samples":
@@ -122,6 +124,7 @@ def deep_ensemble_equivalent(curve: SizeCurve, value: float) -> float:
     >>> [deep_ensemble_equivalent(curve, value) for value in (0.6, 0.4, 0.3, 0.25, 0.1)]
     [1.0, 1.5, 2.0, 3.0, inf]
     """
+    check_call(deep_ensemble_equivalent, locals())
     if curve.direction not in ("up", "down"):
         raise ValueError(f"`{curve.metric}` does not score, so no number of networks equals it")
     if math.isnan(value):
@@ -165,7 +168,7 @@ def _sizes(sizes: Sequence[int] | None, most: int, least: int, metric: str) -> t
                 f"`sizes` for `{metric}` of {most} members must be integers from {least} to"
                 f" {most}, got {size!r}"
             )
-    if not sizes:
+    if len(sizes) == 0:
         raise ValueError("`sizes` is empty: give at least one number of members")
     return tuple(sorted(set(sizes)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polymode.core.checks import check_call
 from polymode.posterior import Posterior
 
 COLUMNS_BYTES = 2**25  # of the float64 copy of some columns of the weights
@@ -26,6 +27,7 @@ def weight_cosine(post: Posterior) -> Tensor:
     Reference: S. Fort, H. Hu, B. Lakshminarayanan, Deep ensembles: a loss landscape perspective,
     2019.
     """
+    check_call(weight_cosine, locals())
     modes = post.num_modes
     products = torch.zeros(modes, modes, dtype=torch.float64)
     for stacked in post.stack.params.values():

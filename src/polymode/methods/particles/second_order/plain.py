@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.attention import plain_attention
 from polymode.methods.particles.terms import Terms
 
 
@@ -41,7 +42,8 @@ class Plain(NamedTuple):
         inputs = x if self.members is None else x.expand(self.members, *x.shape)
         leaf = inputs if self.whole else inputs.narrow(axis, 0, rows)
         leaf = leaf.detach().requires_grad_()
-        outputs = self.network(leaf)
+        with plain_attention():  # the fused one has no second derivative
+            outputs = self.network(leaf)
         scalars = terms.scalar(outputs.narrow(axis, 0, rows), y[:rows], self.extra)
         gradient = _derivative(scalars, leaf).narrow(axis, 0, rows).flatten(axis + 1)
         if terms.basis is not None:
