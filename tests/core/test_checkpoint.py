@@ -219,3 +219,15 @@ def test_changed_metadata_gives_a_state_or_one_line(field, tmp_path) -> None:
                 load_training(tmp_path, trained_state(), {})
             except FileProblem as problem:
                 assert "\n" not in str(problem)
+
+
+def test_the_complete_checkpoint_with_the_most_steps_is_taken(tmp_path) -> None:
+    """Of parts of ranks and a whole one, whichever was written last; one that lacks modes is not."""
+    state = trained_state()
+    for step, last in ((3, 2), (5, 2), (7, 1)):
+        part = tmp_path / f"training-{step}-0-{last}.safetensors"
+        save_checkpoint(part, state._replace(step=step), {}, (0, last))
+    assert load_training(tmp_path, trained_state(), {}).step == 5
+    for step, taken in ((4, 5), (6, 6)):
+        save_checkpoint(tmp_path / "training.safetensors", state._replace(step=step), {})
+        assert load_training(tmp_path, trained_state(), {}).step == taken
