@@ -222,7 +222,7 @@ def test_changed_metadata_gives_a_state_or_one_line(field, tmp_path) -> None:
 
 
 def test_the_complete_checkpoint_with_the_most_steps_is_taken(tmp_path) -> None:
-    """Of parts of ranks and a whole one, whichever was written last; one that lacks modes is not."""
+    """Of parts of ranks and a whole one; a step of which some modes are missing does not count."""
     state = trained_state()
     for step, last in ((3, 2), (5, 2), (7, 1)):
         part = tmp_path / f"training-{step}-0-{last}.safetensors"
