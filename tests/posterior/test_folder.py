@@ -263,4 +263,5 @@ def test_a_name_that_another_took_meanwhile_is_not_taken_again(size, tmp_path, m
     BOTH[2].save(tmp_path, modes_per_file=size)
     assert which(tmp_path) == 2
     assert (tmp_path / last).read_bytes() == b"of another"
+    assert named(tmp_path)[0].startswith("members-3")  # until then the old files were whole
     assert files(tmp_path) == sorted([last, *named(tmp_path)])
