@@ -267,3 +267,15 @@ def test_a_checkpoint_names_no_plan_with_a_million_threads(tmp_path):
     write_tensors(path, tensors, metadata)
     with pytest.raises(FileProblem, match="names no way to evaluate a stack.*remove it to start"):
         pm.fit("map", net=lambda: nn.Linear(2, 2), task=task, **options)
+
+
+def test_the_complete_checkpoint_with_the_most_steps_is_taken(tmp_path) -> None:
+    """Of parts of ranks and a whole one; a step of which some modes are missing does not count."""
+    state = trained_state()
+    for step, last in ((3, 2), (5, 2), (7, 1)):
+        part = tmp_path / f"training-{step}-0-{last}.safetensors"
+        save_checkpoint(part, state._replace(step=step), {}, (0, last))
+    assert load_training(tmp_path, trained_state(), {}).step == 5
+    for step, taken in ((4, 5), (6, 6)):
+        save_checkpoint(tmp_path / "training.safetensors", state._replace(step=step), {})
+        assert load_training(tmp_path, trained_state(), {}).step == taken

@@ -251,3 +251,17 @@ def test_a_folder_that_cannot_be_written_to_is_loaded(tmp_path) -> None:
         assert which(tmp_path) == 1
     finally:
         tmp_path.chmod(0o755)
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_a_name_that_another_took_meanwhile_is_not_taken_again(size, tmp_path, monkeypatch) -> None:
+    """As without locks, where two may look for a free number at the same time."""
+    BOTH[1].save(tmp_path, modes_per_file=size)
+    last = "members-2.safetensors" if size is None else "members-2-1.safetensors"
+    (tmp_path / last).write_bytes(b"of another")
+    monkeypatch.setattr("polymode.posterior.folder._next_number", lambda _: 1)
+    BOTH[2].save(tmp_path, modes_per_file=size)
+    assert which(tmp_path) == 2
+    assert (tmp_path / last).read_bytes() == b"of another"
+    assert named(tmp_path)[0].startswith("members-3")  # until then the old files were whole
+    assert files(tmp_path) == sorted([last, *named(tmp_path)])
