@@ -183,8 +183,8 @@ def weight_norm() -> nn.Module:
     """Of rows, of columns and of the matrix."""
     normed = torch.nn.utils.parametrizations.weight_norm
     layers = normed(nn.Linear(3, 4)), normed(nn.Linear(4, 3), dim=1)
-    last = normed(nn.Linear(3, 2), dim=None)
-    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), last)
+    third = normed(nn.Linear(3, 3), dim=None)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], third, nn.Tanh(), nn.Linear(3, 2))
 
 
 def _normal(*shape: int) -> Tensor:

@@ -110,6 +110,27 @@ def test_a_mode_among_others_is_what_it_is_alone(name, classes) -> None:
         torch.testing.assert_close(moments.spread, whole.spread[where])
 
 
+@pytest.mark.parametrize("structure", ["full", "subnetwork"])
+def test_unequal_precisions_of_a_dense_block(structure) -> None:
+    """The second mode under a prior of each layer's own, found and given: J H⁻¹ Jᵀ written out."""
+    problem, stack = networks(True)
+    chosen = list(range(0, 27, 2)) if structure == "subnetwork" else list(range(27))
+    options = {"structure": structure, "evidence": "trained", "prior": "per_layer"}
+    if structure == "subnetwork":
+        options["subnetwork"] = chosen
+    weights = finished(options, problem, stack)
+    tangent = Tangent(stack, 1)
+    rows, probs = tangent.jacobian(X)[..., chosen], tangent.outputs(X).softmax(-1)
+    bent = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+    curved = torch.einsum("nkp,nkl,nlq->pq", rows, bent, rows)
+    for posterior in (weights, weights.with_precision({"0": 0.3, "2": 5.0})):
+        each = [posterior.precision[n][1].expand(s.stop - s.start)
+                for n, s in tangent.slices.items()]  # fmt: skip
+        inverse = torch.linalg.inv(curved + torch.cat(each)[chosen].diag())
+        expected = torch.einsum("nkp,pq,nlq->nkl", rows, inverse, rows)
+        torch.testing.assert_close(posterior.linearised(X).spread[1], expected)
+
+
 def test_a_slice_of_a_posterior_that_has_predicted() -> None:
     problem, stack = networks(True)
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
