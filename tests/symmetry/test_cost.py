@@ -249,7 +249,7 @@ def test_the_minimum_with_products_and_powers_is_that_of_a_general_optimiser(nam
         acted = scaled(tensors, found, scales)
         total = sum((acted[n] ** 2).sum() for n in counted)
         total.backward()
-        return float(total), logs.grad.numpy()
+        return float(total.detach()), logs.grad.numpy()
 
     start = np.zeros(found.num_scales - 1)
     best = optimize.minimize(mass, start, jac=True, method="BFGS", options={"gtol": 1e-9})

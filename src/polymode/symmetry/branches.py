@@ -45,7 +45,7 @@ def _alike(
     name = name_of(node.target) if node.op in ("call_function", "call_method") else None
     if name not in _EITHER_WAY | _LISTS:
         return []
-    parts = node.args[0] if name in _LISTS else node.args[:2]
+    parts: Any = node.args[0] if name in _LISTS else node.args[:2]
     nodes = [part for part in parts if isinstance(part, fx.Node)] if _is_list(parts) else []
     lines = []
     for k, one in enumerate(nodes):

@@ -188,12 +188,10 @@ def _term(name: str, tensor: Tensor, labels: list[Rescaling]) -> Term:
     mask = torch.from_numpy(_cancel(rows, columns))
     constant = (matrix * mask).sum((1, 2))
     matrix = torch.where(mask, 0.0, matrix)
-    sides = [
-        part
-        for forms in (rows, columns)
-        for part in (torch.from_numpy(forms[..., 0]).long(), torch.from_numpy(forms[..., 1].copy()))
-    ]
-    return Term(name, matrix, *sides, constant)
+    row_unit, row_power = (torch.from_numpy(rows[..., k].copy()) for k in (0, 1))
+    column_unit, column_power = (torch.from_numpy(columns[..., k].copy()) for k in (0, 1))
+    units = row_unit.long(), column_unit.long()
+    return Term(name, matrix, units[0], row_power, units[1], column_power, constant)
 
 
 def _side(labels: list[Rescaling], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

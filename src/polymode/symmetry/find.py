@@ -327,8 +327,8 @@ def _uses_more_than_first(node: fx.Node) -> bool:
 
     def is_first(user: fx.Node) -> bool:
         if user.target is getattr:
-            return user.args[1] == "values"
-        return user.target is operator.getitem and user.args[1] == 0
+            return str(user.args[1]) == "values"
+        return user.target is operator.getitem and str(user.args[1]) == "0"
 
     return not all(is_first(user) for user in node.users)
 

@@ -42,7 +42,8 @@ def reduced(walk: Walk, call: Call, x: Value) -> Any:
     if parts[0].dim() != ndim:
         moves, scale = ([np.squeeze(m, tuple(axes)) for m in moves], np.squeeze(scale, tuple(axes)))
     value = Value(parts[0], moves, scale, x.zero)
-    return value if parts is not call.data else type(call.data)(value, *map(Value, parts[1:]))
+    kind: Any = type(call.data)
+    return value if parts is not call.data else kind(value, *map(Value, parts[1:]))
 
 
 def extremum(walk: Walk, call: Call, x: Value) -> Any:
@@ -63,7 +64,8 @@ def ordered(walk: Walk, call: Call, x: Value) -> Any:
     moves, scale = _together(walk, call.token, x, [axis % x.data.dim()])
     if not isinstance(call.data, tuple):
         return Value(call.data, moves, scale, x.zero)
-    return type(call.data)(Value(call.data[0], moves, scale, x.zero), Value(call.data[1]))
+    kind: Any = type(call.data)
+    return kind(Value(call.data[0], moves, scale, x.zero), Value(call.data[1]))
 
 
 def softmax(walk: Walk, call: Call, x: Value) -> Value:
