@@ -94,9 +94,7 @@ class Cluster(NamedTuple):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a warning of the future
         try:
             ray.init(**here, **quiet, runtime_env={"env_vars": variables})
-        except (
-            Exception
-        ) as error:  # Ray raises plain ones, too, where a node does not start in time
+        except Exception as error:  # a plain one where a node does not start in time
             ray.shutdown()
             raise ClusterProblem(
                 f"Ray cannot be started{_at(self.address)}: {first_line(error)}"
