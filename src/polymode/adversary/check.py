@@ -115,7 +115,7 @@ def _check_box(x: Tensor, box: Box | None, eps: float) -> None:
     pair = isinstance(box, tuple | list) and len(box) == 2 and all(map(is_number, box))
     if not pair or not box[0] < box[1]:
         raise ValueError(
-            f"`box` must be two numbers, (smallest, largest) of all channels, got {shown(box)};"
+            f"`box` must be (smallest, largest), got {shown(box)}: two numbers for all channels;"
             " for limits of each channel give raw inputs and `scaling`"
         )
     low, high = box

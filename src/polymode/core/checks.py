@@ -35,7 +35,7 @@ class Range(NamedTuple):
 
 Seed = Annotated[int, Range(">= 0", lambda number: number >= 0)]
 Count = Annotated[int, Range(">= 1", lambda number: number >= 1)]
-Many = Annotated[int, Range("from 1 to 1,000,000", lambda number: 1 <= number <= 10**6)]
+Many = Annotated[int, Range("of at most 1,000,000", lambda number: number <= 10**6)]
 OnlyTensor = Annotated[Tensor, Range("of torch", lambda value: isinstance(value, Tensor))]
 Rows = Annotated[OnlyTensor, Range("with at least one row", lambda rows: len(rows) > 0)]
 Images = Annotated[OnlyTensor, Range("and shape (N, C, H, W)", lambda images: images.dim() == 4)]

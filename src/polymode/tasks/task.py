@@ -120,7 +120,7 @@ class Task:
         input_scaling: Scaling | None = None,
         target_scaling: Scaling | str | None = "auto",
         target_unit: str = "",
-        class_names: Sequence[Any] | None = None,
+        class_names: Sequence[Any] | str | None = None,
         augment: Augment | None = None,
     ) -> None:
         check_call(Task.__init__, locals())
