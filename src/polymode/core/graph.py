@@ -190,14 +190,12 @@ class _Versions:
                 methods = {} if _is_torch(base.__module__) else dict(self._methods(base))
                 if methods:
                     above = (nn.Module,) if issubclass(base, nn.Module) else ()
-                    bases.append(type(base.__name__, above, {"__slots__": (), **methods}))
-                if methods or bases:
-                    bases.append(base)
+                    private = type(base.__name__, above, {"__slots__": (), **methods})
+                    bases += [private, base]
             if bases:
                 first = [] if kind in bases else [kind]
-                rest = [base for base in bases if base is not object]
                 facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-                made = type.__new__(type(kind), kind.__name__, (_Quiet, *first, *rest), facts)
+                made = type.__new__(type(kind), kind.__name__, (_Quiet, *first, *bases), facts)
             self._classes[kind] = made if bases else kind
         return self._classes[kind]
 

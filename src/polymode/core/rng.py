@@ -99,7 +99,8 @@ class private_stream(TorchDispatchMode):
         seed: what it starts at.
         follows: whether `torch.manual_seed` and the like are obeyed. Then the block is inside of
             `global_stream(seed)`: the global stream shows where this one is, and is looked at
-            before each draw. That others have drawn from it meanwhile is overlooked.
+            before each draw. That others have drawn from it meanwhile is overlooked, unless it was
+            set anew just before.
     """
 
     def __init__(self, seed: int, *, follows: bool = False) -> None:
