@@ -97,6 +97,19 @@ KINDS = {
 }  # fmt: skip
 
 
+class FilledIn(nn.Module):
+    """Results that are written into a tensor of the network's own, which `vmap` refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.power = nn.Linear(6, 2), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.zeros(len(x), 2, dtype=x.dtype)
+        made += self.last(x.flatten(1)) * self.power.exp()
+        return made
+
+
 def test_survey_tells_how_each_parameter_enters() -> None:
     for name, expected in KINDS.items():
         stack, x = stack_of(name)
@@ -105,7 +118,9 @@ def test_survey_tells_how_each_parameter_enters() -> None:
     stack, x = stack_of("convolutions")
     assert survey(stack, x).copies  # an activation in place
     stack, x = stack_of("recurrent")
-    assert survey(stack, x).loops  # torch.func has no rule for GRU
+    assert not survey(stack, x).loops
+    stack = Stack(FilledIn, 2, dtype=torch.float64)
+    assert survey(stack, x).loops and survey(stack, x).kinds["power"] == "single"
     stack, x = stack_of("residual")
     assert survey(stack, x).shared == {"twice.weight", "twice.bias"}
     assert survey(stack, x).last == ("last.weight",)
