@@ -93,6 +93,8 @@ KINDS = {
     "convolutions": {"0.weight": "matrix", "1.weight": "element", "6.weight": "matrix",
                      "7.tau": "element"},
     "weight norm": {"0.parametrizations.weight.original0": "single"},
+    "slopes": {"channels.weight": "element", "one.weight": "element"},
+    "scalars": {"weight": "element", "shift": "element", "temperature": "single"},
     "vit": {"token": "element", "positions": "element"},
 }  # fmt: skip
 
