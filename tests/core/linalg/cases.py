@@ -90,6 +90,25 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x)[0][:, -1])
 
 
+class Cells(nn.Module):
+    """Recurrent cells one step at a time: the four kinds in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gated, self.long = nn.GRUCell(2, 3), nn.LSTMCell(3, 2)
+        self.plain, self.rough = nn.RNNCell(2, 3), nn.RNNCell(3, 2, nonlinearity="relu")
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, pair, p, r = None, None, None, None
+        for step in x.unbind(1):
+            h = self.gated(step, h)
+            pair = self.long(h, pair)
+            p = self.plain(pair[0] + step, p)
+            r = self.rough(p, r)
+        return self.last(torch.cat([r, pair[1]], -1))
+
+
 class LongShort(nn.Module):
     """An LSTM with all of its options."""
 
@@ -210,6 +229,7 @@ CASES = {
               _normal(5, 1, 4, 4)),
     "long short-term memory": (partial(LongShort, True), _normal(5, 3, 2)),
     "long short-term memory, batch second": (partial(LongShort, False), _normal(5, 3, 2)),
+    "cells": (Cells, _normal(5, 3, 2)),
     "scalars": (Scalars, _normal(5, 3)),
     "slopes": (Slopes, _normal(5, 1, 4, 3)),
     "bag": (Bag, torch.randint(5, (5, 4), generator=_STREAM)),

@@ -93,8 +93,23 @@ KINDS = {
     "convolutions": {"0.weight": "matrix", "1.weight": "element", "6.weight": "matrix",
                      "7.tau": "element"},
     "weight norm": {"0.parametrizations.weight.original0": "single"},
+    "slopes": {"channels.weight": "element", "one.weight": "element"},
+    "scalars": {"weight": "element", "shift": "element", "temperature": "single"},
     "vit": {"token": "element", "positions": "element"},
 }  # fmt: skip
+
+
+class FilledIn(nn.Module):
+    """Results that are written into a tensor of the network's own, which `vmap` refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.power = nn.Linear(6, 2), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.zeros(len(x), 2, dtype=x.dtype)
+        made += self.last(x.flatten(1)) * self.power.exp()
+        return made
 
 
 def test_survey_tells_how_each_parameter_enters() -> None:
@@ -105,7 +120,9 @@ def test_survey_tells_how_each_parameter_enters() -> None:
     stack, x = stack_of("convolutions")
     assert survey(stack, x).copies  # an activation in place
     stack, x = stack_of("recurrent")
-    assert survey(stack, x).loops  # torch.func has no rule for GRU
+    assert not survey(stack, x).loops
+    stack = Stack(FilledIn, 2, dtype=torch.float64)
+    assert survey(stack, x).loops and survey(stack, x).kinds["power"] == "single"
     stack, x = stack_of("residual")
     assert survey(stack, x).shared == {"twice.weight", "twice.bias"}
     assert survey(stack, x).last == ("last.weight",)

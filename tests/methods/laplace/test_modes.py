@@ -103,8 +103,10 @@ def test_a_mode_among_others_is_what_it_is_alone(name, classes) -> None:
         alone = finished(OPTIONS[name], problem, stack[k : k + 1])
         same(part, alone)
         same(together.with_precision(3.0)[k : k + 1], alone.with_precision(3.0))
-    whole = together.linearised(X[:5])
+    whole, drawn = together.linearised(X[:5]), together.draw(1, 7).params
     for where in SLICES:
+        for key, value in together[where].draw(1, 7).params.items():
+            torch.testing.assert_close(value, drawn[key][where])
         moments = together[where].linearised(X[:5])
         torch.testing.assert_close(moments.loc, whole.loc[where])
         torch.testing.assert_close(moments.spread, whole.spread[where])

@@ -15,6 +15,7 @@ one thread, and nothing else changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,13 +135,37 @@ def _direction(
     return torch.stack(outputs), states
 
 
+def _step(
+    cell: Cell,
+    x: Tensor,
+    states: Tensor | Sequence[Tensor],
+    into: Tensor,
+    back: Tensor,
+    bias: Tensor | None = None,
+    back_bias: Tensor | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Return what torch's functions of one step do: the new state, or for an LSTM both."""
+    one = isinstance(states, Tensor)
+    given = (states,) if isinstance(states, Tensor) else tuple(states)
+    made = cell(F.linear(x, into, bias), F.linear(given[0], back, back_bias), given)
+    return made[0] if one else made
+
+
+def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda gates, back, _: (activation(gates + back),)
+
+
+_CELLS = {
+    "lstm": _long_short,
+    "gru": _gated,
+    "rnn_tanh": _plain(torch.tanh),
+    "rnn_relu": _plain(torch.relu),
+}
 _STEPS: dict[str, Callable[..., Any]] = {
     "prelu": _prelu,
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
     "_weight_norm": _weight_norm,
-    "lstm": lambda *args: _recurrent(_long_short, *args),
-    "gru": lambda *args: _recurrent(_gated, *args),
-    "rnn_tanh": lambda *args: _recurrent(lambda a, b, _: ((a + b).tanh(),), *args),
-    "rnn_relu": lambda *args: _recurrent(lambda a, b, _: ((a + b).relu(),), *args),
+    **{name: partial(_recurrent, cell) for name, cell in _CELLS.items()},
+    **{f"{name}_cell": partial(_step, cell) for name, cell in _CELLS.items()},
 }
