@@ -51,15 +51,18 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-def check_call(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_call(
+    function: Callable[..., Any], given: Mapping[str, Any], *, but: Sequence[str] = ()
+) -> None:
     """Refuse arguments that are not what the annotations of `function` say.
 
     Args:
         function: a function, or a class whose annotated fields are its arguments.
         given: arguments by name, `locals()` at the beginning of its body.
+        but: those that the function itself checks, with a remedy of its own.
     """
     for name, rule in _rules(function).items():
-        if name in given and not rule.holds(given[name]):
+        if name in given and name not in but and not rule.holds(given[name]):
             raise ValueError(
                 f"`{name}` of {_name(function)} must be {rule.text}, got {shown(given[name])}"
             )
@@ -242,7 +245,7 @@ def _is_number(value: Any) -> bool:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    return _is_integer(value) if isinstance(value, Integral) else not math.isnan(value)
+    return _is_integer(value) if isinstance(value, Integral) else True
 
 
 def _is_array(value: Any) -> bool:

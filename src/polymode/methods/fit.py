@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from polymode.core import ranks
-from polymode.core.checks import Seed, check_call
+from polymode.core.checks import Count, Seed, check_call
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
 from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
@@ -59,7 +59,7 @@ def fit(
     task: Task | str,
     seed: Seed = 0,
     execution: str = "auto",
-    chunk_size: int | None = None,
+    chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     progress: str = "auto",
@@ -103,7 +103,7 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
-    check_call(fit, locals())
+    check_call(fit, locals(), but=("task",))
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()
