@@ -37,6 +37,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("changes its input", ALL): r"the network changes its inputs in place.*x = x.clone\(\)",
     # an operation that draws, without a stream per member
     ("RReLU", ALL): "random operation aten.rrelu_with_noise",
+    ("RReLU", "concrete_dropout"): "concrete_dropout learns the rates of nn.Dropout layers",
     # derivatives with respect to tokens do not exist
     **{
         (network, method): f"{method} differentiates with respect to the inputs, but they are"
@@ -49,7 +50,7 @@ REFUSED: dict[tuple[str, str], str] = {
         for network in (
             "learned temperature", "one parameter", "frozen trunk", "ParameterList",
             "ParameterDict", "mixture of experts", "experts by row", "capsules", "views",
-            "squeeze",
+            "squeeze", "a branch on the batch",
         )
     },
 }  # fmt: skip
@@ -62,14 +63,14 @@ _MENDED_ELSEWHERE: set[tuple[str, str]] = {
         "bilinear", "autograd Function", "experts by row",
     )
     for method in ("laplace", "laplace_map")
-}  # fmt: skip
+} | {("embedding bag", "laplace")}  # fmt: skip
 DRAWING = {"dropout", "alpha dropout", "functional dropout", "stochastic depth", "transformer"}
 RATES = {"dropout", "transformer"}  # of layers that `concrete_dropout` learns
 
 
 def refusal(network: str, method: str) -> str | None:
     """Return what the one line must say, None where the method takes the network."""
-    if (network, ALL) in REFUSED:
+    if (network, ALL) in REFUSED and (network, method) not in REFUSED:
         return REFUSED[network, ALL]
     if method == "dropout" and network not in DRAWING:
         return "dropout needs a network that draws noise in training.*Add nn.Dropout"

@@ -78,10 +78,10 @@ def test_networks_with_nothing_to_train_are_refused(method) -> None:
         ({"n_members": 3}, "Did you mean 'num_modes'"),
         ({"device": "cuda"}, "torch sees no GPU"),
         ({"device": "gpu"}, "`device`"),
-        ({"seed": -1}, "`seed` must be an integer of at least 0, got -1"),
+        ({"seed": -1}, "`seed` of fit must be an integer >= 0, got -1"),
         ({"progress": "loud"}, "`progress` must be one of"),
         ({"execution": "batch"}, "Did you mean 'batched'"),
-        ({"chunk_size": 2.5}, "`chunk_size` must be an integer of at least 1, got 2.5"),
+        ({"chunk_size": 2.5}, "`chunk_size` of fit must be an integer >= 1 or None, got 2.5"),
         ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
     ],
 )

@@ -293,8 +293,10 @@ def test_bad_input_is_refused(metric):
 @pytest.mark.parametrize("metric", [k.ece, k.adaptive_ece, k.classwise_ace, k.mce, k.debiased_ece])
 def test_number_of_bins_is_checked(metric):
     prediction, labels = draw(2, 5, 3)
-    for wrong in (0, 2.5):
-        with pytest.raises(ValueError, match="`num_bins` must be an integer of at least 1, got"):
+    with pytest.raises(ValueError, match="`num_bins` must be an integer of at least 1, got 0"):
+        metric(prediction, labels, num_bins=0)
+    for wrong in (2.5, 10**14):
+        with pytest.raises(ValueError, match="`num_bins` of .* must be an integer of at most"):
             metric(prediction, labels, num_bins=wrong)
 
 

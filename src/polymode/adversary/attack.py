@@ -102,7 +102,7 @@ def attack(
     >>> bool(found.accuracy < found.clean_accuracy), found.cost.gradients
     (True, 1)
     """
-    check_call(attack, locals())
+    check_call(attack, locals(), but=("box",))
     start = time.perf_counter()
     chosen = KINDS.get(kind)
     check_options(chosen.value, f"the attack '{kind}'", options)

@@ -191,7 +191,7 @@ def sweep(
             published curves have each ε by itself.
         rejection: share of clean inputs that thresholds reject.
     """
-    check_call(sweep, locals())
+    check_call(sweep, locals(), but=("eps",))
     if isinstance(eps, int | float) or not len(eps):
         raise ValueError(f"`eps` of a sweep must be several numbers, got {eps!r}")
     check_rejection(rejection)

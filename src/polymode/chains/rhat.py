@@ -29,7 +29,7 @@ Draws = Annotated[OnlyTensor, Range("and shape (L, M, ...)", lambda draws: draws
 FEWEST = 4  # draws of a chain: its halves need a variance
 
 
-def rhat(draws: Draws) -> Tensor:
+def rhat(draws: OnlyTensor) -> Tensor:
     """Return the rank-normalised split R-hat of each quantity, (...), in float64.
 
     NaN where all draws are the same, infinite where chains stay at different values. Two chains at

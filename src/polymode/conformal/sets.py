@@ -145,7 +145,7 @@ def conformal_sets(
         k_reg: classes >= 0 that raps does not penalise, 5 if None. The paper tunes both on further
             data, see `tune_raps`.
     """
-    check_call(conformal_sets, locals())
+    check_call(conformal_sets, locals(), but=("penalty", "k_reg"))
     if method not in METHODS:
         raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
     if method != "raps" and (penalty is not None or k_reg is not None):

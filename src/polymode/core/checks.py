@@ -33,12 +33,24 @@ class Range(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class Meaning(NamedTuple):
+    """What an argument is, in words that say more than its type, for `Annotated`."""
+
+    text: str
+
+
 Seed = Annotated[int, Range(">= 0", lambda number: number >= 0)]
 Count = Annotated[int, Range(">= 1", lambda number: number >= 1)]
 Many = Annotated[int, Range("of at most 1,000,000", lambda number: number <= 10**6)]
 OnlyTensor = Annotated[Tensor, Range("of torch", lambda value: isinstance(value, Tensor))]
 Rows = Annotated[OnlyTensor, Range("with at least one row", lambda rows: len(rows) > 0)]
 Images = Annotated[OnlyTensor, Range("and shape (N, C, H, W)", lambda images: images.dim() == 4)]
+Shape = Annotated[
+    Sequence[Count],
+    Meaning("the shape of one example without the batch axis, such as (2,) or (1, 28, 28)"),
+]
+Probability = Annotated[float, Range("in [0, 1)", lambda number: 0 <= number < 1)]
+Sizes = Annotated[Sequence[Count], Meaning("a sequence of integers >= 1, such as (64, 64)")]
 Few = Annotated[int, Range("from 1 to 10,000", lambda number: 1 <= number <= 10_000)]
 Share = Annotated[float, Range("in (0, 1)", lambda number: 0 < number < 1)]
 Positive = Annotated[float, Range("> 0 and finite", lambda number: 0 < number < math.inf)]
@@ -51,15 +63,18 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-def check_call(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_call(
+    function: Callable[..., Any], given: Mapping[str, Any], *, but: Sequence[str] = ()
+) -> None:
     """Refuse arguments that are not what the annotations of `function` say.
 
     Args:
         function: a function, or a class whose annotated fields are its arguments.
         given: arguments by name, `locals()` at the beginning of its body.
+        but: those that the function itself checks, with a remedy of its own.
     """
     for name, rule in _rules(function).items():
-        if name in given and not rule.holds(given[name]):
+        if name in given and name not in but and not rule.holds(given[name]):
             raise ValueError(
                 f"`{name}` of {_name(function)} must be {rule.text}, got {shown(given[name])}"
             )
@@ -163,9 +178,10 @@ def _is_tensor(value: Any) -> bool:
 
 def _in_range(rule: Rule | None, facts: Sequence[Any]) -> Rule | None:
     ranges = [fact for fact in facts if isinstance(fact, Range)]
-    if rule is None or not ranges:
-        return rule
+    if rule is None:
+        return None
     text = " ".join([rule.text, *(each.text for each in ranges)])
+    text = next((fact.text for fact in facts if isinstance(fact, Meaning)), text)
     every = [rule.holds, *(each.holds for each in ranges)]
     return Rule(text, lambda value: all(holds(value) for holds in every))
 
@@ -242,7 +258,7 @@ def _is_number(value: Any) -> bool:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    return _is_integer(value) if isinstance(value, Integral) else not math.isnan(value)
+    return _is_integer(value) if isinstance(value, Integral) else True
 
 
 def _is_array(value: Any) -> bool:

@@ -228,6 +228,12 @@ def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
     tensors = {**stack.params, **stack.frozen}
     weight, bias = (tensors.get(name) for name in _names(head))
     assert weight is not None
+    if features.dim() != 3 or features.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"feature_rde repels the inputs of the last linear layer, '{head}', but this network"
+            " does not end in it for every batch; let its forward method end in one layer, or use"
+            " function_rde, which repels outputs"
+        )
     outputs = torch.bmm(features, weight.mT)
     return outputs if bias is None else outputs + bias.unsqueeze(1)
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from polymode._version import __version__
 from polymode.core import ranks
-from polymode.core.checks import Seed, check_call
+from polymode.core.checks import Count, Seed, check_call
 from polymode.core.code import network_mark
 from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
@@ -60,7 +60,7 @@ def fit(
     task: Task | str,
     seed: Seed = 0,
     execution: str = "auto",
-    chunk_size: int | None = None,
+    chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     progress: str = "auto",
@@ -104,7 +104,7 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
-    check_call(fit, locals())
+    check_call(fit, locals(), but=("task",))
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()

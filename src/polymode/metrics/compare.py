@@ -32,7 +32,7 @@ def compare(results: Sequence[Results], *more: Any) -> Leaderboard:
 
     Results on different data are refused, by the fingerprints that `evaluate` keeps.
     """
-    check_call(compare, locals())
+    check_call(compare, locals(), but=("results",))
     if more:
         raise ValueError("compare takes one list of results: pm.compare([first, second])")
     results = _as_results(results)

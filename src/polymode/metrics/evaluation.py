@@ -79,7 +79,7 @@ def evaluate(
         on two inputs the same as "train" and "plane", first input fastest. "examples" are a few of
         the test set with their inputs: the most uncertain, and the most confidently wrong.
     """
-    check_call(evaluate, locals())
+    check_call(evaluate, locals(), but=("post", "task"))
     task = _check_kinds(post, task)
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")

@@ -168,7 +168,7 @@ def quantile_coverage(
         prediction, targets: in units of y.
         levels: (L,) probabilities in (0, 1).
     """
-    check_call(quantile_coverage, locals())
+    check_call(quantile_coverage, locals(), but=("levels",))
     nominal = torch.as_tensor(levels, dtype=torch.float64)
     if nominal.dim() != 1 or nominal.numel() == 0 or not ((nominal > 0) & (nominal < 1)).all():
         raise ValueError(f"`levels` must be a list of numbers in (0, 1), got {levels}")

@@ -43,10 +43,3 @@ def check_image(
             f" {height}x{width}; `mlp` takes any size"
         )
     return channels, height, width
-
-
-def check_counts(net: str, **counts: int) -> None:
-    """Refuse numbers of layers, channels or units that are not integers >= 1."""
-    for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"`{name}` of {net} must be an integer >= 1, got {count!r}")

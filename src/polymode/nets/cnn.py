@@ -7,23 +7,21 @@ layers, for MNIST. `B` batch, `K` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Count, Probability, Shape, Sizes, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
 
 @not_too_large()
 def cnn(
-    input_shape: Sequence[int],
+    input_shape: Shape,
     num_outputs: int,
     *,
-    channels: Sequence[int] = (32, 32),
-    hidden: int = 100,
-    dropout: float = 0.0,
+    channels: Sizes = (32, 32),
+    hidden: Count = 100,
+    dropout: Probability = 0.0,
 ) -> nn.Sequential:
     """Return the network: 3x3 convolutions without padding, max-pooling by 2, dense hidden-K.
 
@@ -44,10 +42,8 @@ def cnn(
     """
     check_call(cnn, locals())
     check_sizes("cnn", input_shape, num_outputs, dropout)
-    if len(channels) == 0 or not all(isinstance(n, int) and n >= 1 for n in (*channels, hidden)):
-        raise ValueError(
-            f"`channels` and `hidden` of cnn must be integers >= 1, got {channels!r} and {hidden!r}"
-        )
+    if len(channels) == 0:
+        raise ValueError("`channels` of cnn has no convolution; two are channels=(32, 32)")
     width, *sides = check_image("cnn", input_shape, smallest=2 * len(channels) + 2)
     layers: list[nn.Module] = []
     for number in channels:

@@ -7,11 +7,9 @@ second convolution sees all six of the first, and a linear last layer. `B` batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Probability, Shape, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
@@ -19,7 +17,7 @@ SMALL = 20  # pixels: below, the convolutions are padded so that something is le
 
 
 @not_too_large()
-def lenet(input_shape: Sequence[int], num_outputs: int, *, dropout: float = 0.0) -> nn.Sequential:
+def lenet(input_shape: Shape, num_outputs: int, *, dropout: Probability = 0.0) -> nn.Sequential:
     """Return LeNet: conv 6 and 16 (5x5, each with max-pooling by 2), dense 120-84-K.
 
     44,426 parameters for (1, 28, 28) and 10 outputs (156 + 2,416 + 30,840 + 10,164 + 850). The

@@ -10,11 +10,10 @@ outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Probability, Shape, Sizes, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
 from polymode.nets.checks import check_probability, check_sizes
@@ -24,15 +23,15 @@ NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerN
 
 @not_too_large()
 def mlp(
-    input_shape: Sequence[int],
+    input_shape: Shape,
     num_outputs: int,
     *,
-    hidden: Sequence[int] = (64, 64),
+    hidden: Sizes = (64, 64),
     activation: Activation = "relu",
     norm: str | None = None,
     bias: bool = True,
-    dropout: float = 0.0,
-    input_dropout: float = 0.0,
+    dropout: Probability = 0.0,
+    input_dropout: Probability = 0.0,
 ) -> nn.Sequential:
     """Return an MLP as an `nn.Sequential` of standard layers.
 
@@ -62,11 +61,6 @@ def mlp(
     check_call(mlp, locals())
     check_sizes("mlp", input_shape, num_outputs, dropout)
     check_probability("mlp", "input_dropout", input_dropout)
-    if isinstance(hidden, int) or not all(isinstance(n, int) and n >= 1 for n in hidden):
-        raise ValueError(
-            f"`hidden` of mlp must be a sequence of integers >= 1, got {hidden!r};"
-            " one layer of 64 units is hidden=(64,)"
-        )
     make_activation = activation_maker("mlp", activation)
     if norm is not None and norm not in NORMS:
         raise ValueError(f'`norm` of mlp must be None, "batch" or "layer", got {norm!r}')

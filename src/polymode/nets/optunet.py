@@ -11,17 +11,15 @@ know; this is the public one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Shape, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
 
 
 @not_too_large()
-def optunet(input_shape: Sequence[int], num_outputs: int) -> nn.Sequential:
+def optunet(input_shape: Shape, num_outputs: int) -> nn.Sequential:
     """Return conv 2 (4x4), max-pooling by 3, conv 10 (5x5, two groups), global mean, dense 3-K.
 
     355 parameters for (1, 28, 28) and 10 outputs (32 + 250 + 33 + 40), as published; the

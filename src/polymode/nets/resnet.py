@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.checks import Few, check_call
+from polymode.core.checks import Count, Few, Probability, Shape, check_call
 from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
-from polymode.nets.checks import check_counts, check_image, check_sizes
+from polymode.nets.checks import check_image, check_sizes
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.nets.fixup import FixupBlock, Shift, start_fixup
 
@@ -44,17 +44,17 @@ NORMS: dict[str | None, Callable[[int], nn.Module]] = {
 
 @not_too_large()
 def resnet(
-    input_shape: Sequence[int],
+    input_shape: Shape,
     num_outputs: int,
     *,
     blocks: Sequence[Few] = (3, 3, 3),
-    width: int = 16,
+    width: Count = 16,
     norm: str | None = "batch",
     activation: Activation = "relu",
     preactivation: bool = False,
     shortcut: str = "projection",
     bias: bool = False,
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
     zero_head: bool = False,
 ) -> nn.Module:
     """Return a residual network; `resnet8`, `resnet20` and `resnet18` are the usual sizes.
@@ -83,13 +83,8 @@ def resnet(
     """
     check_call(resnet, locals())
     check_sizes("resnet", input_shape, num_outputs, dropout)
-    check_counts("resnet", width=width)
-    whole = not isinstance(blocks, int) and all(isinstance(n, int) and n >= 1 for n in blocks)
-    if not whole or len(blocks) == 0:
-        raise ValueError(
-            f"`blocks` of resnet must be a sequence of integers >= 1, got {blocks!r};"
-            " ResNet-20 is blocks=(3, 3, 3)"
-        )
+    if len(blocks) == 0:
+        raise ValueError("`blocks` of resnet has no stage; ResNet-20 is blocks=(3, 3, 3)")
     channels, _, _ = check_image(
         "resnet", input_shape, 2 ** (len(blocks) - 1), f" for {len(blocks)} stages"
     )
@@ -117,7 +112,7 @@ def resnet(
     return net
 
 
-def resnet8(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.Module:
+def resnet8(input_shape: Shape, num_outputs: int, **options: Any) -> nn.Module:
     """Return ResNet-8: one block in each of three stages, 16-32-64; `options` of `resnet`.
 
     78,042 parameters for (3, 32, 32) and 10 outputs with BatchNorm, 75,290 with
@@ -130,7 +125,7 @@ def resnet8(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.
     return resnet(input_shape, num_outputs, **{"blocks": (1, 1, 1), **options})
 
 
-def resnet20(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.Module:
+def resnet20(input_shape: Shape, num_outputs: int, **options: Any) -> nn.Module:
     """Return ResNet-20: three blocks in each of three stages, 16-32-64; `options` of `resnet`.
 
     For (3, 32, 32) and 10 outputs:
@@ -147,7 +142,7 @@ def resnet20(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn
     return resnet(input_shape, num_outputs, **{"blocks": (3, 3, 3), **options})
 
 
-def resnet18(input_shape: Sequence[int], num_outputs: int, **options: Any) -> nn.Module:
+def resnet18(input_shape: Shape, num_outputs: int, **options: Any) -> nn.Module:
     """Return ResNet-18: two blocks in each of four stages, 64-128-256-512; `options` of `resnet`.
 
     11,173,962 parameters for (3, 32, 32) and 10 outputs with BatchNorm, 11,220,132 with 100;

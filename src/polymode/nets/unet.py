@@ -20,22 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Probability, Shape, Sizes, check_call
 from polymode.core.modules import not_too_large
-from polymode.nets.checks import check_counts, check_image, check_sizes
+from polymode.nets.checks import check_image, check_sizes
 
 
 @not_too_large()
 def unet(
-    input_shape: Sequence[int],
+    input_shape: Shape,
     num_outputs: int,
     *,
-    channels: Sequence[int] = (32, 32, 32),
+    channels: Sizes = (32, 32, 32),
     skips: Sequence[int] = (4, 4),
     norm: str | None = None,
     sigmoid: bool = False,
     blank_skips: bool = False,
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
 ) -> nn.Module:
     """Return a U-Net.
 
@@ -82,14 +82,9 @@ def unet(
 
 
 def _check_scales(channels: Sequence[int], skips: Sequence[int], norm: str | None) -> None:
-    if isinstance(channels, int) or len(channels) == 0:
-        raise ValueError(
-            f"`channels` of unet must be a sequence of integers >= 1, got {channels!r};"
-            " three scales with 32 channels each are channels=(32, 32, 32)"
-        )
-    for count in channels:
-        check_counts("unet", channels=count)
-    if isinstance(skips, int) or len(skips) != len(channels) - 1:
+    if len(channels) == 0:
+        raise ValueError("`channels` of unet has no scale; three are channels=(32, 32, 32)")
+    if len(skips) != len(channels) - 1:
         raise ValueError(
             f"`skips` of unet must have one entry for each scale but the coarsest,"
             f" {len(channels) - 1} for {len(channels)} scales, got {skips!r}"
@@ -109,7 +104,7 @@ def _conv(
     inputs: int,
     outputs: int,
     groups: int,
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
     *,
     kernel: int = 3,
     stride: int = 1,

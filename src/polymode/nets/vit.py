@@ -13,28 +13,26 @@ no `vmap` on a processor. `B` batch, `T` patches and token, `K` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import Few, check_call
+from polymode.core.checks import Count, Few, Probability, Shape, check_call
 from polymode.core.modules import not_too_large
-from polymode.nets.checks import check_counts, check_image, check_sizes
+from polymode.nets.checks import check_image, check_sizes
 
 
 @not_too_large()
 def vit(
-    input_shape: Sequence[int],
+    input_shape: Shape,
     num_outputs: int,
     *,
-    patch: int = 4,
-    dim: int = 64,
+    patch: Count = 4,
+    dim: Count = 64,
     depth: Few = 4,
-    heads: int = 4,
-    hidden: int | None = None,
+    heads: Count = 4,
+    hidden: Count | None = None,
     pool: str = "token",
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
 ) -> nn.Module:
     """Return a small vision transformer.
 
@@ -64,7 +62,6 @@ def vit(
     check_call(vit, locals())
     check_sizes("vit", input_shape, num_outputs, dropout)
     hidden = 2 * dim if hidden is None else hidden
-    check_counts("vit", patch=patch, dim=dim, depth=depth, heads=heads, hidden=hidden)
     channels, height, width = check_image("vit", input_shape, smallest=1)
     if height % patch or width % patch:
         raise ValueError(

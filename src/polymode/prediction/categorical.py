@@ -43,7 +43,7 @@ class CategoricalPrediction(Prediction):
         *,
         num_modes: int | None = None,
     ) -> None:
-        check_call(CategoricalPrediction.__init__, locals())
+        check_call(CategoricalPrediction.__init__, locals(), but=("num_modes",))
         check_samples("log_probs", log_probs, at_least=2)
         self.num_modes = check_modes(num_modes, len(log_probs))
         self._mean, self._expected_entropy, totals = _summary(log_probs)

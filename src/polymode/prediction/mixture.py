@@ -53,7 +53,7 @@ class MixturePrediction(Prediction):
         *,
         num_modes: int | None = None,
     ) -> None:
-        check_call(MixturePrediction.__init__, locals())
+        check_call(MixturePrediction.__init__, locals(), but=("num_modes",))
         check_samples("loc", loc, at_least=1)
         self.num_modes = check_modes(num_modes, len(loc))
         scale = _expanded("scale", scale, loc)

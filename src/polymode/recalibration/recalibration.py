@@ -133,7 +133,7 @@ def recalibrate(
             each sample alike, fitted so that the NLL of the mixture is least; S and the split stay.
         **options: as above; `penalty` may be several, to choose from by cross-validation.
     """
-    check_call(recalibrate, locals())
+    check_call(recalibrate, locals(), but=("prediction",))
     entry = METHODS.get(method)
     for name in options:
         if name not in (known := entry.metadata["options"]):

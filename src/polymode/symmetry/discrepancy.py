@@ -129,7 +129,7 @@ def mmd(
     >>> found.aggregate > 0.5, found.unbiased.shape
     (True, torch.Size([2, 10]))
     """
-    check_call(mmd, locals())
+    check_call(mmd, locals(), but=("x", "y"))
     _check(x, y, num_permutations)
     if lengths is not None and not (
         lengths.dim() == 2 and len(lengths) == 2 and (lengths > 0).all()

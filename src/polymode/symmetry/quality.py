@@ -127,8 +127,8 @@ def _number(params: Mapping[str, Tensor]) -> int:
     if len(numbers) != 1 or min(numbers) < 2:
         counts = ", ".join(map(str, sorted(numbers))) or 0
         raise ValueError(
-            "MMD needs at least 2 networks on either side, equally many of each tensor, got"
-            f" {counts}"
+            f"MMD needs at least 2 networks on either side, got {counts}; all tensors must have as"
+            " many"
         )
     number = numbers.pop()
     return number
