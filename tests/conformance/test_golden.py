@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from polymode.methods import METHODS
 
 TRACES = Path(__file__).with_name("golden.json")
 WRITE = os.environ.get("POLYMODE_GOLDEN") == "write"
-KIND = (
-    f"torch {torch.__version__}, numpy {np.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-)
+CPUINFO = Path("/proc/cpuinfo")
+MODELS = re.findall("model name.*", CPUINFO.read_text()) if CPUINFO.exists() else []
+KIND = f"torch {torch.__version__}, numpy {np.__version__}, {' '.join(MODELS[:1])}"
 SHORT = {"epochs": 3, "batch_size": 16, "progress": "silent", "execution": "loop"}
 
 STREAM = torch.Generator().manual_seed(0)
