@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from polymode.core.cluster import Cluster
+from polymode.distributed.ray import Cluster
 from polymode.examinations import Findings
 from polymode.runs.cell import Finished
 from polymode.runs.fleet import run_on_cluster

@@ -75,7 +75,7 @@ def work(method: str, number: int) -> dict[str, Any]:
 
 def bytes_so_far() -> int:
     try:
-        from polymode.core import ranks
+        from polymode.distributed import ranks
     except ImportError:  # a release before ranks
         return 0
     return ranks.traffic().num_bytes
@@ -129,7 +129,7 @@ def messages() -> dict[str, Any]:
     """Return the latency of a small message and the rate of large ones between ranks."""
     import torch
 
-    from polymode.core import ranks
+    from polymode.distributed import ranks
 
     ranks.start()
     found = {}

@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 import torch
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import kept_steps
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior import Samples
 from polymode.posterior.weights import changing_tensors
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
+from polymode.training.options import kept_steps
 
 
 @dataclass(frozen=True, kw_only=True)

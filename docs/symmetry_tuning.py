@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import polymode as pm
-from polymode.core.loop import Divergence
 from polymode.runs.part import Arm
 from polymode.studies.symmetry.setup import parts
+from polymode.training.loop import Divergence
 
 RESULTS = Path(__file__).parents[1] / "results" / "symmetry" / "tuning.json"
 POSTERIORS, SEED = 4, 1000

@@ -60,7 +60,7 @@ def test_time_of_processes_that_ended_counts(rules) -> None:
 
 
 def test_files_share_a_process_and_conformance_is_spread_by_method(rules) -> None:
-    item = SimpleNamespace(path=Path("tests/core/test_stack.py"))
+    item = SimpleNamespace(path=Path("tests/stack/test_stack.py"))
     assert rules.group_of(item) == "test_stack"
     params = SimpleNamespace(params={"method": "swag"})
     item = SimpleNamespace(path=Path("tests/conformance/test_methods.py"), callspec=params)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from polymode.cli.app import main
-from polymode.core.options import Passes
+from polymode.training.options import Passes
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import polymode as pm
-import polymode.core.likelihoods
+import polymode.likelihoods.kinds
 
 SOURCE = Path(pm.__file__).parent
 ORDER = [
-    "_version", "core", "chains", "likelihoods", "nets", "equivariance", "tasks", "prediction",
+    "_version", "core", "likelihoods", "distributed", "tracing", "stack", "curvature", "training",
+    "chains", "nets", "equivariance", "tasks", "prediction",
     "recalibration", "conformal", "posterior",
     "methods", "tomography", "zoo", "metrics", "symmetry", "examinations", "adversary", "plots",
     "runs", "studies", "report", "cli", "__init__", "__main__",
@@ -72,7 +73,7 @@ def test_few_names_at_the_top_and_the_rooms() -> None:
     assert len(public) - len(rooms) <= 15
     assert set(rooms) >= {"likelihoods", "methods", "metrics", "nets", "plots", "tasks"}
     assert all(hasattr(pm, name) for name in public)
-    assert pm.likelihoods.Gaussian is polymode.core.likelihoods.Gaussian
+    assert pm.likelihoods.Gaussian is polymode.likelihoods.kinds.Gaussian
 
 
 FOREIGN = r"\b(n_members|num_members|n_estimators|num_estimators|n_samples|weight_decay|wd|lam)\b"

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods import sghmc
 from polymode.methods.method import Problem
 from polymode.posterior import Gaussian
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from ..cases import Case, data
 from . import Job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from polymode.core.stack import Stack
 from polymode.equivariance.kernels import Dense, ReLU, Serial
+from polymode.stack.stack import Stack
 from polymode.studies.equivariance.ensembles import half_squares
 
 from ..cases import Case

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical
-from polymode.core.linalg.tangent import Tangent, survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import Tangent, survey
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior, output_moments
 from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
 
 from ..cases import NUM_INPUTS, Case, data
 from . import Job

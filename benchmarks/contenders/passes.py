@@ -7,12 +7,12 @@ import math
 import torch
 import torch.nn.functional as F
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods import dropout
 from polymode.methods.method import Problem
 from polymode.posterior import Noisy
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from ..cases import Case, data
 from . import Job

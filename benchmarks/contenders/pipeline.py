@@ -33,10 +33,10 @@ def lenet_training(case: Case) -> Job:
 
 def polymode(case: Case) -> Job:
     """Bytes in memory, and the augmentation of the training loop's hook."""
-    from polymode.core.data import Pixels
     from polymode.core.rng import generator
-    from polymode.core.scaling import Scaling
+    from polymode.likelihoods.scaling import Scaling
     from polymode.tasks.augment import augmentation
+    from polymode.training.data import Pixels
 
     pixels, y = images(case)
     source = Pixels(pixels, y, Scaling(torch.tensor(0.5), torch.tensor(0.25)))

@@ -27,7 +27,7 @@ def _networks(case: Case) -> list[nn.Module]:
 
 def _stack(case: Case) -> tuple[Any, Any]:
     from polymode import symmetry
-    from polymode.core.stack import Stack
+    from polymode.stack.stack import Stack
 
     stack = Stack(_networks(case))
     return stack, symmetry.find(stack, case.input_shape)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods import METHODS
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
+from polymode.training.loop import Batch
 
 from ..cases import Case, data
 from . import Job

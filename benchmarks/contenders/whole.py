@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.full_batch.leapfrog import Point, leapfrog
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
 from polymode.methods.full_batch.target import LogPosterior, rows_of
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
 
 from ..cases import Case, data
 from . import Job

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.nets import lenet, mlp
 from polymode.posterior import Posterior
 from polymode.posterior.weights import Noisy, Samples
+from polymode.stack.stack import Stack
 
 SHAPES = {"mlp": (6,), "lenet": (1, 8, 8)}
 CLASSES = 4

@@ -14,7 +14,7 @@ from polymode.adversary import attack, transfer
 from polymode.adversary.ball import Ball
 from polymode.adversary.objective import Aim
 from polymode.adversary.search import Search
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.prediction import CategoricalPrediction
 
 from .small_posteriors import posterior

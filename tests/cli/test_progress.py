@@ -8,9 +8,9 @@ import pytest
 
 from polymode.cli import progress
 from polymode.cli.progress import Lines
-from polymode.core.events import Event
 from polymode.runs.estimate import Pace
 from polymode.runs.plan import Cell
+from polymode.training.events import Event
 
 
 def cells(*setups: str) -> list[Cell]:

@@ -329,7 +329,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch,
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polymode.core.checkpoint.write_tensors", full)
+    monkeypatch.setattr("polymode.training.checkpoint.write_tensors", full)
     assert command.run(tmp_path, "-q", "--json") == 1
     assert "No space left on device; finished cells are kept" in command.json()["error"]
     assert not (tmp_path / "failures.jsonl").exists()

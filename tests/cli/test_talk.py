@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core.values import plain
+from polymode.core.text import plain
 from polymode.runs.lines import signed
 
 EVIL = "e\x1b[2Jv\x1b]0;title\x07i\x9b31ml\u202e\udc80"

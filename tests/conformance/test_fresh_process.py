@@ -14,7 +14,7 @@ from torch import nn
 
 import polymode
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
 from polymode.posterior.kinds import kind_named, kind_names
 from polymode.posterior.weights import Weights

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.events import Event
-from polymode.core.likelihoods import Gaussian
-from polymode.core.store import read_tensors
-from polymode.core.training_files import axis_of_modes
+from polymode.core.files import read_tensors
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
+from polymode.training.events import Event
+from polymode.training.files import axis_of_modes
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(48, 4, generator=STREAM)

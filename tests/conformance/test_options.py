@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core.options import Passes
 from polymode.methods import METHODS
+from polymode.training.options import Passes
 
 from .test_methods import LABELS, X, net_for
 

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical
-from polymode.core.loop import Batch
 from polymode.core.memory import free_bytes
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods import METHODS
 from polymode.methods.method import Problem
 from polymode.posterior import Gaussian
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
+from polymode.training.loop import Batch
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(48, 4, generator=STREAM)

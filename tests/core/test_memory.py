@@ -16,14 +16,14 @@ from torch import nn
 
 from polymode.core import memory
 from polymode.core.memory import saved_bytes
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization, Training
+from polymode.stack.stack import Stack
+from polymode.training.optimiser import Optimization, Training
 
 CODE = """
 import resource, statistics, torch
 from polymode.core import choice
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
+from polymode.stack.stack import Stack
 from polymode.nets import resnet8
 
 choice._BUDGET, choice._LEAST = 0.0, 1

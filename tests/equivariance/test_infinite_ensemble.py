@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from polymode.core.stack import Stack
 from polymode.equivariance import group
 from polymode.equivariance.infinite_ensemble import InfiniteEnsemble
 from polymode.equivariance.kernels import (
@@ -21,6 +20,7 @@ from polymode.equivariance.kernels import (
     ReLU,
     Serial,
 )
+from polymode.stack.stack import Stack
 
 MLP = Serial(Dense(2**0.5, 0.1), ReLU(), Dense(2**0.5, 0.1), ReLU(), Dense(1.0, 0.1))
 CNN = Serial(Conv(3, 1.5, 0.1), ReLU(), AvgPool(2), Conv(3, 1.5), Erf(), GlobalAvgPool(), Dense())

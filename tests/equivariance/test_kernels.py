@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core import memory
-from polymode.core.stack import Stack
 from polymode.equivariance.kernels import (
     ABReLU,
     Activation,
@@ -30,6 +29,7 @@ from polymode.equivariance.kernels import (
     blocks,
     empirical_ntk,
 )
+from polymode.stack.stack import Stack
 
 # Printed by neural-tangents 0.6.5 (jax 0.5.3, float64) for the inputs of `inputs`.
 PRINTED = json.loads(Path(__file__).with_name("neural_tangents.json").read_text())

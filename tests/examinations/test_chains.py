@@ -8,7 +8,7 @@ from torch import nn
 
 import polymode as pm
 from polymode.chains import ess_bulk, nested_rhat, rhat
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.metrics import evaluate
 from polymode.posterior import Samples
 from polymode.report.alerts import alerts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polymode as pm
-from polymode.core.history import History
+from polymode.training.history import History
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.store import FileProblem, cache_folder
+from polymode.core.files import FileProblem, cache_folder
 from polymode.examinations import reference as module
 from polymode.examinations.reference import fresh
+from polymode.likelihoods.kinds import Gaussian
 
 X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
 SHORT = {"num_modes": 2, "epochs": 12, "leapfrog_steps": 2, "samples_per_mode": 4}

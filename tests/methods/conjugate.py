@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 
 N, P, NOISE, PRECISION = 30, 3, 0.5, 4.0
 STREAM = torch.Generator().manual_seed(0)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.events import Event
-from polymode.core.likelihoods import Categorical, Gaussian
-from polymode.core.passes import gradients_of_passes
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import alpha_loss
 from polymode.methods.dropout import loss_of_passes
+from polymode.stack.fast.passes import gradients_of_passes
+from polymode.stack.stack import Stack
+from polymode.training.events import Event
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(10, 6, generator=STREAM, dtype=torch.float64)

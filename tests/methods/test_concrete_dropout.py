@@ -10,9 +10,7 @@ from torch import nn
 
 import polymode as pm
 from polymode.core.concrete import ConcreteDropout
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.concrete_dropout import (
     Layer,
     divergences,
@@ -22,6 +20,8 @@ from polymode.methods.concrete_dropout import (
     step,
 )
 from polymode.methods.dropout import loss_of_passes
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(12, 6, generator=STREAM, dtype=torch.float64)

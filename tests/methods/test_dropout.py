@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.posterior import Noisy
+from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(12, 6, generator=STREAM, dtype=torch.float64)

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import polymode as pm
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical, Gaussian, Likelihood
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical, Gaussian, Likelihood
 from polymode.methods.feature_rde import (
     FeatureRDE,
     find_head,
@@ -25,6 +22,9 @@ from polymode.methods.feature_rde import (
 )
 from polymode.methods.method import Problem
 from polymode.methods.particles.estimators import sge, ssge
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
+from polymode.training.loop import Batch
 
 from .small_fits import same
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import polymode as pm
-from polymode.core import choice
-from polymode.core.choice import Plan
-from polymode.core.events import Event
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
+from polymode.stack import choice
+from polymode.stack.choice import Plan
 from polymode.tasks.augment import Crop, Flip
+from polymode.training.events import Event
 
 from .small_fits import QUICK, X, Y, net, same, task
 
@@ -142,10 +142,10 @@ def test_options_object_and_names_agree() -> None:
 
 def test_functional_core_equals_fit() -> None:
     """A loop of one's own over `init` and `step` gives the weights of `fit`."""
-    from polymode.core.loop import Batch
     from polymode.core.rng import fold
-    from polymode.core.stack import Stack
     from polymode.methods import deep_ensemble
+    from polymode.stack.stack import Stack
+    from polymode.training.loop import Batch
 
     config = pm.methods.DeepEnsemble(num_modes=2, epochs=3, batch_size=16)
     problem = pm.methods.Problem(task().likelihood, 60, 2, 4)

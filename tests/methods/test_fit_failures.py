@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Divergence
+from polymode.likelihoods.kinds import Gaussian
+from polymode.training.loop import Divergence
 
 from .small_fits import QUICK, X, Y, net, task
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core import choice
-from polymode.core.choice import Plan
-from polymode.core.events import Event, Reporter
-from polymode.core.likelihoods import Gaussian
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
+from polymode.likelihoods.kinds import Gaussian
+from polymode.stack import choice
+from polymode.stack.choice import Plan
+from polymode.training.events import Event, Reporter
 
 from .small_fits import LONG, QUICK, X, Y, net, same, task
 

@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import (
+from polymode.likelihoods.kinds import (
     Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
 )
-from polymode.core.loop import Batch, Divergence
-from polymode.core.stack import Stack
 from polymode.methods.forde import FoRDE, init, step
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.map import init as map_init
 from polymode.methods.map import step as map_step
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
+from polymode.training.loop import Batch, Divergence
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(12, 4, generator=STREAM, dtype=torch.float64)

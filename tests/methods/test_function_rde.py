@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import polymode as pm
-from polymode.core.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from polymode.core.loop import Batch, Divergence
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from polymode.methods.function_rde import FunctionRDE, compared, function_force, init, step
 from polymode.methods.method import Problem
 from polymode.methods.particles.estimators import (
@@ -24,6 +22,8 @@ from polymode.methods.particles.estimators import (
     ssge,
 )
 from polymode.methods.particles.kernel import rbf, squared_distances
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch, Divergence
 
 X = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = (X.sum(1) > 0).long()

@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch, Divergence
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import HMC, Problem, hmc
 from polymode.methods.full_batch import target as target_module
 from polymode.methods.full_batch.target import LogPosterior, rows_of
 from polymode.methods.sampling import keeping
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch, Divergence
 
 from .conjugate import LIKELIHOOD, NOISE, PRECISION, TASK, N, X, Y, largest_score, linear, vectors
 

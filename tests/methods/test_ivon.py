@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import IVON, Problem, ivon
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 NOISE, N, D = 0.5, 100, 3
 

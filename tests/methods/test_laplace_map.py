@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.laplace_map import LaplaceMAP, due
 from polymode.methods.method import Problem
 

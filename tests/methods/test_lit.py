@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from polymode.methods.lit import LIT, init, similarity, step
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from .small_fits import same
 

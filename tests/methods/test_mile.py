@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import MILE, Problem, mile
 from polymode.methods import map as map_
 from polymode.methods.full_batch.leapfrog import Point
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
 from polymode.methods.full_batch.microcanonical_tuning import start, tune
 from polymode.methods.full_batch.target import LogPosterior, rows_of
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from .conjugate import LIKELIHOOD, PRECISION, TASK, N, X, Y, largest_score, linear, vectors
 

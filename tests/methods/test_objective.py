@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS, Problem
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 N, RATE = 24, 0.2
 STREAM = torch.Generator().manual_seed(0)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian, StudentT
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.task import Task
 
 QUICK = {"epochs": 3, "batch_size": 50, "progress": "silent", "dtype": torch.float64}

@@ -14,10 +14,10 @@ from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import SGHMC, Problem, sghmc
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from .conjugate import LIKELIHOOD, PRECISION, N, P, X, Y, exact, linear, vectors
 

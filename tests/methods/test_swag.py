@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian as GaussianNoise
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian as GaussianNoise
 from polymode.methods import SWAG, Problem, swag
 from polymode.posterior import Gaussian, Samples
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(40, 2, generator=STREAM, dtype=torch.float64)

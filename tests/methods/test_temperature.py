@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.stack import Stack
-from polymode.core.store import write_json
+from polymode.core.files import write_json
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS, SGHMC, SGNHT, Problem, sghmc, sgnht
+from polymode.stack.stack import Stack
 
 from .conjugate import NOISE, PRECISION, N, X, Y, linear
 

@@ -13,14 +13,14 @@ from torch import nn
 
 import polymode as pm
 from polymode.cli.app import main
-from polymode.core.events import Event
-from polymode.core.likelihoods import Gaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import forde
 from polymode.methods.forde import ALPHAS, FoRDE, init, shifted_nll
 from polymode.methods.method import Problem
 from polymode.report import run as reports
+from polymode.stack.stack import Stack
 from polymode.tasks.validation import validation_shifts
+from polymode.training.events import Event
 
 from .small_fits import same
 

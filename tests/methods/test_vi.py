@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import VI, Problem, vi
 from polymode.methods.variational.layers import (
     KINDS,
@@ -20,6 +18,8 @@ from polymode.methods.variational.layers import (
     make_plain,
 )
 from polymode.methods.variational.priors import add_kl_gradient, kl_divergence
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 SILENT = {"progress": "silent", "dtype": torch.float64}
 NOISE, N, D = 0.5, 100, 3

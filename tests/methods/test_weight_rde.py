@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Categorical, Gaussian
-from polymode.core.loop import Batch, Divergence
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods.method import Problem
 from polymode.methods.particles.annealing import annealing_factor
 from polymode.methods.particles.estimators import ESTIMATORS, direction
 from polymode.methods.weight_rde import WeightRDE, init, repel, step
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch, Divergence
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = (X.sum(1) > 0).long()

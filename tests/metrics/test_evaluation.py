@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.components import Categories
-from polymode.core.likelihoods import Gaussian
 from polymode.core.registry import Entry
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.components import Categories
+from polymode.likelihoods.kinds import Gaussian
+from polymode.likelihoods.scaling import Scaling
 from polymode.metrics import Results, classification, evaluate, regression
 from polymode.metrics.evaluation import _row
 from polymode.metrics.results import Cost, Row

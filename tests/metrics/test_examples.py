@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.metrics import examples
 from polymode.metrics.examples import Examples, pictured, surely_wrong, telling, uncertainty
 from polymode.prediction import CategoricalPrediction, MixturePrediction

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from polymode import nets
-from polymode.core import choice
-from polymode.core.choice import Plan
-from polymode.core.likelihoods import Categorical
 from polymode.core.rng import global_stream
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.nets.fixup import Scale, Shift
+from polymode.stack import choice
+from polymode.stack.choice import Plan
+from polymode.stack.stack import Stack
 
 PLANS = {
     "loop": Plan("loop"),

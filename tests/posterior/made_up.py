@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian as GaussianNoise
-from polymode.core.likelihoods import Likelihood
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian as GaussianNoise
+from polymode.likelihoods.kinds import Likelihood
 from polymode.posterior import Gaussian, Noisy, Posterior, Samples, Weights
+from polymode.stack.stack import Stack
 
 KINDS = ("one", "samples", "noisy", "gaussian")
 X = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian as GaussianNoise
-from polymode.core.store import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.files import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.likelihoods.kinds import Gaussian as GaussianNoise
 from polymode.posterior.weights import of_stack
 
 from .made_up import KINDS, made_up, net, posterior

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core import store
-from polymode.core.store import FileProblem, read_json
+from polymode.core import files as store
+from polymode.core.files import FileProblem, read_json
 from polymode.posterior.files import Shards
 
 from .made_up import X, made_up, net, posterior

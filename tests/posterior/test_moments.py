@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polymode.core.components import Moments
-from polymode.core.likelihoods import Categorical, Gaussian
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
+from polymode.likelihoods.components import Moments
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.posterior import Weights
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 from .made_up import X, posterior
 

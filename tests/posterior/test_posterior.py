@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 import polymode as pm
 from polymode.core import memory
-from polymode.core.likelihoods import Gaussian
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Gaussian
+from polymode.likelihoods.scaling import Scaling
 
 X = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 10

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian as GaussianNoise
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.files import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.likelihoods.kinds import Gaussian as GaussianNoise
 from polymode.posterior.files import Shards
+from polymode.stack.stack import Stack
 
 from .made_up import KINDS, SEED, X, by_draws, made_up, net, posterior
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polymode.core.likelihoods import Categorical
+from polymode.likelihoods.kinds import Categorical
 from polymode.posterior import Gaussian, Noisy, Samples
 from polymode.posterior.weights import changing_tensors
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.core.likelihoods import (
+from polymode.likelihoods.kinds import (
     Bernoulli,
     Categorical,
     Categories,

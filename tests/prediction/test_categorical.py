@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polymode.core.likelihoods import Categorical
+from polymode.likelihoods.kinds import Categorical
 from polymode.prediction import CategoricalPrediction, Prediction, predict_from
 
 from .made_up import categorical

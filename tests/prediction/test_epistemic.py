@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polymode.core.components import Moments
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.components import Moments
+from polymode.likelihoods.kinds import Gaussian
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.recalibration import scale as scaling
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymode.core.components import Categories
+from polymode.likelihoods.components import Categories
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction, predict_from
 from polymode.recalibration import recalibrate
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from polymode.core.events import Event
 from polymode.runs import estimate
 from polymode.runs.estimate import Pace, about, makespan, recorded_pace
 from polymode.runs.plan import Cell
 from polymode.runs.watch import Watch
+from polymode.training.events import Event
 
 
 def cells(*setups: str) -> list[Cell]:

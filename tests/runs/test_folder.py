@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.runs.folder import RunFolder, WriteProblem, without_times

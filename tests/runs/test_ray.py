@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from polymode.cli.app import main
-from polymode.core import cluster
-from polymode.core.cluster import Cluster, ClusterProblem, Started
+from polymode.distributed import ray as cluster
+from polymode.distributed.ray import Cluster, ClusterProblem, Started
 from polymode.report import run as reports
 from polymode.runs.folder import RunFolder, without_times
 from polymode.zoo import Zoo

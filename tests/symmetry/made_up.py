@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polymode import nets
 from polymode.core.rng import global_stream
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import polymode as pm
 from polymode import symmetry as sym
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 from .made_up import ALL, inputs, outputs_of, randomised
 

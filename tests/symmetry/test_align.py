@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 import polymode as pm
 from polymode import symmetry as sym
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 from .made_up import ALL, inputs, randomised
 

@@ -12,7 +12,7 @@ from torch import nn
 import polymode as pm
 from polymode import nets
 from polymode import symmetry as sym
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 from .made_up import ALL, NETS, OWN, Net, attending, grouped, parameter, residual
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode import symmetry as sym
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 
 def two_layers(first: list, second: list, out: list | None = None) -> nn.Module:

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from polymode.core.data import Arrays, Loader, Pixels
-from polymode.core.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks import Task, check_batch
+from polymode.training.data import Arrays, Loader, Pixels
 
 NAN, INF = float("nan"), float("inf")
 

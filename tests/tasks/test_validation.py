@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from polymode.core.data import Arrays, Pixels
-from polymode.core.likelihoods import Gaussian
 from polymode.core.rng import fold
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Gaussian
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks import Task, task
 from polymode.tasks.shifts import SEVERITIES, corrupt
 from polymode.tasks.validation import NOISE_STDS, validation_shifts
+from polymode.training.data import Arrays, Pixels
 
 SCALING = Scaling(torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor(0.25))
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.nets import unet
+from polymode.stack.stack import Stack
 from polymode.tomography import (
     DeepImagePrior,
     LinearOperator,

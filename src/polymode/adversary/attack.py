@@ -28,8 +28,8 @@ from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.core.scaling import Scaling
 from polymode.examinations.examination import check_options
+from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, Prediction
 

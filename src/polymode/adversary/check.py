@@ -13,11 +13,11 @@ from torch import Tensor
 
 from polymode.adversary.ball import NORMS, Box
 from polymode.core.checks import as_numbers, shown
-from polymode.core.options import is_number
 from polymode.core.registry import suggest
-from polymode.core.scaling import Scaling
-from polymode.core.targets import check_labels
+from polymode.likelihoods.scaling import Scaling
+from polymode.likelihoods.targets import check_labels
 from polymode.posterior import Posterior
+from polymode.training.options import is_number
 
 _CLEARLY = 0.25  # by how much scaled inputs must be nearer to mean 0 and deviation 1
 

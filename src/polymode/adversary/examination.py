@@ -28,13 +28,13 @@ from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.adversary.square import check_norm
 from polymode.core.checks import check_call
-from polymode.core.data import Arrays, Pair
-from polymode.core.scaling import Scaling
 from polymode.examinations.examination import EXAMINATIONS, check_options
 from polymode.examinations.findings import Findings, measure
+from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.tasks import Task
+from polymode.training.data import Arrays, Pair
 
 SHOWN = 4  # examples whose inputs on the way are kept
 MOMENTS = 7  # steps of these that are kept

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import fold
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 

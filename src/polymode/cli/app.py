@@ -97,8 +97,8 @@ def _warn_once() -> Callable[..., None]:
 def _run(words: list[str], json_: bool) -> int:
     try:
         code = typer.main.get_command(app).main(words, "polymode", standalone_mode=False)
-        if "polymode.core.ranks" in sys.modules:
-            sys.modules["polymode.core.ranks"].leave_together()
+        if "polymode.distributed.ranks" in sys.modules:
+            sys.modules["polymode.distributed.ranks"].leave_together()
         return code if isinstance(code, int) else 0
     except UsageProblem as problem:
         return _complain(str(problem), 2, json_)

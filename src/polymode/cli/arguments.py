@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from polymode.core.values import read_value
+from polymode.core.text import read_value
 from polymode.runs.settings import Setting, UsageProblem
 
 

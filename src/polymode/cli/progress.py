@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polymode.core.events import Event
-from polymode.core.values import plain
+from polymode.core.text import plain
 from polymode.runs.estimate import Pace, about
 from polymode.runs.plan import Cell
 from polymode.runs.watch import Running, Watch
+from polymode.training.events import Event
 
 SHORTEST, LONGEST = 10.0, 60.0  # seconds between two lines about one cell
 

@@ -14,7 +14,7 @@ from polymode.cli.talk import Json, follows, put, say, tell_damage, write
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from polymode.core.cluster import Cluster
+    from polymode.distributed.ray import Cluster
     from polymode.metrics import Leaderboard
     from polymode.runs.folder import RunFolder
     from polymode.runs.part import Request
@@ -173,8 +173,8 @@ def _check_jobs(jobs: int) -> None:
 
 def cluster_for(backend: str, address: str | None) -> Cluster | None:
     """Return the Ray cluster that was asked for, None for processes of this machine."""
-    from polymode.core import ranks
-    from polymode.core.cluster import Cluster
+    from polymode.distributed import ranks
+    from polymode.distributed.ray import Cluster
 
     if backend not in ("processes", "ray"):
         raise UsageProblem(f"--backend must be processes or ray, got '{backend}'")
@@ -189,7 +189,7 @@ def cluster_for(backend: str, address: str | None) -> Cluster | None:
 
 def _join_ranks(jobs: int) -> None:
     """Find the other processes that torchrun started, if it started this one."""
-    from polymode.core import ranks
+    from polymode.distributed import ranks
 
     if not ranks.launched():
         return

@@ -13,7 +13,7 @@ from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.cli.progress import watcher
 from polymode.cli.study_formats import study_text
 from polymode.cli.talk import OUTSIDE, follows, put, say, tell_damage, write
-from polymode.core.cluster import Cluster
+from polymode.distributed.ray import Cluster
 from polymode.report.run import write_report
 from polymode.report.study import Shown, finish_study, outside
 from polymode.runs.folder import RunFolder

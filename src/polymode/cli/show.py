@@ -31,8 +31,8 @@ def list_(
     json_: Json = False,
 ) -> None:
     """Show what there is; `list options forde` shows the options of a method."""
+    from polymode.core.files import json_safe
     from polymode.core.registry import suggest
-    from polymode.core.store import json_safe
 
     kinds = {
         "methods": _methods,

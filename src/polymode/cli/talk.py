@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.core.values import plain
+from polymode.core.text import plain
 
 if TYPE_CHECKING:
     from polymode.runs.folder import RunFolder

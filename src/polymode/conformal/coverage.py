@@ -11,7 +11,7 @@ from torch import Tensor
 from polymode.conformal.intervals import PredictionIntervals
 from polymode.conformal.sets import PredictionSets
 from polymode.core.checks import check_call
-from polymode.core.targets import check_labels, check_values
+from polymode.likelihoods.targets import check_labels, check_values
 
 
 def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor
 from polymode.conformal.quantile import conformal_quantile
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
-from polymode.core.targets import check_values
+from polymode.likelihoods.targets import check_values
 from polymode.prediction import MixturePrediction, Prediction
 
 METHODS = ("split", "scaled", "cqr")

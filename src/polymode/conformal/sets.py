@@ -35,7 +35,7 @@ from polymode.conformal.quantile import conformal_quantile, conformal_rank
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
-from polymode.core.targets import check_labels
+from polymode.likelihoods.targets import check_labels
 from polymode.prediction import CategoricalPrediction, Prediction
 
 METHODS = ("thr", "aps", "raps")

@@ -1,1 +1,1 @@
-"""What every room of polymode shares: stacks, likelihoods, the loop, safe files."""
+"""What has no subject of its own: random streams, registries, memory, files, text, checks."""

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from polymode.chains import autocorrelation, ess_bulk, ess_tail, nested_rhat, rhat
 from polymode.chains.rhat import FEWEST, check
-from polymode.core.data import Arrays
 from polymode.core.rng import generator
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
@@ -33,6 +32,7 @@ from polymode.metrics.results import Row
 from polymode.posterior import Posterior, Samples
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks import Task
+from polymode.training.data import Arrays
 
 LOOKED_AT = 1000  # parameters, chosen at random, where a network has more
 LAGS = 100

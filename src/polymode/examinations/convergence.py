@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from polymode.core.history import History
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.tasks import Task
+from polymode.training.history import History
 
 LAST = 0.2  # of training, over which the slope is taken
 FEWEST = 4  # points that a slope needs

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.data import Data
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.methods.laplace.evidence import free_weights, masked_products
@@ -29,6 +28,7 @@ from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.tasks import Task
+from polymode.training.data import Data
 
 MOST = 200  # test inputs that are looked at
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
-from polymode.core.values import read_value, value_text
+from polymode.core.text import read_value, value_text
 from polymode.examinations.findings import Findings
 from polymode.posterior import Posterior
 from polymode.tasks import Task

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays
 from polymode.core.memory import require_free
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
@@ -25,6 +24,7 @@ from polymode.metrics.diversity.size import mean_over_subsets, subsets
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.tasks import Task
+from polymode.training.data import Arrays
 
 NOISE = "noise"
 

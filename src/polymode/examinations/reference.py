@@ -27,13 +27,7 @@ from polymode import nets
 from polymode._version import __version__
 from polymode.chains.rhat import check
 from polymode.core.checks import check_call
-from polymode.core.code import network_mark
-from polymode.core.data import Arrays, Data
-from polymode.core.html import html_block
-from polymode.core.registry import suggest
-from polymode.core.rng import fold
-from polymode.core.stack import Stack
-from polymode.core.store import (
+from polymode.core.files import (
     FileProblem,
     cache_folder,
     json_digest,
@@ -41,6 +35,9 @@ from polymode.core.store import (
     read_json,
     write_json,
 )
+from polymode.core.html import html_block
+from polymode.core.registry import suggest
+from polymode.core.rng import fold
 from polymode.examinations.chains import chains, r_hat_of
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
@@ -54,8 +51,11 @@ from polymode.posterior import Posterior, load
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.manifest import SCHEMA as POSTERIOR_SCHEMA
 from polymode.prediction import Prediction
+from polymode.stack.stack import Stack
 from polymode.tasks import Task
 from polymode.tasks.registry import as_task
+from polymode.tracing.code import network_mark
+from polymode.training.data import Arrays, Data
 
 fcntl: ModuleType | None
 try:

@@ -23,18 +23,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.posterior.files import load
+from polymode.stack.stack import Stack
 from polymode.symmetry.corollary import largest_units, uniformity
 from polymode.symmetry.forms import FORMS, hidden_layers, in_form
 from polymode.symmetry.quality import Quality, Reference
 from polymode.symmetry.samples import networks_of
 from polymode.tasks import Task
+from polymode.tracing.modules import Tensors
 from polymode.zoo import find_zoo
 
 _MOST_KEPT = 2  # references held at a time

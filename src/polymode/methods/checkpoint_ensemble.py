@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polymode.core.loop import Batch
-from polymode.core.options import kept_steps
-from polymode.core.stack import Stack
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
 from polymode.methods.sampling.run import State, go_on, start
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.options import kept_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,16 +42,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.concrete import dropout_layers, with_learned_rates
-from polymode.core.layers import ELEMENTWISE, called, is_flatten, repeat_rows
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors, set_mode
-from polymode.core.network import Network
-from polymode.core.noise import drawing
-from polymode.core.passes import gradients_of_passes, part_of
-from polymode.core.stack import Stack
-from polymode.core.store import TensorForm
-from polymode.core.trace import trace
-from polymode.core.training import Optimization
+from polymode.core.files import TensorForm
 from polymode.methods.dropout import (
     Dropout,
     loss_of_passes,
@@ -61,6 +52,15 @@ from polymode.methods.dropout import (
 from polymode.methods.map import Info, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
+from polymode.stack.fast.passes import gradients_of_passes, part_of
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors, set_mode
+from polymode.tracing.network import Network
+from polymode.tracing.noise import drawing
+from polymode.tracing.operations import ELEMENTWISE, called, is_flatten, repeat_rows
+from polymode.tracing.rewrite import trace
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
 
 
 @dataclass(frozen=True, kw_only=True)

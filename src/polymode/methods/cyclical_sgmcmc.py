@@ -38,10 +38,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import NOT_ZERO, Passes, is_number
-from polymode.core.stack import Stack
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import first_metric, posterior_gradients, scales
@@ -50,6 +46,10 @@ from polymode.methods.sampling.integrators import baoab, kinetic_temperature
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.methods.sampling.preconditioning import FROZEN
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.options import NOT_ZERO, Passes, is_number
 
 _SAMPLES = 5  # of a cycle, where nothing is said
 

@@ -12,7 +12,7 @@ prediction, sample l has one z_l for all inputs, so it is one function of x, and
 depend on the batch size. `samples_per_mode` is L, `num_modes` trains several networks.
 
 The K passes of a step are one pass over rows that are repeated K times from the first random
-operation on; what comes before it is computed once (`core/passes.py`).
+operation on; what comes before it is computed once (`stack/fast/passes.py`).
 
 Any noise that the network's forward pass draws counts: dropout as a layer, as a function or inside
 attention, DropConnect, Gaussian noise. It is found by looking at a pass, not by the classes of
@@ -46,20 +46,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core.execution import streams_of
-from polymode.core.layers import repeat_rows
-from polymode.core.likelihoods import Likelihood
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors, set_mode
-from polymode.core.noise import shapes_drawn
-from polymode.core.options import is_number
-from polymode.core.passes import gradients_of_passes
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
 from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior import Noisy
+from polymode.stack.execution import streams_of
+from polymode.stack.fast.passes import gradients_of_passes
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors, set_mode
+from polymode.tracing.noise import shapes_drawn
+from polymode.tracing.operations import repeat_rows
+from polymode.training.loop import Batch
+from polymode.training.options import is_number
 
 _PASSES = 10  # the paper's K
 

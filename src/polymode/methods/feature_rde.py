@@ -43,13 +43,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core import ranks
-from polymode.core.execution import in_layout_of
-from polymode.core.loop import Batch
-from polymode.core.options import is_number
 from polymode.core.rng import private_stream
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
+from polymode.distributed import ranks
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info, add_prior
 from polymode.methods.method import METHODS, Method, Problem
@@ -62,6 +57,11 @@ from polymode.methods.particles.guards import (
 )
 from polymode.methods.particles.kernel import squared_distances
 from polymode.methods.particles.terms import weight_of
+from polymode.stack.execution import in_layout_of
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
+from polymode.training.options import is_number
 
 _LEAST = 1e-10  # of the largest eigenvalue: directions below are rounding
 

@@ -18,28 +18,28 @@ import torch
 from torch import nn
 
 from polymode._version import __version__
-from polymode.core import ranks
 from polymode.core.checks import Count, Seed, check_call
-from polymode.core.code import network_mark
-from polymode.core.data import Data, Examples, Loader
 from polymode.core.devices import usable_device
-from polymode.core.events import Event, Observer, Reporter, Told, progress_observer
-from polymode.core.history import Recorder, joined_histories, validation_for
-from polymode.core.likelihoods import Likelihood
-from polymode.core.loop import Checkpoint, run
-from polymode.core.options import Passes
+from polymode.core.files import json_safe
 from polymode.core.registry import suggest
-from polymode.core.scaling import Scaling
-from polymode.core.stack import Stack
-from polymode.core.store import json_safe
-from polymode.core.training import Training
+from polymode.distributed import ranks
+from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.ranked import on_all_ranks
+from polymode.stack.stack import Stack
 from polymode.tasks.augment import augmentation
 from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.code import network_mark
+from polymode.training.data import Data, Examples, Loader
+from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
+from polymode.training.history import Recorder, joined_histories, validation_for
+from polymode.training.loop import Checkpoint, run
+from polymode.training.optimiser import Training
+from polymode.training.options import Passes
 
 ELSEWHERE = {
     "learning_rate": "lr",
@@ -83,7 +83,7 @@ def fit(
         task: what to learn, `pm.task("digits")` or `pm.Task(train=..., likelihood=...)`; a name
             stands for `pm.task(name)`.
         seed: seed of everything random; the same seed gives the same posterior.
-        execution: how members are evaluated, see `core/execution.py`.
+        execution: how members are evaluated, see `stack/execution.py`.
         chunk_size: members whose computation is held in memory at a time; less memory, more time.
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.

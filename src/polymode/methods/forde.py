@@ -55,11 +55,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
-from polymode.core.loop import Batch
-from polymode.core.options import is_number
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
+from polymode.distributed import ranks
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, add_prior
 from polymode.methods.method import METHODS, Method, Problem, Search
@@ -81,8 +77,12 @@ from polymode.methods.particles.lengthscales import (
 from polymode.methods.particles.repulsion import BANDWIDTHS, repulsion
 from polymode.methods.particles.terms import SCALARS, terms_of, weight_of
 from polymode.posterior import Posterior
+from polymode.stack.stack import Stack
 from polymode.tasks.task import Task
 from polymode.tasks.validation import Makers, validation_shifts
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
+from polymode.training.options import is_number
 
 ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)  # the paper's sweep
 

@@ -49,13 +49,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
 from polymode.core.checks import as_numbers
-from polymode.core.components import Categories
-from polymode.core.loop import Batch
 from polymode.core.rng import fold, generator
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
+from polymode.distributed import ranks
+from polymode.likelihoods.components import Categories
 from polymode.methods.map import MAP, Info, add_prior_gradient, squared_norms
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
@@ -70,6 +67,9 @@ from polymode.methods.particles.estimators import (
 )
 from polymode.methods.particles.guards import warn_of_coincident
 from polymode.methods.particles.kernel import squared_distances
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
 
 Rows = Sequence[Any]
 _PRIOR_WIDTH = 4.0  # h of the prior's kernel in medians; narrower ones miss the score's direction

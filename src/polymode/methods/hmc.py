@@ -37,11 +37,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import Sampling, is_number
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
 from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
 from polymode.methods.full_batch.leapfrog import DIVERGED, point_of, transition
 from polymode.methods.full_batch.target import (
@@ -56,6 +52,10 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import burn_in_of, steps_kept
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.options import Sampling, is_number
 
 MASSES = ("diagonal", "identity")
 TUNED = 50  # trajectories of burn-in from which chains are expected to have found their step

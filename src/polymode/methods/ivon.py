@@ -42,17 +42,17 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import Passes, is_number
-from polymode.core.stack import Stack
-from polymode.core.training import NOISE_LR, SCHEDULES, Optimization, Training
 from polymode.methods.map import add_noise, require_modes_and_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.methods.variational.priors import entropy, kl_divergence
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.optimiser import NOISE_LR, SCHEDULES, Optimization, Training
+from polymode.training.options import Passes, is_number
 
 
 @dataclass(frozen=True, kw_only=True)

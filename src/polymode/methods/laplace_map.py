@@ -37,10 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.linalg.tangent import survey
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
+from polymode.curvature.tangent import survey
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior
@@ -50,6 +47,9 @@ from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
 
 _LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
 

@@ -41,10 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
-from polymode.core.loop import Batch
-from polymode.core.options import is_number
-from polymode.core.stack import Stack
+from polymode.distributed import ranks
 from polymode.methods.map import MAP, State, add_prior
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
@@ -56,6 +53,9 @@ from polymode.methods.particles.guards import (
 )
 from polymode.methods.particles.input_gradients import repelled_gradients
 from polymode.methods.particles.terms import SCALARS, terms_of
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.options import is_number
 
 _EPS = 1e-24
 

@@ -23,12 +23,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.data import Pair
-from polymode.core.loop import Batch
-from polymode.core.options import Passes, is_number
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization, Training
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Pair
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization, Training
+from polymode.training.options import Passes, is_number
 
 
 @dataclass(frozen=True, kw_only=True)

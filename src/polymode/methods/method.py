@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from polymode.core.data import Data
-from polymode.core.likelihoods import Likelihood
-from polymode.core.loop import Batch
-from polymode.core.options import Passes
 from polymode.core.registry import Registry
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Likelihood
 from polymode.posterior import Posterior, Samples, Weights
+from polymode.stack.stack import Stack
+from polymode.training.data import Data
+from polymode.training.loop import Batch
+from polymode.training.options import Passes
 
 
 class Problem(NamedTuple):

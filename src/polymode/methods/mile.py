@@ -37,11 +37,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import NOT_ZERO, kept_steps
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
 from polymode.methods import map as map_
 from polymode.methods.full_batch.leapfrog import point_of
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
@@ -57,6 +52,11 @@ from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
+from polymode.training.options import NOT_ZERO, kept_steps
 
 SHORT = 10  # steps in which the step size cannot come to what it should be
 

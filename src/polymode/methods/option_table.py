@@ -16,8 +16,8 @@ from typing import Any
 from polymode.core.checks import check_call
 from polymode.core.columns import left_table, terminal_width
 from polymode.core.html import html_block, html_table
-from polymode.core.options import Passes
 from polymode.methods.method import METHODS
+from polymode.training.options import Passes
 
 _RANGE = re.compile(r",? ?(?:a number )?((?:≥|>|≤|<) -?[\d.]*\d|in [\[(][^\])]+[\])])(?! for)")
 _CHOICE = re.compile(r'"(\w+)"')

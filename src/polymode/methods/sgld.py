@@ -38,9 +38,6 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
@@ -54,6 +51,9 @@ from polymode.methods.sampling.integrators import langevin
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
 
 INTEGRATORS = ("leimkuhler_matthews", "euler")
 

@@ -38,10 +38,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import is_number
-from polymode.core.stack import Stack
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
@@ -54,6 +50,10 @@ from polymode.methods.sampling.chains import (
 from polymode.methods.sampling.integrators import badodab, kinetic_temperature
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.options import is_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
-from polymode.core.training import MakeOptimizer, MakeSchedule
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.keeping import kept_samples
 from polymode.methods.sampling.run import State, go_on, start
 from polymode.posterior.weights import Samples
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.optimiser import MakeOptimizer, MakeSchedule
 
 
 @dataclass(frozen=True, kw_only=True)

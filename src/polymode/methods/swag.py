@@ -40,12 +40,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.data import Data
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import kept_steps
-from polymode.core.stack import Stack
-from polymode.core.training import MakeOptimizer, Optimization
 from polymode.methods import map as map_
 from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
@@ -54,8 +48,14 @@ from polymode.methods.sampling.keeping import require_room, require_room_for_dra
 from polymode.nets.network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
+from polymode.stack.stack import Stack
 from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.modules import Tensors
+from polymode.training.data import Data
+from polymode.training.loop import Batch
+from polymode.training.optimiser import MakeOptimizer, Optimization
+from polymode.training.options import kept_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,11 +44,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.options import is_number
-from polymode.core.passes import gradients_of_passes
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
 from polymode.methods.dropout import loss_of_passes
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
@@ -63,6 +58,11 @@ from polymode.methods.variational.layers import (
 from polymode.methods.variational.priors import add_kl_gradient, entropy, kl_divergence
 from polymode.posterior import Gaussian, Weights
 from polymode.posterior.weights import with_own_statistics
+from polymode.stack.fast.passes import gradients_of_passes
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
+from polymode.training.options import is_number
 
 _PASSES = 10  # of the α-objective, as for dropout
 _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among the stack's extra

@@ -43,9 +43,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.distributed import ranks
 from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
@@ -53,6 +51,8 @@ from polymode.methods.particles.annealing import ANNEALING, annealing_factor
 from polymode.methods.particles.estimators import BIBTEX, ESTIMATORS, coefficients, kernel_and_slope
 from polymode.methods.particles.guards import warn_of_coincident
 from polymode.methods.particles.kernel import squared_distances
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.core.rng import generator
-from polymode.core.targets import check_labels
+from polymode.likelihoods.targets import check_labels
 from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score, register
 from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature

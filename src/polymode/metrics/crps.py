@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.densities import standard_cdf, standard_quantile
-from polymode.core.targets import check_values
+from polymode.likelihoods.densities import standard_cdf, standard_quantile
+from polymode.likelihoods.targets import check_values
 from polymode.metrics.regression import check_pair
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
 from polymode.prediction import Prediction

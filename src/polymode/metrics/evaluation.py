@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.data import Arrays, Data, Pixels
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
 from polymode.metrics.examples import Examples
@@ -33,6 +32,7 @@ from polymode.prediction import Prediction
 from polymode.tasks.registry import as_task
 from polymode.tasks.task import Task
 from polymode.tasks.validation import validation_shifts
+from polymode.training.data import Arrays, Data, Pixels
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200

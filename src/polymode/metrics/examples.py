@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Kept
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 

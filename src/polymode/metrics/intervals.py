@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from polymode.core import densities
 from polymode.core.checks import Many, check_call
+from polymode.likelihoods import densities
 from polymode.metrics.regression import check_mixture, check_pair
 from polymode.metrics.score import REGRESSION, Metric, Score, mean_score, register
 from polymode.prediction import MixturePrediction, Prediction

@@ -22,8 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core import densities
 from polymode.core.checks import check_call
+from polymode.likelihoods import densities
 from polymode.metrics.score import (
     REFERENCE_CLASSIFICATION,
     REFERENCE_REGRESSION,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.densities import HALF_LOG_2PI
-from polymode.core.targets import check_values
+from polymode.likelihoods.densities import HALF_LOG_2PI
+from polymode.likelihoods.targets import check_values
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
 from polymode.prediction import MixturePrediction, Prediction
 

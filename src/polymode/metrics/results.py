@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
-from polymode.core.values import parse_json
+from polymode.core.text import parse_json
 from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
 from polymode.metrics.table import align, decimals_for, number
 from polymode.prediction import Prediction

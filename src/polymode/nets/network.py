@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymode.core.likelihoods import Likelihood
 from polymode.core.registry import suggest
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Likelihood
+from polymode.stack.stack import Stack
 
 
 def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> Any:

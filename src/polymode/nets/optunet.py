@@ -14,8 +14,8 @@ from __future__ import annotations
 from torch import nn
 
 from polymode.core.checks import Shape, check_call
-from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
+from polymode.tracing.modules import not_too_large
 
 
 @not_too_large()

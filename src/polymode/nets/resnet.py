@@ -29,11 +29,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core.checks import Count, Few, Probability, Shape, check_call
-from polymode.core.modules import not_too_large
 from polymode.nets.activations import Activation, activation_maker
 from polymode.nets.checks import check_image, check_sizes
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.nets.fixup import FixupBlock, Shift, start_fixup
+from polymode.tracing.modules import not_too_large
 
 NORMS: dict[str | None, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,

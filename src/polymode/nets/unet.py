@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core.checks import Probability, Shape, Sizes, check_call
-from polymode.core.modules import not_too_large
 from polymode.nets.checks import check_image, check_sizes
+from polymode.tracing.modules import not_too_large
 
 
 @not_too_large()

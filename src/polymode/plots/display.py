@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from polymode.core.checks import check_call
+from polymode.core.files import replace_file
 from polymode.core.sheets import csv_text
-from polymode.core.store import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

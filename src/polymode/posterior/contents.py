@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, TensorFile, TensorForm
-from polymode.core.values import first_line
+from polymode.core.files import FileProblem, TensorFile, TensorForm
+from polymode.core.text import first_line
 from polymode.posterior.weights import Weights, form_of, of_stack
+from polymode.stack.stack import Stack
 
 
 def groups_of(names: Iterable[str]) -> list[str]:

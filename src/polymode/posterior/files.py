@@ -21,16 +21,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymode.core import ranks
 from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
-from polymode.core.likelihoods import Likelihood
+from polymode.core.files import FileProblem, TensorFile, fill_file, write_json, write_tensors
 from polymode.core.memory import free_bytes, human
-from polymode.core.modules import Tensors
 from polymode.core.rng import fold
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, TensorFile, fill_file, write_json, write_tensors
-from polymode.core.values import first_line
+from polymode.core.text import first_line
+from polymode.distributed import ranks
+from polymode.likelihoods.kinds import Likelihood
 from polymode.nets.network import networks_for
 from polymode.posterior.contents import (
     FAULTS,
@@ -56,6 +54,8 @@ from polymode.posterior.manifest import (
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights, of_stack
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.core.store import (
+from polymode.core.files import (
     FileProblem,
     TensorFile,
     abandoned,

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polymode._version import __version__
+from polymode.core.files import FileProblem
 from polymode.core.memory import human
 from polymode.core.registry import metadata_of
-from polymode.core.store import FileProblem
-from polymode.core.values import first_line, parse_json
+from polymode.core.text import first_line, parse_json
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.ranked import Ranked
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from polymode.core.history import History
-from polymode.core.likelihoods import Likelihood, likelihood_from_config
-from polymode.core.scaling import Scaling
-from polymode.core.store import FileProblem, is_plain_name, read_json
+from polymode.core.files import FileProblem, is_plain_name, read_json
+from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
+from polymode.likelihoods.scaling import Scaling
+from polymode.training.history import History
 
 SCHEMA = 2
 MANIFEST = "posterior.json"

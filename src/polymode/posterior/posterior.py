@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from polymode.core.checks import as_numbers
-from polymode.core.components import Categories, Components
-from polymode.core.data import Arrays, Loader
-from polymode.core.history import History
 from polymode.core.html import html_block, html_details, html_facts
-from polymode.core.likelihoods import Likelihood
 from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
-from polymode.core.scaling import Scaling
-from polymode.core.stack import Stack
+from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays, Loader
+from polymode.training.history import History
 
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
 
@@ -49,7 +49,7 @@ class Posterior:
             that are scaled already.
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
-        history: loss curves and time of the fit, see `core/history.py`.
+        history: loss curves and time of the fit, see `training/history.py`.
     """
 
     def __init__(

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from polymode.core import ranks
 from polymode.core.memory import free_bytes, human
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
+from polymode.distributed import ranks
 from polymode.posterior.weights import Weights, of_stack
 from polymode.prediction import Prediction
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 
 def on_all_ranks(mine: Weights) -> Weights:

@@ -27,14 +27,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.components import Moments
+from polymode.core.files import TensorForm
 from polymode.core.memory import free_bytes
-from polymode.core.modules import Tensors
-from polymode.core.passes import noisy_passes
 from polymode.core.rng import fold
-from polymode.core.stack import Stack
-from polymode.core.store import TensorForm
+from polymode.likelihoods.components import Moments
 from polymode.prediction import Prediction
+from polymode.stack.fast.passes import noisy_passes
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 Outputs = Callable[[Tensor], Tensor]
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.components import Categories, Components
+from polymode.likelihoods.components import Categories, Components
 from polymode.prediction.base import Prediction
 from polymode.prediction.categorical import CategoricalPrediction
 from polymode.prediction.mixture import MixturePrediction

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import shown
-from polymode.core.components import Categories, Components
 from polymode.core.html import html_block, html_table
+from polymode.likelihoods.components import Categories, Components
 
 SHOWN = 8  # inputs that a notebook shows
 

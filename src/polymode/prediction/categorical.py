@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.core.components import Categories
-from polymode.core.targets import check_labels
+from polymode.likelihoods.components import Categories
+from polymode.likelihoods.targets import check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
 
 _BLOCK = 1 << 17  # numbers worked on at a time

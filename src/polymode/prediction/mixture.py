@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core import densities
 from polymode.core.checks import check_call
-from polymode.core.components import Components
+from polymode.likelihoods import densities
+from polymode.likelihoods.components import Components
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong, spread
 
 

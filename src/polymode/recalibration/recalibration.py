@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
-from polymode.core.targets import check_labels, check_values
+from polymode.likelihoods.targets import check_labels, check_values
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.recalibration import affine, one_vs_rest, scale, temperature
 

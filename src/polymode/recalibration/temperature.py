@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.targets import check_labels
+from polymode.likelihoods.targets import check_labels
 from polymode.recalibration.search import BOUNDS, Slopes, least
 
 _FEW = 500  # examples that give a first guess

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polymode.core.files import replace_file
 from polymode.core.sheets import csv_text
-from polymode.core.store import replace_file
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard, costs
 from polymode.metrics.results import Results

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polymode.core.store import replace_file
+from polymode.core.files import replace_file
 from polymode.plots import Comparison, Display, forest
 from polymode.report.embed import rows
 from polymode.report.page import compared, duration

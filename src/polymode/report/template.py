@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polymode._version import __version__
-from polymode.core.values import plain
+from polymode.core.text import plain
 
 HERE = Path(__file__).parent
 

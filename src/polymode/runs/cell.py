@@ -10,9 +10,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from polymode.core.choice import remembered_in
-from polymode.core.events import Observer
-from polymode.core.store import json_safe
+from polymode.core.files import json_safe
 from polymode.examinations import NotApplicable, examine, read_asked
 from polymode.methods import fit
 from polymode.metrics import evaluate
@@ -21,7 +19,9 @@ from polymode.posterior import Posterior
 from polymode.runs.folder import Place
 from polymode.runs.kept import pack
 from polymode.runs.plan import EVERY_CELL, Cell, Recipe
+from polymode.stack.choice import remembered_in
 from polymode.tasks import Task
+from polymode.training.events import Observer
 
 SHIFT_BYTES = 2**28  # of predictions under shifts that one cell keeps
 ALWAYS = ("test", "ood:*", "train", "curve", "plane", "examples")

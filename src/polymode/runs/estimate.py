@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from polymode.core.events import Event
 from polymode.methods import fit
 from polymode.runs.plan import Cell, Recipe
 from polymode.tasks import Task
+from polymode.training.events import Event
 
 PROBE = 0.4  # seconds of training, after the first step that is told
 

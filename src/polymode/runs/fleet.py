@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polymode.core.cluster import Cluster, Done, Lost, Say, Started
+from polymode.distributed.ray import Cluster, Done, Lost, Say, Started
 from polymode.runs.cell import Failed, Finished, failure, run_cell
 from polymode.runs.folder import Place
 from polymode.runs.plan import Cell, Recipe

@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.choice import MOST_THREADS
-from polymode.core.store import is_plain_name, open_plain, replace_file
-from polymode.core.values import parse_json
+from polymode.core.files import is_plain_name, open_plain, replace_file
+from polymode.core.text import parse_json
 from polymode.metrics.results import NewerSchema, Results
 from polymode.runs.kept import Checked, Stored, StoredArrays, digest_of
 from polymode.runs.lines import append_line, raw_lines, read_lines, signed
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
+from polymode.stack.choice import MOST_THREADS
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")

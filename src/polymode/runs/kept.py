@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from polymode.core.files import FileProblem
 from polymode.core.memory import free_bytes
-from polymode.core.store import FileProblem
-from polymode.core.values import parse_json
+from polymode.core.text import parse_json
 from polymode.metrics.results import Kept
 from polymode.prediction import Prediction
 from polymode.tasks.readers.npz import npz_headers, read_npz

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.core.store import is_plain_name, json_digest
-from polymode.core.values import parse_json
+from polymode.core.files import is_plain_name, json_digest
+from polymode.core.text import parse_json
 
 CHANGED = "was changed after it was written: its digest does not match"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from polymode.core.store import is_alive
-from polymode.core.values import parse_json
+from polymode.core.files import is_alive
+from polymode.core.text import parse_json
 from polymode.runs.settings import UsageProblem
 
 fcntl: ModuleType | None

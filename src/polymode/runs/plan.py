@@ -16,10 +16,8 @@ import torch
 
 from polymode import nets
 from polymode._version import __version__
-from polymode.core.data import Arrays
-from polymode.core.modules import not_too_large
+from polymode.core.files import json_safe
 from polymode.core.registry import suggest
-from polymode.core.store import json_safe
 from polymode.examinations import Findings, read_asked
 from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
@@ -32,6 +30,8 @@ from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 from polymode.tasks.augment import Augmentation
+from polymode.tracing.modules import not_too_large
+from polymode.training.data import Arrays
 
 NOISE = 0.1  # dropout of a network that has none, for methods that need it
 EVERY_CELL = "convergence"  # the examination that is made of all that is trained

@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from polymode.core.events import Event
 from polymode.runs.cell import Failed, Finished, failure, run_cell
 from polymode.runs.folder import Place
 from polymode.runs.plan import Cell, Recipe
+from polymode.training.events import Event
 
 PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoints
 

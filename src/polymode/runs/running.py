@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from polymode.core import ranks
-from polymode.core.cluster import Cluster
-from polymode.core.events import Event, Observer
-from polymode.core.execution import limit_threads
+from polymode.distributed import ranks
+from polymode.distributed.ray import Cluster
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.results import Results, is_headline
 from polymode.runs.cell import Failed, Finished, failure, run_cell
@@ -26,6 +24,8 @@ from polymode.runs.folder import RunFolder, WriteProblem
 from polymode.runs.plan import Cell, Plan
 from polymode.runs.pool import run_cells
 from polymode.runs.watch import Watch
+from polymode.stack.execution import limit_threads
+from polymode.training.events import Event, Observer
 
 Show = Callable[[Pace, int], Watch]
 
@@ -106,8 +106,8 @@ def run_plan(
 ) -> Outcome:
     """Run what is missing and write the folder; nobody else may write it meanwhile.
 
-    Of several ranks (`core/ranks.py`) all train and score, and the first one does the rest. Raises
-    `Interrupted` on Ctrl-C, when all that is done is written.
+    Of several ranks (`distributed/ranks.py`) all train and score, and the first one does the rest.
+    Raises `Interrupted` on Ctrl-C, when all that is done is written.
     """
     if not ranks.is_first():
         return _follow(plan, folder)

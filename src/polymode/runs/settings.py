@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from polymode.core.values import value_text
+from polymode.core.text import value_text
 
 
 class UsageProblem(Exception):

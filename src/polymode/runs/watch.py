@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polymode.core.events import Event
 from polymode.runs.estimate import Pace
 from polymode.runs.plan import Cell
+from polymode.training.events import Event
 
 
 @dataclass

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.modules import Tensors
 from polymode.symmetry.groups import Place, Symmetries
+from polymode.tracing.modules import Tensors
 
 
 def scaled(tensors: Tensors, symmetries: Symmetries, scales: Tensor) -> Tensors:

@@ -23,8 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 from polymode.symmetry.act import identity, permuted, scaled
 from polymode.symmetry.canonical import unit_scales
 from polymode.symmetry.groups import Group, Place, Symmetries
@@ -39,6 +38,7 @@ from polymode.symmetry.networks import (
     write,
 )
 from polymode.symmetry.sorting import Features
+from polymode.tracing.modules import Tensors
 
 MOST_SWEEPS = 100  # every change raises a bounded number, so this is a safeguard
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from polymode.core.checks import Many, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 from polymode.symmetry.act import identity, permuted, random_order, random_scales, scaled
 from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.networks import (

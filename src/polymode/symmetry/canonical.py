@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.modules import Tensors
 from polymode.core.registry import suggest
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 from polymode.symmetry.act import factors, scaled
 from polymode.symmetry.groups import Rescaling, Symmetries
 from polymode.symmetry.networks import (
@@ -44,6 +43,7 @@ from polymode.symmetry.networks import (
     write,
 )
 from polymode.symmetry.sorting import KEYS, Sorting
+from polymode.tracing.modules import Tensors
 
 
 def canonical(

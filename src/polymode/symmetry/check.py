@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
-from polymode.core.modules import Tensors, aliases_of, named_tensors, tie_again
 from polymode.core.rng import generator
 from polymode.symmetry.act import permuted, random_order, random_scales, scaled
 from polymode.symmetry.groups import Symmetries
+from polymode.tracing.modules import Tensors, aliases_of, named_tensors, tie_again
 
 TOLERANCE = 1e-10
 MISSED = 1e-7  # probability that a false group passes, if outputs depend on its units

@@ -37,7 +37,6 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.modules import Tensors
 from polymode.symmetry.act import identity
 from polymode.symmetry.apply import Element
 from polymode.symmetry.balance import Programme, Term
@@ -50,6 +49,7 @@ from polymode.symmetry.networks import (
     symmetries_of,
     tensors_of,
 )
+from polymode.tracing.modules import Tensors
 
 
 @dataclass(frozen=True, eq=False)

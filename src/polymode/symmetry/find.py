@@ -26,12 +26,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.checks import check_call
-from polymode.core.graph import traced
-from polymode.core.layers import function_of
-from polymode.core.modules import aliases_of, tie_again
-from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
+from polymode.stack.stack import Stack
 from polymode.symmetry.attention import attention
 from polymode.symmetry.branches import alike_branches
 from polymode.symmetry.call import Call
@@ -41,6 +38,9 @@ from polymode.symmetry.layers import rule_for
 from polymode.symmetry.operations import follow, name_of
 from polymode.symmetry.units import Value
 from polymode.symmetry.walk import Walk, each_in, meta
+from polymode.tracing.graph import traced
+from polymode.tracing.modules import aliases_of, tie_again
+from polymode.tracing.operations import function_of
 
 _BATCH = 2
 _SIDES = (8, 16, 28, 32, 64, 18, 24, 20, 12, 4, 40, 48, 96, 128, 224, 256, 1, 2, 3, 5, 6, 7)

@@ -12,14 +12,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from polymode.core.modules import Tensors
-from polymode.core.network import Network
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 from polymode.symmetry.align import align
 from polymode.symmetry.canonical import canonical
 from polymode.symmetry.cost import representation_cost
 from polymode.symmetry.find import find
 from polymode.symmetry.groups import Symmetries
+from polymode.tracing.modules import Tensors
+from polymode.tracing.network import Network
 
 FORMS = {
     "sorted": "units scaled to norm 1 and sorted by their first weight",

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
 from polymode.posterior import Noisy, Posterior
+from polymode.stack.stack import Stack
 from polymode.symmetry.find import find
 from polymode.symmetry.groups import Symmetries
+from polymode.tracing.modules import Tensors
 
 Networks = Stack | Posterior | nn.Module | Sequence[nn.Module]
 IN_CACHE, IN_MEMORY = 2**23, 2**28  # bytes of the members that are worked on at a time

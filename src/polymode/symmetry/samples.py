@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.checks import check_call
-from polymode.core.execution import noise_of, streams_of
-from polymode.core.modules import Tensors, set_mode
-from polymode.core.stack import Stack
 from polymode.posterior import Noisy, Posterior
 from polymode.posterior.weights import changing_tensors
+from polymode.stack.execution import noise_of, streams_of
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors, set_mode
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _KEEPS = (nn.ReLU, nn.Identity, nn.LeakyReLU)  # f(z h) = z f(h) for z ≥ 0

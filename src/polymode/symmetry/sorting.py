@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.modules import Tensors
 from polymode.symmetry.act import identity, permuted
 from polymode.symmetry.groups import Group, Place, Symmetries
+from polymode.tracing.modules import Tensors
 
 KEYS = ("first", "norm", "mean")
 MOST_CASES = 720

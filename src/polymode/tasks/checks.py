@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.core.data import Pair
-from polymode.core.likelihoods import Likelihood
+from polymode.likelihoods.kinds import Likelihood
+from polymode.training.data import Pair
 
 Shape = tuple[int, ...]
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import Count, check_call
-from polymode.core.data import Arrays, Data, Loader, Pair, Pixels, as_data
-from polymode.core.likelihoods import Bernoulli, Likelihood, as_likelihood
-from polymode.core.options import Augment
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
-from polymode.core.scaling import Scaling
-from polymode.core.values import plain
+from polymode.core.text import plain
+from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
+from polymode.training.data import Arrays, Data, Loader, Pair, Pixels, as_data
+from polymode.training.options import Augment
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
 Key = TypeVar("Key")

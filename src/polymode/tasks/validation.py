@@ -19,13 +19,13 @@ from functools import partial
 
 import torch
 
-from polymode.core.data import Arrays, Loader, Pixels
 from polymode.core.rng import fold, generator
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.images.pixels import to_bytes, to_unit
 from polymode.tasks.shifts import SEVERITIES, corrupt
 from polymode.tasks.shifts.registry import SMALLEST_SIDE
 from polymode.tasks.task import Task
+from polymode.training.data import Arrays, Loader, Pixels
 
 VALIDATION_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 NOISE_STDS = (0.1, 0.2, 0.4, 0.8, 1.6)  # in standard deviations of each feature

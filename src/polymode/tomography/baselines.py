@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.checks import check_call
-from polymode.core.execution import streams_of
 from polymode.core.memory import require_free
 from polymode.nets import unet
+from polymode.stack.execution import streams_of
 from polymode.tomography.dip import DIPFit, deep_image_prior, member_inputs
 from polymode.tomography.dip_training import DeepImagePrior
 from polymode.tomography.reconstruction import Reconstruction

@@ -36,18 +36,18 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.core.events import progress_observer
-from polymode.core.loop import Checkpoint, run
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
 from polymode.nets import unet
+from polymode.stack.stack import Stack
 from polymode.tomography.dip_training import DeepImagePrior, Observed, start, step
 from polymode.tomography.fbp import backproject, check_projector
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
 from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.scan import Scan
+from polymode.training.events import progress_observer
+from polymode.training.loop import Checkpoint, run
+from polymode.training.optimiser import Optimization
 
 _NOISE_INPUT = 0.1  # standard deviation of an input of noise, as published
 

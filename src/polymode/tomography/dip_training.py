@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.loop import Batch
-from polymode.core.options import is_number
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization, Training
+from polymode.stack.stack import Stack
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.scan import Scan
 from polymode.tomography.tv import total_variation
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization, Training
+from polymode.training.options import is_number
 
 _INPUTS = ("auto", "fbp", "noise")
 _STOPS = ("steps", "discrepancy")

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.checks import check_call
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
 
 JITTER = 1e-6
 KINDS = ("isotropic", "matern")

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from polymode.core.checks import Images, check_call
-from polymode.core.stack import Stack
-from polymode.core.values import first_line
+from polymode.core.text import first_line
 from polymode.methods.laplace.linear_model import FORMS, Tangent
+from polymode.stack.stack import Stack
 from polymode.tomography.filter_prior import Block, FilterPrior, filter_prior
 from polymode.tomography.operator import LinearOperator
 

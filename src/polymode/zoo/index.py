@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.core.store import (
+from polymode.core.files import (
     FileProblem,
     is_plain_name,
     json_digest,
@@ -27,7 +27,7 @@ from polymode.core.store import (
     read_json,
     write_json,
 )
-from polymode.core.values import parse_json
+from polymode.core.text import parse_json
 
 SCHEMA = 1
 ABOUT, INDEX = "zoo.json", "index.jsonl"

@@ -26,11 +26,11 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
 from polymode.core.checks import check_call
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, open_plain
+from polymode.core.files import FileProblem, open_plain
+from polymode.likelihoods.kinds import Categorical
 from polymode.nets.network import networks_for
 from polymode.posterior import Posterior, Samples
+from polymode.stack.stack import Stack
 from polymode.tasks.readers.archives import members
 from polymode.tasks.task import Task
 from polymode.zoo.index import add_shard, write_about

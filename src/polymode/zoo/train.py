@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.cluster import Cluster, ClusterProblem, Done, Lost, Say
+from polymode.core.files import FileProblem, read_tensors, write_tensors
 from polymode.core.rng import fold
-from polymode.core.store import FileProblem, read_tensors, write_tensors
+from polymode.distributed.ray import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.methods.fit import fit
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from polymode.core.checks import check_call
-from polymode.core.likelihoods import Likelihood, likelihood_from_config
+from polymode.core.files import FileProblem, cache_folder, tensor_shapes
 from polymode.core.memory import human
 from polymode.core.registry import suggest
-from polymode.core.stack import Stack
-from polymode.core.store import FileProblem, cache_folder, tensor_shapes
+from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.posterior import Posterior
 from polymode.posterior.files import Shards
+from polymode.stack.stack import Stack
 from polymode.zoo.index import ABOUT, Shard, read_about, read_index
 from polymode.zoo.recipe import RECIPES, recipe_of
 from polymode.zoo.train import Watch, progress_line, shard_problem, train

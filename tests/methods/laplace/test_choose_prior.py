@@ -10,10 +10,8 @@ from torch import nn
 
 import polymode as pm
 from polymode import nets
-from polymode.core.events import Reporter
-from polymode.core.likelihoods import Categorical, Gaussian, StudentT
-from polymode.core.linalg.tangent import survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import survey
+from polymode.likelihoods.kinds import Categorical, Gaussian, StudentT
 from polymode.methods.laplace import evidence as module
 from polymode.methods.laplace.curvature import Setting, curvature
 from polymode.methods.laplace.evidence import _evidence, choose_prior, free_weights
@@ -30,6 +28,8 @@ from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
 from polymode.methods.laplace.linear_model_solve import Products
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.events import Reporter
 
 STREAM = torch.Generator().manual_seed(1)
 X = torch.randn(30, 2, generator=STREAM, dtype=torch.float64)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from polymode import nets
-from polymode.core.likelihoods import Bernoulli, Categorical, Gaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian
 from polymode.methods.laplace.evidence_dual import (
     DualEvidence,
     check_rows,
@@ -27,6 +26,7 @@ from polymode.methods.laplace.linear_model_solve import (
     solve_iterative,
     solve_primal,
 )
+from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(24, 2, generator=STREAM, dtype=torch.float64)
@@ -230,6 +230,6 @@ def test_kernels_that_do_not_fit_are_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match=r"10 matrices of 600,000 × 600,000.*use fewer"):
         check_rows(600_000, 6)
     with pytest.raises(ValueError, match="gaussian, categorical, bernoulli, got 'student_t'"):
-        from polymode.core.likelihoods import StudentT
+        from polymode.likelihoods.kinds import StudentT
 
         observed(StudentT(df=4.0, scale=1.0), VALUES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import (
+from polymode.likelihoods.kinds import (
     Bernoulli,
     Categorical,
     Gaussian,

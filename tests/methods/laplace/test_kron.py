@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.linalg.tangent import survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import survey
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.laplace.curvature import Setting, curvature
+from polymode.stack.stack import Stack
 
 from .test_structures import dense, problem_of
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.components import Moments
-from polymode.core.events import Reporter
-from polymode.core.likelihoods import Bernoulli, Gaussian
+from polymode.likelihoods.components import Moments
+from polymode.likelihoods.kinds import Bernoulli, Gaussian
 from polymode.methods.laplace.gaussian import GaussianPosterior
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.links import bridge, probit
+from polymode.training.events import Reporter
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(40, 3, generator=STREAM, dtype=torch.float64)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Categorical, Gaussian
-from polymode.core.linalg.tangent import survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import survey
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import laplace_map
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import StructuredEvidence, _evidence, free_weights
@@ -24,6 +23,7 @@ from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.laplace_map import LaplaceMAP, updated
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(4)
 X = torch.randn(24, 2, generator=STREAM, dtype=torch.float64)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.laplace.curvature import Curvature
 from polymode.methods.laplace.trained import log_evidence
+from polymode.stack.stack import Stack
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical, Gaussian, Likelihood
-from polymode.core.linalg.tangent import Tangent, member, survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import Tangent, member, survey
+from polymode.likelihoods.kinds import Categorical, Gaussian, Likelihood
 from polymode.methods.laplace.curvature import Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior, joint_moments, output_moments
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
 
 from ...core.linalg.cases import CASES
 from ...core.linalg.test_tangent import one_by_one, stack_of

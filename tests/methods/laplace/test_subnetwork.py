@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.subnetwork import (
     SELECTIONS,
@@ -18,6 +17,7 @@ from polymode.methods.laplace.subnetwork import (
     select,
 )
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(30, 3, generator=STREAM, dtype=torch.float64)

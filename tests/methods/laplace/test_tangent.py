@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from polymode import nets
-from polymode.core.likelihoods import Gaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between, kernels_of
 from polymode.methods.laplace.evidence_search import Search, maximise, starting_precision
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
+from polymode.stack.stack import Stack
 
 from ...core.linalg.cases import CASES
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import polymode as pm
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Categorical, Gaussian
-from polymode.core.linalg.tangent import survey
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import survey
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.trained import by_parameter, choose, log_evidence
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays
 
 from .test_laplace import LABELS, STRUCTURES, VALUES, X, fit, net
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from polymode.core.likelihoods import Categorical
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.particles import input_gradients
 from polymode.methods.particles.input_gradients import repelled_gradients
 from polymode.methods.particles.second_order import batch_norm
+from polymode.stack.stack import Stack
 
 from .true_logits import terms_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polymode.core.likelihoods import Categorical
+from polymode.likelihoods.kinds import Categorical
 from polymode.methods.method import Problem
 from polymode.methods.particles.repulsion import repulsion
 from polymode.methods.particles.terms import Terms

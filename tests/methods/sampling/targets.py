@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
 from polymode.methods import Problem
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 Potential = Callable[[Tensor], Tensor]
 

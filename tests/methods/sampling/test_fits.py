@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch, Divergence
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS, CyclicalSGMCMC, Problem, cyclical_sgmcmc
 from polymode.methods.sampling import keeping
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch, Divergence
 
 from ..conjugate import NOISE, PRECISION, TASK, N, X, Y, largest_score, linear, vectors
 

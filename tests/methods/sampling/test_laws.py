@@ -15,9 +15,7 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 from torch import nn
 
-from polymode.core.likelihoods import Gaussian
-from polymode.core.loop import Batch
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import (
     SGHMC,
     SGLD,
@@ -29,6 +27,8 @@ from polymode.methods import (
     sgld,
     sgnht,
 )
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch
 
 from .targets import batch_of, problem_of, quadratic, stack_at, step_matrices
 

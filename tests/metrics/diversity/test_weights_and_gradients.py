@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from polymode.core.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from polymode.core.stack import Stack
+from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from polymode.metrics.diversity import (
     gradients,
     input_gradient_distance,
@@ -17,6 +16,7 @@ from polymode.metrics.diversity import (
     weight_cosine,
 )
 from polymode.posterior import Posterior, Samples
+from polymode.stack.stack import Stack
 
 
 def posterior(modules, likelihood, input_shape, target_size) -> Posterior:

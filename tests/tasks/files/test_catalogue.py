@@ -15,8 +15,8 @@ import pytest
 import scipy.io
 from PIL import Image
 
+from polymode.core.files import FileProblem
 from polymode.core.memory import human
-from polymode.core.store import FileProblem
 from polymode.tasks.files import DATASETS
 from polymode.tasks.files.images import read_idx_files, read_letters, read_svhn_files
 from polymode.tasks.files.uci import TABLES, read_uci, standard_splits

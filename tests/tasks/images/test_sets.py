@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.core.data import Pixels
 from polymode.tasks import TASKS, Task, task
 from polymode.tasks.files import DATASETS, MissingData
 from polymode.tasks.images.sets import SETS
 from polymode.tasks.shifts import SHIFTS
+from polymode.training.data import Pixels
 
 NAMES = sorted(SETS)
 SPECS = {name: dict(DATASETS.get(name).value.arrays) for name in NAMES}  # of the real sets

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.tasks.readers import read_cifar
 
 NAMES = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.core.likelihoods import Bernoulli, Categorical, Gaussian, StudentT
+from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian, StudentT
 from polymode.tasks import TASKS, task
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.tasks import TASKS, Task, task
 from polymode.tasks.files import DATASETS, MissingData
 from polymode.tasks.tables.uci import TABLES

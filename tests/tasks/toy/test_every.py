@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
-from polymode.core.data import Arrays
-from polymode.core.likelihoods import Gaussian
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Gaussian
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks import TASKS, Task, task
+from polymode.training.data import Arrays
 
 TOYS = [name for name in TASKS.names() if TASKS.get(name).metadata["kind"] == "toy"]
 NOT_TRUE = {"mnist1d"}  # no truth: the class posterior of its signals is not known

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.tasks import task
 
 

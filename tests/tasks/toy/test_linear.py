@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from polymode.core.likelihoods import Gaussian
+from polymode.likelihoods.kinds import Gaussian
 from polymode.nets import mlp
 from polymode.tasks import task
 from polymode.tasks.toy.linear import ExactPosterior

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from polymode.core.likelihoods import Categorical
+from polymode.likelihoods.kinds import Categorical
 from polymode.tasks import task
 from polymode.tasks.toy.moons import moon_probs
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from polymode.core.likelihoods import Bernoulli, Categorical
 from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Bernoulli, Categorical
 from polymode.nets import mlp
 from polymode.tasks import task
 from polymode.tasks.toy.plane import annulus

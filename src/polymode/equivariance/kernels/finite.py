@@ -27,7 +27,7 @@ class Linear(nn.Module):
         return F.linear(x * self.factor, self.weight, bias)
 
     def for_all_members(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Return the outputs (M, B, K) of all members, see `core/dense.py`."""
+        """Return the outputs (M, B, K) of all members, see `stack/fast/dense.py`."""
         weight = tensors["weight"].mT
         if self.bias is None:
             return (x * self.factor) @ weight

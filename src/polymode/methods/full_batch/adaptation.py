@@ -29,7 +29,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polymode.core.modules import Tensors
+from polymode.tracing.modules import Tensors
 
 GAMMA, DELAY, KAPPA = 0.05, 10.0, 0.75
 AHEAD = math.log(2.0)  # dual averaging tends to twice the first step

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from polymode.chains.ess import ess_of
-from polymode.core.modules import Tensors
 from polymode.methods.full_batch.microcanonical import Move
+from polymode.tracing.modules import Tensors
 
 PHASES = (0.8, 0.9)  # ends of the first and the second
 FIRST_STEP, FIRST_GOAL = 0.005, 0.5

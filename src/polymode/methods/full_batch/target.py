@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays, Pair
-from polymode.core.loop import Batch
-from polymode.core.options import Passes
 from polymode.core.rng import fold
-from polymode.core.stack import Stack
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.data import Arrays, Pair
+from polymode.training.loop import Batch
+from polymode.training.options import Passes
 
 LogDensity = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From rows (M, P) to log-densities (M,) and their gradients (M, P)."""

@@ -3,7 +3,7 @@
     C = Σ_n J_nᵀ Λ_n J_n,        J_n = ∂f(x_n)/∂θ,   Λ_n = Σ_r v_rn v_rnᵀ  (`fisher.py`)
 
 Gradients come back from each v_r to the layers, and each structure takes its own sums of the two
-parts of J (`core/linalg/records.py`, `structures.py`):
+parts of J (`curvature/records.py`, `structures.py`):
 
 ============  =====================================================================================
 kron          Σ m mᵀ ⊗ (1/N) Σ a aᵀ per matrix and per bias; diagonal for scales and shifts and for
@@ -27,16 +27,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Gaussian, Likelihood
-from polymode.core.linalg.blocks import Block
-from polymode.core.linalg.records import Record
-from polymode.core.linalg.tangent import Survey, Tangent
-from polymode.core.modules import Tensors
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
+from polymode.curvature.kronecker import Block
+from polymode.curvature.records import Record
+from polymode.curvature.tangent import Survey, Tangent
+from polymode.likelihoods.kinds import Gaussian, Likelihood
 from polymode.methods.laplace.fisher import roots
 from polymode.methods.laplace.structures import SUMS, low_rank
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 STRUCTURES = ("kron", "diag", "full", "last_layer", "subnetwork", "low_rank")
 

@@ -1,6 +1,6 @@
 """The evidence with a structured curvature: Kronecker, diagonal, last layer, subnetwork, low rank.
 
-log det H and γ come from the blocks of the posterior (`core/linalg/blocks.py`), θ* from conjugate
+log det H and γ come from the blocks of the posterior (`curvature/kronecker.py`), θ* from conjugate
 gradients on the whole linear model (`linear_model_solve.py`): the structure approximates how far
 the posterior is spread, never where its mean lies. The formulas are those of `evidence_search.py`;
 `choose_prior` is what `laplace` calls.
@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.events import work_on
-from polymode.core.stack import Stack
 from polymode.methods.laplace.evidence_search import (
     Choice,
     Search,
@@ -36,6 +34,8 @@ from polymode.methods.laplace.linear_model_observed import observed
 from polymode.methods.laplace.linear_model_solve import Products, solve_iterative
 from polymode.methods.laplace.span import TOLERANCE, distance
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
+from polymode.training.events import work_on
 
 _DECREASE, _FORCING = 0.05, 0.3  # of θ*: nats that are left, error of a Newton step. λ is searched
 # for to one per cent, for which these change ‖θ*‖² by less than a thousandth

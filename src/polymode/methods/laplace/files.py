@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from polymode.core.linalg.tangent import Survey
-from polymode.core.stack import Stack
-from polymode.core.store import TensorForm
+from polymode.core.files import TensorForm
+from polymode.curvature.tangent import Survey
 from polymode.methods.laplace.links import LINKS
+from polymode.stack.stack import Stack
 
 _CHOICES = {
     "predictive": ("linearised", "sampled"),

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.components import Categories
-from polymode.core.likelihood_base import Params
-from polymode.core.likelihoods import HeteroscedasticGaussian, Likelihood
+from polymode.likelihoods.base import Params
+from polymode.likelihoods.components import Categories
+from polymode.likelihoods.kinds import HeteroscedasticGaussian, Likelihood
 
 FISHERS = ("exact", "mc", "empirical")
 

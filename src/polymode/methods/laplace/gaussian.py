@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polymode.core.linalg.blocks import Block, Precision
-from polymode.core.linalg.dense import Dense
-from polymode.core.linalg.records import Record
-from polymode.core.linalg.tangent import Tangent
-from polymode.core.modules import Tensors
+from polymode.curvature.full import Dense
+from polymode.curvature.kronecker import Block, Precision
+from polymode.curvature.records import Record
+from polymode.curvature.tangent import Tangent
+from polymode.tracing.modules import Tensors
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ finest partition of which every set is a union, and one group `rest` for all els
 every set can follow its scale.
 
 Limits: the small constant eps of a norm is taken for 0. Running statistics of BatchNorm have to be
-those of the scaled network. A network without a graph (see `core/trace.py`) is refused.
+those of the scaled network. A network without a graph (see `tracing/rewrite.py`) is refused.
 Reference: J. Antorán, D. Janz, J. Allingham, E. Daxberger, R. Barbano, E. Nalisnick,
     J. M. Hernández-Lobato, Adapting the linearised Laplace model evidence for modern deep learning,
     ICML 2022.
@@ -36,10 +36,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from polymode.core.graph import traced
-from polymode.core.layers import called
-from polymode.core.stack import Stack
 from polymode.nets.filter_response import FilterResponseNorm2d
+from polymode.stack.stack import Stack
+from polymode.tracing.graph import traced
+from polymode.tracing.operations import called
 
 KINDS = ("single", "per_layer", "per_group")
 REST = "rest"

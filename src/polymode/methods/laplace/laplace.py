@@ -39,12 +39,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
-from polymode.core.likelihoods import Likelihood
-from polymode.core.linalg.tangent import Survey, survey
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
-from polymode.core.stack import Stack
+from polymode.curvature.tangent import Survey, survey
+from polymode.distributed import ranks
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import choose_prior
@@ -59,6 +58,7 @@ from polymode.methods.laplace.trained import by_parameter, choose
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.stack.stack import Stack
 
 EVIDENCES = ("auto", "trained", "linear")
 

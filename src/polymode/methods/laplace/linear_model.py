@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polymode.core.attention import plain_attention
-from polymode.core.linalg.plain import plain_operations
-from polymode.core.modules import Tensors
 from polymode.core.quiet import without_warning
-from polymode.core.stack import Stack
+from polymode.curvature.plain import plain_operations
+from polymode.stack.stack import Stack
+from polymode.tracing.attention import plain_attention
+from polymode.tracing.modules import Tensors
 
 FORMS = ("jacobian", "offset")
 

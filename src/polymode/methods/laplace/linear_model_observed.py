@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.likelihoods import Likelihood
+from polymode.likelihoods.kinds import Likelihood
 
 COVERED = ("gaussian", "categorical", "bernoulli")
 

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor
 
-from polymode.core.components import Moments
+from polymode.likelihoods.components import Moments
 
 LINKS = ("mc", "probit", "bridge")
 

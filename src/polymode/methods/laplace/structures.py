@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.linalg.blocks import Block, Diagonal, Kronecker, eigen
-from polymode.core.linalg.dense import ROWS, Dense, index_of, jacobian
-from polymode.core.linalg.low_rank import LowRank
-from polymode.core.linalg.records import Record
-from polymode.core.linalg.tangent import Tangent
-from polymode.core.modules import Tensors
+from polymode.curvature.full import ROWS, Dense, index_of, jacobian
+from polymode.curvature.kronecker import Block, Diagonal, Kronecker, eigen
+from polymode.curvature.low_rank import LowRank
+from polymode.curvature.records import Record
+from polymode.curvature.tangent import Tangent
+from polymode.tracing.modules import Tensors
 
 Parts = Iterator[Iterator[tuple[str, Record]]]
 """For each part of the data the records of each parameter, one after another."""

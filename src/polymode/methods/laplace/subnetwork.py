@@ -30,13 +30,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.components import Moments
-from polymode.core.linalg.blocks import Diagonal
-from polymode.core.linalg.tangent import Survey, Tangent, survey
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
+from polymode.curvature.kronecker import Diagonal
+from polymode.curvature.tangent import Survey, Tangent, survey
+from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.curvature import Setting, curvature
 from polymode.methods.method import Problem
+from polymode.stack.stack import Stack
 
 SELECTIONS = ("largest_variance", "jacobian_energy", "obd", "random")
 

@@ -29,10 +29,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.linalg.blocks import Precision
-from polymode.core.modules import Tensors
+from polymode.curvature.kronecker import Precision
 from polymode.methods.laplace.curvature import Curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.tracing.modules import Tensors
 
 _RANGE = math.log(1e-10), math.log(1e10)  # where data say nothing of a group, λ has no end
 _CLOSE = 1e-5  # of the slope with respect to log λ, nats

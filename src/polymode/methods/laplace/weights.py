@@ -18,16 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.components import Moments
-from polymode.core.linalg.blocks import Block, Diagonal, Kronecker
-from polymode.core.linalg.dense import Dense
-from polymode.core.linalg.low_rank import LowRank
-from polymode.core.linalg.tangent import Survey, Tangent
+from polymode.core.files import TensorForm
 from polymode.core.memory import free_bytes, human
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
-from polymode.core.store import TensorForm
 from polymode.core.threads import PerThread
+from polymode.curvature.full import Dense
+from polymode.curvature.kronecker import Block, Diagonal, Kronecker
+from polymode.curvature.low_rank import LowRank
+from polymode.curvature.tangent import Survey, Tangent
+from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.files import file_layout
 from polymode.methods.laplace.gaussian import (
     GaussianPosterior,
@@ -36,6 +34,8 @@ from polymode.methods.laplace.gaussian import (
 )
 from polymode.methods.laplace.links import bridge, probit
 from polymode.posterior.weights import KINDS, Weights
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 
 class LaplaceWeights(Weights):

@@ -8,12 +8,12 @@ import warnings
 import torch
 from torch import Tensor
 
-from polymode.core import ranks
-from polymode.core.likelihoods import Likelihood
-from polymode.core.loop import Batch, Divergence
-from polymode.core.options import is_number
-from polymode.core.stack import Stack
+from polymode.distributed import ranks
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.map import MAP
+from polymode.stack.stack import Stack
+from polymode.training.loop import Batch, Divergence
+from polymode.training.options import is_number
 
 WEIGHTS = ("batch", "data")
 

@@ -30,16 +30,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core import execution, ranks
-from polymode.core.choice import Plan, members_that_fit
-from polymode.core.execution import limit_threads
-from polymode.core.noise import Streams
-from polymode.core.stack import Stack
 from polymode.core.threads import for_each_member
+from polymode.distributed import ranks
 from polymode.methods.particles.second_order.batch_norm import QuickBatchNorm
 from polymode.methods.particles.second_order.dense_chain import DenseChain, dense_chain
 from polymode.methods.particles.second_order.plain import Plain
 from polymode.methods.particles.terms import Terms
+from polymode.stack import execution
+from polymode.stack.choice import Plan, members_that_fit
+from polymode.stack.execution import limit_threads
+from polymode.stack.stack import Stack
+from polymode.tracing.noise import Streams
 
 
 class _Unit(NamedTuple):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polymode.core.execution import Loss
-from polymode.core.likelihoods import Categorical, Likelihood
+from polymode.likelihoods.kinds import Categorical, Likelihood
 from polymode.methods.method import Problem
+from polymode.stack.execution import Loss
 
 SCALARS = ("logit", "log_prob")
 Repel = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.options import Sampling
-from polymode.core.stack import Stack
 from polymode.methods.map import add_prior, require_modes_and_prior
 from polymode.methods.method import Problem
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.options import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from polymode.core.memory import free_bytes, human
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
 from polymode.posterior.weights import Samples, changing_tensors
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 
 def room_for(number: int, stack: Stack) -> Tensors:

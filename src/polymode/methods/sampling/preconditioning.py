@@ -21,8 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
 
 FROZEN, MOVING = "rmsprop", "rmsprop_moving"
 DECAY, DAMPING = 0.99, 0.1

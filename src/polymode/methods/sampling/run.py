@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from polymode.core.loop import Batch
-from polymode.core.modules import Tensors
-from polymode.core.stack import Stack
-from polymode.core.training import Optimization
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import Problem
 from polymode.methods.sampling.chains import posterior_gradients
 from polymode.methods.sampling.keeping import keep_sample, room_for
+from polymode.stack.stack import Stack
+from polymode.tracing.modules import Tensors
+from polymode.training.loop import Batch
+from polymode.training.optimiser import Optimization
 
 
 class State(NamedTuple):

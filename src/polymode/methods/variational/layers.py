@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.dense import linear_each
+from polymode.stack.fast.dense import linear_each
 
 SUFFIX = "_log_std"
 _Affine = Callable[..., Tensor]

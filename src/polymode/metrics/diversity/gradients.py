@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.components import Components
-from polymode.core.targets import check_labels
+from polymode.likelihoods.components import Components
+from polymode.likelihoods.targets import check_labels
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 

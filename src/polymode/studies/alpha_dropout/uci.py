@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from polymode.core.likelihoods import Gaussian
 from polymode.examinations import Findings, measure
+from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import fit
 from polymode.metrics.paired import mean_and_error, paired
 from polymode.metrics.results import Row

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import fold
-from polymode.core.stack import Stack
 from polymode.equivariance.groups import Group
 from polymode.equivariance.infinite_ensemble import InfiniteEnsemble
+from polymode.stack.stack import Stack
 
 TOGETHER = 2**23  # parameters of the members that are trained together
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode import nets
-from polymode.core.likelihoods import Categorical, Gaussian
 from polymode.core.rng import generator
-from polymode.core.stack import Stack
 from polymode.examinations import Findings, measure
+from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import fit
 from polymode.methods.laplace.evidence_search import Search
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
+from polymode.stack.stack import Stack
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, Grid, as_image_net
 from polymode.studies.linearised_laplace.variants import (
     VARIANTS,

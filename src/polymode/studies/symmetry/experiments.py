@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from polymode.core.likelihoods import Bernoulli
 from polymode.core.rng import fold, generator
-from polymode.core.stack import Stack
 from polymode.examinations import Findings, examine, measure
+from polymode.likelihoods.kinds import Bernoulli
 from polymode.methods.fit import fit
 from polymode.nets import mlp
 from polymode.posterior import Posterior
+from polymode.stack.stack import Stack
 from polymode.symmetry.corollary import largest_units, uniformity
 from polymode.symmetry.forms import hidden_layers, masses, scaled_form
 from polymode.tasks import Task

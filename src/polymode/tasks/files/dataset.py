@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from polymode.core.files import FileProblem
 from polymode.core.registry import Registry
-from polymode.core.store import FileProblem
 
 Reader = Callable[[Mapping[str, Path]], dict[str, np.ndarray]]
 

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polymode._version import __version__
-from polymode.core.values import plain
+from polymode.core.text import plain
 from polymode.tasks.files.dataset import Original
 
 Tell = Callable[[int], Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.store import FileProblem, cache_folder
+from polymode.core.files import FileProblem, cache_folder
 from polymode.tasks.files.dataset import DATASETS, Dataset, canonical, check_header
 from polymode.tasks.readers.npz import npz_headers, read_npz
 
@@ -18,7 +18,7 @@ class MissingData(ValueError):
 
 
 def data_folder() -> Path:
-    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/store.py`)."""
+    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/files.py`)."""
     named = os.environ.get("POLYMODE_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from polymode.core.files import FileProblem, replace_with
 from polymode.core.memory import human
-from polymode.core.store import FileProblem, replace_with
 from polymode.tasks.files.dataset import DATASETS, Dataset, canonical, check_header, check_values
 from polymode.tasks.files.download import DownloadProblem, download, wrong_checksum
 from polymode.tasks.files.folder import check_packed, data_folder, find, packed_files

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.tasks.files.dataset import DATASETS, ArraySpec, Dataset, Original
 from polymode.tasks.readers.tables import read_table
 

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from polymode.core.data import Pixels
-from polymode.core.likelihoods import Categorical
 from polymode.core.registry import suggest
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Categorical
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.augment import augmentation
 from polymode.tasks.images.pixels import (
     channel_scaling,
@@ -35,6 +34,7 @@ from polymode.tasks.images.read import Part, ood_part
 from polymode.tasks.shifts import SEVERITIES, SHIFTS, corrupt
 from polymode.tasks.splits import first, stratified_order
 from polymode.tasks.task import Task
+from polymode.training.data import Pixels
 
 DEFAULT_SHIFTS = ("gaussian_noise", "defocus_blur", "fog", "pixelate", "rotation")  # one per group
 JIGSAW = "jigsaw"

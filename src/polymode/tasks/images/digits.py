@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Categorical
 from polymode.core.rng import generator
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Categorical
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.images.pixels import GREY
 from polymode.tasks.registry import TASKS
 from polymode.tasks.shifts import SEVERITIES, corrupt

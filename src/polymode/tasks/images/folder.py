@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.tasks.images.build import Choice, Names, image_task
 from polymode.tasks.images.read import TEST_FRACTION, Part, held_out, require_sets
 from polymode.tasks.images.sets import JIGSAW, ood_names

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polymode.core.files import FileProblem
 from polymode.core.rng import generator
-from polymode.core.store import FileProblem
 from polymode.tasks.files import load
 from polymode.tasks.images.build import Choice, Names, image_task
 from polymode.tasks.images.read import Part, require_sets

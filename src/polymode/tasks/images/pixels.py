@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.splits import FIXED
 
 GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue, ITU-R BT.601

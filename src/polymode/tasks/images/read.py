@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.store import FileProblem
+from polymode.core.files import FileProblem
 from polymode.tasks.files import DATASETS, MissingData, find, load, require
 from polymode.tasks.splits import first, share, stratified_order
 

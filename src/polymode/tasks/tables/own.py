@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Gaussian, Likelihood, as_likelihood
+from polymode.core.files import FileProblem
 from polymode.core.registry import suggest
-from polymode.core.store import FileProblem
+from polymode.likelihoods.kinds import Gaussian, Likelihood, as_likelihood
 from polymode.tasks.readers import read_table
 from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction, share, shuffled_order, stratified_order

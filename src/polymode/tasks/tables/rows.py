@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Likelihood
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.shifts import SEVERITIES, TABLE_SHIFTS, shift_table
 from polymode.tasks.splits import share
 from polymode.tasks.task import Task

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from polymode.core.likelihoods import Gaussian, HeteroscedasticGaussian
+from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian
 from polymode.tasks.files import load
 from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction, share, shuffled_order

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Bernoulli, Categorical, Likelihood
 from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Bernoulli, Categorical, Likelihood
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.options import check_sizes

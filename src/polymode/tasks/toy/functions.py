@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.likelihoods import Gaussian
 from polymode.core.rng import generator
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Gaussian
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.task import Task
 from polymode.tasks.toy.options import check_noise, check_sizes
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Gaussian
 from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Gaussian
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.options import check_sizes

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.likelihoods import Bernoulli
 from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Bernoulli
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.linear import design

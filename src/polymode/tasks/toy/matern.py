@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core.data import Arrays
 from polymode.core.rng import generator
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.functions import by_length, evenly, noisy_function
+from polymode.training.data import Arrays
 
 VARIANCE, LENGTHSCALE = 1.0, 0.5
 LEFT, RIGHT = (-2.0, -1.0), (0.5, 2.5)

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.likelihoods import Categorical
 from polymode.core.rng import generator
-from polymode.core.scaling import Scaling
+from polymode.likelihoods.kinds import Categorical
+from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.options import check_sizes

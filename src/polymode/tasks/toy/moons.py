@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.likelihoods import Categorical
 from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Categorical
 from polymode.tasks.registry import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.options import check_sizes

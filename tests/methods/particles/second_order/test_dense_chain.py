@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from polymode.core.memory import saved_bytes
-from polymode.core.stack import Stack
 from polymode.methods.particles.input_gradients import repelled_gradients
 from polymode.methods.particles.second_order.dense_chain import dense_chain
+from polymode.stack.stack import Stack
 
 from ..true_logits import terms_of
 

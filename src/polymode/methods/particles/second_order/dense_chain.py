@@ -26,11 +26,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.layers import is_flatten, is_kind, is_relu
 from polymode.core.memory import count_saved
-from polymode.core.stack import Stack
-from polymode.core.trace import trace
 from polymode.methods.particles.terms import Terms
+from polymode.stack.stack import Stack
+from polymode.tracing.operations import is_flatten, is_kind, is_relu
+from polymode.tracing.rewrite import trace
 
 _NARROW = 12  # columns below which a right factor is up to four times slower row by row in memory:
 # ten products 64 × 64 × 128 with two columns take 90 µs row by row, 20 µs column by column

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.attention import plain_attention
 from polymode.methods.particles.terms import Terms
+from polymode.tracing.attention import plain_attention
 
 
 class Kept(NamedTuple):

@@ -1,0 +1,329 @@
+"""Which operations of a forward pass are known, and what their parameters' derivatives are made of.
+
+Operations are met as functions (`F.linear`, not `nn.Linear`), so that residual blocks, modules of
+one's own, tied weights and attention need nothing special. For each parameter of a call there is a
+function from the gradients of its result, (R, ...), to a `Record`.
+
+==========================  ==============================================================
+`F.linear`                  matrix: inputs and gradients at each position
+`F.conv1d`, 2d, 3d          matrix, grouped: windows of the inputs
+`F.conv_transpose1d`, ...   matrix, grouped: the inputs, and windows of the gradients
+`F.embedding`               matrix: one-hot rows, never written out
+batch, layer, group, RMS    scale and shift, element by element
+norm
+p x, p + x, max(p, x),      any parameter that enters element by element: FilterResponseNorm,
+p.expand(B, ...)            positions, tokens, FixUp's scalars
+`F.prelu`                   slopes, one or one per channel
+==========================  ==============================================================
+
+Shapes: `R` cotangents, `B` batch, `T` positions, `G` groups, `O` and `I` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from polymode.curvature.records import Record
+from polymode.curvature.windows import Geometry, windows
+
+Build = Callable[[Tensor], Record]
+
+
+class Entry(NamedTuple):
+    """How one parameter enters a call.
+
+    Attributes:
+        parameter: the tensor itself. kind: "matrix", "bias" or "element".
+        build: gradients of the result (R, ...) -> record.
+    """
+
+    parameter: Tensor
+    kind: str
+    build: Build
+
+
+class Call(NamedTuple):
+    """A call whose parameters are known: its result, and how they enter it."""
+
+    result: Tensor
+    entries: list[Entry]
+
+
+class Layout(NamedTuple):
+    """Where the examples are in the tensors of a call.
+
+    Attributes:
+        kind: "first": along axis 0, alone or with frames after it; "second": along axis 1.
+        batch: B.
+        is_parameter: whether a tensor is a parameter of the network.
+    """
+
+    kind: str
+    batch: int
+    is_parameter: Callable[[Tensor], bool]
+
+
+def known(function: Callable[..., Any]) -> Callable[..., Call] | None:
+    """Return what makes a `Call` of (function, args, kwargs, layout); None if not known.
+
+    It raises `NotImplementedError` where the arguments are beyond it.
+    """
+    return _OPERATIONS.get(getattr(function, "__name__", ""))
+
+
+def _named(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name; builtins do not tell theirs."""
+    return dict(zip(names.split(), args, strict=False)) | kwargs
+
+
+def by_example(x: Tensor, layout: str, batch: int, lead: int = 0) -> Tensor:
+    """Return (..., F) with `lead` axes in front as (lead..., B, T, F)."""
+    if layout == "second":
+        x = x.transpose(lead, lead + 1)
+    return x.reshape(*x.shape[:lead], batch, -1, x.shape[-1])
+
+
+def _ones(g: Tensor) -> Tensor:
+    """The fixed part of what is added: one, at each position of g (R, G, B, T, O)."""
+    return g.new_ones(1, 1, 1, 1).expand(g.shape[1], g.shape[2], g.shape[3], 1)
+
+
+def _linear(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    given = _named("input weight bias", args, kwargs)
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    result = function(*args, **kwargs)
+    rows = partial(by_example, layout=layout.kind, batch=layout.batch)
+
+    def of_weight(g: Tensor) -> Record:
+        return Record(rows(g, lead=1).unsqueeze(1), rows(x).unsqueeze(0), x.shape[-1])
+
+    return Call(result, [Entry(weight, "matrix", of_weight), *_bias(bias, rows)])
+
+
+def _bias(bias: Tensor | None, rows: Callable[..., Tensor]) -> list[Entry]:
+    if bias is None:
+        return []
+
+    def of_bias(g: Tensor) -> Record:
+        moving = rows(g, lead=1).unsqueeze(1)
+        return Record(moving, _ones(moving), 1)
+
+    return [Entry(bias, "bias", of_bias)]
+
+
+def _channels_last(g: Tensor, lead: int = 0, *, batch: int) -> Tensor:
+    """Return images (lead..., N, C, *spatial) as (lead..., B, T, C), N = B times frames."""
+    flat = g.flatten(lead + 2) if g.dim() > lead + 2 else g.unsqueeze(-1)
+    flat = flat.unflatten(lead, (batch, -1))  # (..., B, frames, C, T)
+    if flat.shape[lead + 1] == 1:
+        return flat.squeeze(lead + 1).mT
+    return flat.mT.flatten(lead + 1, lead + 2)
+
+
+def _by_group(x: Tensor, batch: int, lead: int = 0) -> Tensor:
+    """Return windows (lead..., N, G, T, F) as (lead..., G, B, T', F)."""
+    x = x.movedim(lead + 1, lead).unflatten(lead + 1, (batch, -1))
+    return x.squeeze(lead + 2) if x.shape[lead + 2] == 1 else x.flatten(lead + 2, lead + 3)
+
+
+def _grouped_channels(g: Tensor, groups: int, batch: int, lead: int) -> Tensor:
+    """Return images (lead..., N, C, *spatial) as (lead..., G, B, T, C / G)."""
+    moved = _channels_last(g, lead, batch=batch).unflatten(-1, (groups, -1))
+    return moved.movedim(-2, lead)
+
+
+def _convolution(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    names = "input weight bias stride padding dilation groups"
+    usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    given = usual | _named(names, args, kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    result = function(*args, **kwargs)
+    geometry = Geometry.of(
+        weight, given["stride"], given["padding"], given["dilation"], given["groups"]
+    )
+    batch = layout.batch
+
+    def of_weight(g: Tensor) -> Record:
+        fixed = _by_group(windows(x, geometry), batch)
+        moving = _grouped_channels(g, geometry.groups, batch, 1)
+        return Record(moving, fixed, fixed.shape[-1])
+
+    return Call(
+        result,
+        [
+            Entry(weight, "matrix", of_weight),
+            *_bias(bias, partial(_channels_last, batch=batch)),
+        ],
+    )
+
+
+def _transposed(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    """The adjoint of a convolution: it multiplies each input and spreads it over a window."""
+    names = "input weight bias stride padding output_padding groups dilation"
+    usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    given = usual | _named(names, args, kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    result = function(*args, **kwargs)
+    geometry = Geometry.of(
+        weight, given["stride"], given["padding"], given["dilation"], given["groups"]
+    )
+    batch, spatial = layout.batch, x.shape[2:]
+
+    def of_weight(g: Tensor) -> Record:
+        columns = windows(g, geometry)  # one window per input position, and perhaps some more
+        kept = _first_windows(columns, g.shape[3:], spatial, geometry)
+        fixed = _grouped_channels(x, geometry.groups, batch, 0)
+        return Record(_by_group(kept, batch, 1), fixed, fixed.shape[-1], fixed_first=True)
+
+    return Call(
+        result,
+        [
+            Entry(weight, "matrix", of_weight),
+            *_bias(bias, partial(_channels_last, batch=batch)),
+        ],
+    )
+
+
+def _first_windows(columns: Tensor, big: Any, small: Any, geometry: Geometry) -> Tensor:
+    """Return the windows that belong to inputs: `output_padding` may leave further ones."""
+    found = [
+        (size + a + b - d * (k - 1) - 1) // s + 1
+        for size, (a, b), d, k, s in zip(
+            big, geometry.padding, geometry.dilation, geometry.kernel, geometry.stride, strict=True
+        )
+    ]
+    if tuple(found) == tuple(small):
+        return columns
+    shaped = columns.unflatten(-2, found)
+    for axis, size in enumerate(small):
+        shaped = shaped.narrow(axis - len(small) - 1, 0, size)
+    return shaped.flatten(-1 - len(small), -2)
+
+
+def _embedding(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    given = _named(names, args, kwargs)
+    ids, weight, padding = given["input"], given["weight"], given.get("padding_idx")
+    if given.get("max_norm") is not None:
+        raise NotImplementedError  # it rewrites the weights
+    result = function(*args, **kwargs)
+
+    def of_weight(g: Tensor) -> Record:
+        labels = by_example(ids.unsqueeze(-1), layout.kind, layout.batch).squeeze(-1)
+        moving = by_example(g, layout.kind, layout.batch, 1)
+        if padding is not None and padding >= 0:  # its row has no gradient
+            moving = moving * (labels != padding).unsqueeze(-1)
+        return Record(moving.unsqueeze(1), labels.unsqueeze(0), len(weight), fixed_first=True)
+
+    return Call(result, [Entry(weight, "matrix", of_weight)])
+
+
+def _element(factor: Tensor | float, shape: tuple[int, ...], batch: int, g: Tensor) -> Record:
+    """Return the record of a parameter whose derivative is g · factor, summed over where it is
+    shared: `shape` is the parameter's, aligned with the last axes of g (R, N, ...)."""
+    product = (g * factor).unflatten(1, (batch, -1))  # (R, B, frames, ...)
+    rest = g.dim() - 2
+    sizes = ((1,) * (rest - len(shape)) + tuple(shape))[-rest:] if rest else ()
+    axes = [2, *(3 + k for k, size in enumerate(sizes) if size == 1)]
+    moving = product.sum(axes).reshape(g.shape[0], 1, batch, 1, -1)
+    return Record(moving, _ones(moving), 1)
+
+
+def _norm(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    name = function.__name__
+    given = _named(_NORMS[name], args, kwargs)
+    trailing = name in ("layer_norm", "rms_norm")
+    if given.get("training") or (layout.kind == "second" and not trailing):
+        raise NotImplementedError  # statistics of the batch would tie its examples to each other
+    result = function(*args, **kwargs)
+    affine = {key: given[key] for key in ("weight", "bias") if given.get(key) is not None}
+    normalised = function(**{**given, **dict.fromkeys(affine)})
+    if trailing:
+        shape = tuple(given["normalized_shape"])
+    else:
+        shape = (result.shape[1], *(1,) * (result.dim() - 2))
+    if layout.kind == "second":
+        normalised = normalised.transpose(0, 1)
+    factors = {"weight": normalised, "bias": 1.0}
+
+    def build(key: str, g: Tensor) -> Record:
+        g = g.transpose(1, 2) if layout.kind == "second" else g
+        return _element(factors[key], shape, layout.batch, g)
+
+    return Call(result, [Entry(t, "element", partial(build, key)) for key, t in affine.items()])
+
+
+def _pointwise(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    if len(args) != 2 or kwargs or layout.kind == "second":
+        raise NotImplementedError
+    name, result = function.__name__.strip("_"), function(*args)
+    mine = [isinstance(each, Tensor) and layout.is_parameter(each) for each in args]
+    if all(mine):
+        raise NotImplementedError
+    own, other = args if mine[0] else args[::-1]
+    _require_shared(own, result)
+    factor: Tensor | float = 1.0
+    if name in ("mul", "rmul", "multiply"):
+        factor = other
+    elif name in ("sub", "subtract", "rsub"):
+        factor = 1.0 if mine[0] != (name == "rsub") else -1.0
+    elif name == "maximum":  # where both are equal, each gets half, as in torch
+        factor = (own > other).to(result.dtype) + 0.5 * (own == other).to(result.dtype)
+    build = partial(_element, factor, tuple(own.shape), layout.batch)
+    return Call(result, [Entry(own, "element", build)])
+
+
+def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    given = _named("input weight", args, kwargs)
+    x, weight = given["input"], given["weight"]
+    result, second = function(*args, **kwargs), layout.kind == "second"
+    factor = x.clamp_max(0)
+    if second:
+        if weight.numel() > 1:
+            raise NotImplementedError  # its channels would be the examples
+        factor = factor.transpose(0, 1)
+    shape = (weight.numel(), *(1,) * (x.dim() - 2)) if weight.numel() > 1 else ()
+
+    def build(g: Tensor) -> Record:
+        return _element(factor, shape, layout.batch, g.transpose(1, 2) if second else g)
+
+    return Call(result, [Entry(weight, "element", build)])
+
+
+def _expanded(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
+    result, own = function(*args, **kwargs), args[0]
+    _require_shared(own, result)
+    build = partial(_element, 1.0, tuple(own.shape), layout.batch)
+    return Call(result.clone(), [Entry(own, "element", build)])
+
+
+def _require_shared(own: Tensor, result: Tensor) -> None:
+    """Refuse a parameter that has the axis of examples itself."""
+    if own.dim() > result.dim() or (own.dim() == result.dim() and own.shape[0] != 1):
+        raise NotImplementedError
+
+
+_NORMS = {
+    "batch_norm": "input running_mean running_var weight bias training momentum eps",
+    "layer_norm": "input normalized_shape weight bias eps",
+    "group_norm": "input num_groups weight bias eps",
+    "rms_norm": "input normalized_shape weight eps",
+}
+_OPERATIONS: dict[str, Callable[..., Call]] = {
+    "linear": _linear,
+    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
+    "embedding": _embedding,
+    **dict.fromkeys(_NORMS, _norm),
+    **dict.fromkeys(
+        ("mul", "__mul__", "__rmul__", "multiply", "add", "__add__", "__radd__", "sub", "__sub__",
+         "__rsub__", "subtract", "rsub", "maximum"),
+        _pointwise,
+    ),
+    "expand": _expanded,
+    "prelu": _prelu,
+}  # fmt: skip

@@ -1,0 +1,439 @@
+"""How a stack evaluates its members: the same numbers, at different speeds.
+
+- `batched`: all members in one computation; batched matrix products for dense networks
+  (`stack/fast/dense.py`), `vmap` for others;
+- `chunked`: batched, a few members at a time, to bound memory;
+- `loop`: member by member, each operation on all cores;
+- `threads`: members side by side, one core each (`core/threads.py`).
+
+Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures
+the candidates on the first batch and remembers the fastest in `stack/choice.py`, so that the same
+job on the same machine runs in the same way.
+
+Shapes: `M` modes, `B` batch, `K` outputs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from polymode.core.memory import keep_freed_memory
+from polymode.core.threads import for_each_member, use_threads
+from polymode.stack.choice import Plan, choose
+from polymode.stack.fast.dense import Forward, dense_program
+from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
+from polymode.tracing.attention import plain_attention
+from polymode.tracing.modules import Tensors, channels_to_last, set_mode
+from polymode.tracing.noise import (
+    MemberNoise,
+    Streams,
+    batch_axes,
+    habits,
+    pinned_seeds,
+    step_seeds,
+)
+from polymode.tracing.rewrite import quick_module
+
+if TYPE_CHECKING:
+    from polymode.stack.stack import Stack
+
+Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
+Seen = TypeVar("Seen")
+
+
+def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
+    """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
+    _check_inputs(stack, x, own)
+    kind = "graph" if torch.is_grad_enabled() else "outputs"
+    plan = plan_for(stack, kind, lambda part, xs, _: _trial(part, xs, own, step), x, x, own)
+    streams = streams_of(stack, x, own, step)
+    with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, own):
+        return _outputs(stack, plan, x, own, streams)
+
+
+def _trial(stack: Stack, x: Tensor, own: bool, step: int) -> None:
+    """Compute outputs, and their gradients where these are recorded: they take most of the time."""
+    sources = []
+    if torch.is_grad_enabled():
+        sources = [leaf for leaf in stack.leaves() if leaf.requires_grad]
+        if x.requires_grad:
+            x = x.detach().requires_grad_()
+            sources = [x]
+    values = outputs(stack, x, own, step)
+    if sources and values.requires_grad:
+        torch.autograd.grad(values.sum(), sources, allow_unused=True)
+
+
+def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
+    if plan.execution in ("batched", "chunked"):
+        parts = [
+            batched(part, x[a:b] if own else x, own, streams and streams[a:b])
+            for part, a, b in chunks(stack, plan, views=torch.is_grad_enabled())
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    prefix = _prefix(stack, plan, own, streams)
+    if prefix is not None and not torch.is_grad_enabled():
+        return wide_outputs(stack, prefix, x)
+    if prefix is not None and not stack.differentiable:
+        return wide_graph(stack, prefix, x)
+    results: list[Any] = [None] * stack.num_modes
+    shared = formatted(x, plan.channels_last)
+
+    def work(k: int) -> None:
+        inputs = shared[k] if own else shared
+        with noise_of(streams and streams[k : k + 1], stacked=False):
+            results[k] = _single(stack, k, inputs)
+
+    if plan.execution == "threads" and not torch.is_grad_enabled():
+        for k in range(stack.num_modes):
+            quick_member(stack, k)
+        for_each_member(stack.num_modes, work)
+    else:
+        for k in range(stack.num_modes):
+            work(k)
+    return torch.stack(results)
+
+
+def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
+    """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
+    _check_inputs(stack, x, own)
+    plan = plan_for(
+        stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
+    )
+    streams = streams_of(stack, x, own, step)
+    by_member = plan.execution in ("loop", "threads")
+    compute = _gradients_each if by_member else _gradients_batched
+    attention = _attention(stack, plan.execution, x, own)
+    if plan.num_threads is None and attention is _SILENCE:
+        return compute(stack, plan, loss, x, y, own, streams)
+    with limit_threads(plan.num_threads), attention:
+        return compute(stack, plan, loss, x, y, own, streams)
+
+
+def _gradients_batched(
+    stack: Stack,
+    plan: Plan,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+    streams: Streams | None,
+) -> Tensor:
+    """All members, or a chunk of them, in one forward and one backward pass."""
+    leaves = stack.leaves()
+    parts = chunks(stack, plan, views=False)
+    if len(parts) == 1:
+        losses = loss(batched(stack, x, own, streams), y, stack.extra)
+        for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
+            leaf.grad = in_layout_of(leaf, grad)
+        return losses.detach()
+    grad_buffers(stack)
+    found = []
+    for part, a, b in parts:
+        inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
+        losses = loss(batched(part, inputs, own, streams and streams[a:b]), targets, part.extra)
+        for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
+            assert leaf.grad is not None
+            leaf.grad[a:b] = grad
+        found.append(losses.detach())
+    return torch.cat(found)
+
+
+def _gradients_each(
+    stack: Stack,
+    plan: Plan,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+    streams: Streams | None,
+) -> Tensor:
+    """Loop and threads: forward and backward pass of one member after another."""
+    buffers = grad_buffers(stack)
+    prefix = _prefix(stack, plan, own, streams)
+    if prefix is not None:
+        for k in range(stack.num_modes):
+            stack.leaf_views(k)
+        return wide_gradients(stack, prefix, loss, x, y, buffers)
+    x = formatted(x, plan.channels_last)
+    losses: list[Any] = [None] * stack.num_modes
+    for k in range(stack.num_modes):
+        stack.leaf_views(k), quick_member(stack, k)  # built here: that is not for several threads
+
+    def work(k: int) -> None:
+        inputs, targets = (x[k], y[k]) if own else (x, y)
+        one = streams and streams[k : k + 1]
+        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, one)
+        torch._foreach_copy_(buffers[k], grads)
+
+    if plan.execution == "threads":
+        for_each_member(stack.num_modes, work)
+    else:
+        for k in range(stack.num_modes):
+            work(k)
+    return torch.stack(losses)
+
+
+def _prefix(stack: Stack, plan: Plan, own: bool, streams: Streams | None) -> Prefix | None:
+    """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
+    return prefix_of(stack) if plan.wide and not own and streams is None else None
+
+
+def quick_member(stack: Stack, k: int) -> nn.Module:
+    """Return member k in its quick form, if it has one."""
+    quick = None
+    if not stack.members_differ:
+        gradients = torch.is_grad_enabled()
+        make = partial(quick_module, gradients=gradients)
+        quick = stack.network.program(f"quick, gradients {gradients}", stack.mode, make)
+    return stack.module(k) if quick is None else stack.views.bound(quick, k, stack.mode)
+
+
+def _member_gradients(
+    stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, streams: Streams | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the loss of member k and its gradients, in the order of `leaves()`."""
+    with noise_of(streams, stacked=False):
+        out = quick_member(stack, k)(x)
+    stack.write_back_buffers(k)
+    value = loss(out, y, stack.extra_of(k))
+    return value.detach(), _grad(value, stack.leaf_views(k))
+
+
+def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
+    """All members in one computation."""
+    if stack.members_differ:
+        raise ValueError(
+            "execution='batched' needs members that differ only in tensors, but they differ in"
+            f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
+        )
+    dense = dense_program(stack)
+    if dense is not None:
+        tensors = {**stack.params, **stack.frozen, **stack.buffers}
+        return _run_dense(stack, dense, tensors, x if own else _for_all(stack, x), streams)
+    if streams is not None and not own:  # noise on inputs must differ between members
+        x, own = _for_all(stack, x), True
+    template, aliases = stack.network.template_in(stack.mode), stack.network.aliases
+
+    def one(params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Any, Tensors]:
+        tensors = {
+            alias: value
+            for name, value in (*params.items(), *buffers.items())
+            for alias in aliases[name]
+        }
+        out = functional_call(template, tensors, (x,), tie_weights=False)
+        anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
+        return out, anew
+
+    with noise_of(streams, stacked=True):
+        out, anew = vmap(one, in_dims=(0, 0, 0 if own else None), randomness="different")(
+            {**stack.params, **stack.frozen}, stack.buffers, x
+        )
+    for name, value in anew.items():
+        stack.buffers[name].copy_(value.detach())
+    return out
+
+
+def _for_all(stack: Stack, x: Tensor) -> Tensor:
+    return x.expand(stack.num_modes, *x.shape)
+
+
+def _run_dense(
+    stack: Stack, dense: Forward, tensors: Tensors, x: Tensor, streams: Streams | None
+) -> Tensor:
+    for alias, name in stack.network.second_names:
+        tensors[alias] = tensors[name]
+    with noise_of(streams, stacked=True):
+        return dense(tensors, x)
+
+
+def pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
+    """Return the outputs (M, B, ...) at other parameters (M, ...); changes nothing.
+
+    Dense networks run as batched products. Others run member by member on a processor, where vmap
+    takes convolutions three times as long, and through vmap elsewhere.
+    """
+    with _attention(stack, "batched", x, False):  # may be differentiated in any way
+        return _pure(stack, params, x)
+
+
+def _pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
+    streams = streams_of(stack, x, False, 0)
+    buffers = stack.buffers
+    if stack.mode == "train":
+        buffers = {name: tensor.clone() for name, tensor in buffers.items()}
+    tensors = {**params, **stack.frozen, **buffers}
+    dense = None if stack.members_differ else dense_program(stack)
+    if dense is not None:
+        return _run_dense(stack, dense, tensors, _for_all(stack, x), streams)
+    if x.device.type != "cpu" and not stack.members_differ:
+        return batched(stack.with_tensors(params, buffers), x, False, streams)
+    results = []
+    for k in range(stack.num_modes):
+        module = stack.network.template_in(stack.mode)
+        if stack.members_differ:
+            module = stack.module(k)
+        own = {
+            alias: tensor[k]
+            for name, tensor in tensors.items()
+            for alias in stack.network.aliases[name]
+        }
+        with noise_of(streams and streams[k : k + 1], stacked=False):
+            results.append(functional_call(module, own, (x,), tie_weights=False))
+    return torch.stack(results)
+
+
+def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
+    """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
+    if not torch.is_grad_enabled() or not stack.differentiable:
+        out = quick_member(stack, k)(x)
+    else:
+        tensors = {
+            alias: value[k]
+            for name, value in {**stack.params, **stack.frozen}.items()
+            for alias in stack.network.aliases[name]
+        }
+        out = functional_call(quick_member(stack, k), tensors, (x,), tie_weights=False)
+    stack.write_back_buffers(k)
+    return out
+
+
+def _grad(losses: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Each loss depends on its own member alone, so the gradient of their sum holds them all."""
+    ones = torch.ones_like(losses) if losses.dim() else None
+    grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, allow_unused=True)
+    if any(grad is None for grad in grads):  # a parameter that the network does not use
+        pairs = zip(leaves, grads, strict=True)
+        return tuple(torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs)
+    return grads
+
+
+def in_layout_of(leaf: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient in the memory layout of its parameter.
+
+    Torch's fused optimisers take that for granted: with another layout they update the wrong
+    entries without a word.
+    """
+    return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
+
+
+def grad_buffers(stack: Stack) -> list[list[Tensor]]:
+    """Return, for each member, where its gradients are written: views of the leaves' `.grad`."""
+    return stack.views.grads(stack.num_modes)
+
+
+def chunks(stack: Stack, plan: Plan, *, views: bool) -> list[tuple[Stack, int, int]]:
+    """Return sub-stacks with the span of their members; `views` keeps them differentiable."""
+    size = min(plan.chunk_size or stack.num_modes, stack.num_modes)
+    if size == stack.num_modes:
+        return [(stack, 0, size)]
+    spans = [(a, min(a + size, stack.num_modes)) for a in range(0, stack.num_modes, size)]
+    if views:
+        return [
+            (stack[a:b].with_tensors({n: t[a:b] for n, t in stack.params.items()}), a, b)
+            for a, b in spans
+        ]
+    if size not in stack.views.parts:
+        stack.views.parts[size] = [(stack[a:b], a, b) for a, b in spans]
+    for part, _, _ in stack.views.parts[size]:
+        part.set_mode(stack.mode)
+    return stack.views.parts[size]
+
+
+class limit_threads:
+    """Let this thread use `number` threads within an operation; None changes nothing."""
+
+    def __init__(self, number: int | None) -> None:
+        self.before = torch.get_num_threads()
+        self.number = number or self.before
+
+    def __enter__(self) -> None:
+        use_threads(self.number)
+
+    def __exit__(self, *error: object) -> None:
+        if torch.get_num_threads() != self.before:
+            torch.set_num_threads(self.before)
+
+
+_SILENCE = nullcontext()
+_CHOOSING = threading.RLock()
+
+
+def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
+    """Return the context in which members draw from their streams."""
+    return _SILENCE if streams is None else MemberNoise(streams, stacked=stacked)
+
+
+def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
+    """Return the members' streams for this pass, or None for a network that draws nothing."""
+    if not _seen(stack, habits, x, own).draws:
+        return None
+    if stack.pinned is None:
+        return Streams(step_seeds(stack.seeds, step))
+    axes = _seen(stack, batch_axes, x, own)
+    numbers = (stack.pinned,) if isinstance(stack.pinned, int) else stack.pinned
+    return Streams(pinned_seeds(stack.seeds, numbers), axes)
+
+
+def _attention(stack: Stack, execution: str, x: Tensor, own: bool) -> Any:
+    """Return the context of attention: in steps where vmap, or any derivative, is to follow."""
+    together = execution in ("batched", "chunked")
+    return plain_attention() if together and _seen(stack, habits, x, own).attends else _SILENCE
+
+
+def _seen(stack: Stack, look: Callable[[nn.Module, Tensor], Seen], x: Tensor, own: bool) -> Seen:
+    """Return what `look` finds in the stack's mode, found once."""
+
+    def probe(_: nn.Module) -> Seen:
+        module = set_mode(stack.views.build(0, share=False), stack.mode)
+        return look(module, x[0] if own else x)
+
+    return stack.network.program(look.__name__, stack.mode, probe)
+
+
+def formatted(x: Tensor, channels_last: bool) -> Tensor:
+    return channels_to_last(x) if channels_last and x.dim() >= 4 else x
+
+
+def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
+    if own and x.shape[0] != stack.num_modes:
+        raise ValueError(
+            f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
+            f" {tuple(x.shape)}"
+        )
+
+
+def plan_for(
+    stack: Stack,
+    kind: str,
+    run: Callable[[Stack, Tensor, Tensor], Any],
+    x: Tensor,
+    y: Tensor,
+    own: bool,
+) -> Plan:
+    """Return the plan for this kind of work, chosen at the first call.
+
+    One thread chooses at a time, for all: others that want a plan of the same stack get this one,
+    and those that measure another are not disturbed.
+    """
+    plan = stack.plans.get(kind)
+    if plan is not None and stack.channels_last is not None:
+        return plan
+    with _CHOOSING:
+        plan = stack.plans.get(kind)
+        if plan is None:
+            if stack.device.type == "cpu":
+                keep_freed_memory()
+            plan = choose(stack, kind, run, x, y, own)
+        if stack.channels_last is None:
+            stack.lay_out(plan.channels_last)
+        stack.plans[kind] = plan
+    return plan

@@ -1,0 +1,5 @@
+"""Ways to evaluate a stack that are quicker than a loop over its members.
+
+`dense` turns linear layers into batched products, `prefix` makes one wide convolution of all
+members' first ones, `passes` computes once what several noisy passes share.
+"""

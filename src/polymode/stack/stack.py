@@ -1,0 +1,450 @@
+"""Many networks as one: parameters and buffers of M members with a leading member axis.
+
+A `Stack` is built from a factory, a list of modules or one trained module. It evaluates all members
+in one call, `outputs = stack(x)` with shape (M, B, ...), computes the gradient of each member's own
+loss, and converts back to ordinary modules. How the members are evaluated (`execution`) changes the
+speed, not the numbers; see `stack/execution.py`. What stacks of one architecture share is a
+`Network`; what shares a stack's memory is its `Views`.
+
+Shapes: `M` modes (members), `B` batch, `K` network outputs, `P` parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymode.core.registry import suggest
+from polymode.core.rng import fold, fold_each
+from polymode.core.threads import PerThread
+from polymode.stack import execution
+from polymode.stack.choice import Plan
+from polymode.stack.gathering import gather
+from polymode.stack.statistics import recompute_statistics
+from polymode.stack.views import Views
+from polymode.tracing.modules import (
+    MODES,
+    MakeNet,
+    Tensors,
+    channels_to_last,
+    check_same,
+    is_channels_last,
+    members_from,
+    normalisation_layers,
+)
+from polymode.tracing.network import Network
+
+EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
+
+
+class Stack:
+    """M networks of one architecture.
+
+    Args:
+        networks: a factory called once per member under the member's own random stream; or a list
+            of modules; or one module (copied, so that the caller's module is never changed).
+        num_modes: how many members a factory makes; with modules it is their number.
+        seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
+            is torch's; a factory that draws from NumPy or `random` seeds those itself.
+        execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
+        chunk_size: members whose computation is held in memory at a time, with "chunked" and
+            "auto"; by default as many as half of the free memory holds.
+        modes: which of them to hold here, all by default; the others are not built.
+
+    Attributes:
+        params: trainable network parameters, name -> leaf tensor (M, ...).
+        frozen: parameters that do not require gradients, name -> (M, ...).
+        buffers: name -> (M, ...), also tensors that a module keeps as plain attributes.
+        extra: further trainable tensors that belong to members but not to the network (learned
+            noise), name -> (M, ...).
+        seeds: one random stream per member, for dropout and other noise in the forward pass.
+        mode: "train", "eval" or "noisy" (random layers on, normalisation frozen).
+        pinned: number of the random stream of all passes, or None: each pass has its own. Pinned
+            noise is the same for all examples, so that a noisy member is one function of its input.
+            With several numbers, as many groups of rows have one each.
+        network: what it shares with all stacks of its architecture.
+        views: what shares the memory of its tensors.
+        plans: how it is evaluated, by kind of work, once that is chosen.
+        horizon: calls to come, as far as known: for few, the choice is not measured.
+    """
+
+    def __init__(
+        self,
+        networks: MakeNet | nn.Module | Sequence[nn.Module],
+        num_modes: int | None = None,
+        *,
+        seed: int = 0,
+        execution: str = "auto",
+        chunk_size: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        modes: slice = slice(None),
+    ) -> None:
+        if execution not in EXECUTIONS:
+            raise ValueError(
+                f"`execution` must be one of {', '.join(EXECUTIONS)}, got '{execution}'."
+                + suggest(execution, EXECUTIONS)
+            )
+        if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
+            raise ValueError(f"`chunk_size` must be an integer of at least 1, got {chunk_size!r}")
+        self.execution, self.chunk_size = execution, chunk_size
+        self.channels_last: bool | None = None  # memory format of convolutions; None: not decided
+        self.mode, self._passes = "eval", 0
+        self.pinned: int | tuple[int, ...] | None = None
+        self.extra: Tensors = {}
+        self.horizon: float = math.inf
+        modules, numbers = members_from(networks, num_modes, seed, modes)
+        self.num_modes = len(numbers)
+        self._gather(modules, dtype, torch.device(device))
+        self.seeds = list(fold_each(seed, "member", numbers.stop, numbers.start))
+
+    def _gather(
+        self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
+    ) -> None:
+        """Copy the members' tensors into stacked ones."""
+        found = gather(modules, self.num_modes, dtype, device)
+        self.network, self.params, self.frozen, self.buffers = found[:4]
+        self._apart, self._apart_keys = found.apart, found.apart_keys
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin anew with what was derived from the tensors."""
+        self._forget_memory()
+        self.plans: dict[str, Plan] = {}
+
+    def _forget_memory(self) -> None:
+        """Drop what shares the stacked tensors' memory."""
+        groups = self.params, self.frozen, self.buffers, self.extra
+        self._views = PerThread(partial(Views, self.network, *groups, self._apart))
+
+    @property
+    def views(self) -> Views:  # modules of each thread's own
+        return self._views()
+
+    @classmethod
+    def allocate(cls, network: MakeNet | nn.Module, num_modes: int, **options: Any) -> Stack:
+        """Return a stack to load into: the first member is `network`, the others hold no values."""
+        module = network if isinstance(network, nn.Module) else network()
+        stack = cls(module, **options)
+        stack.num_modes = num_modes
+        stack._gather([module], options.get("dtype"), torch.device(options.get("device", "cpu")))
+        stack.seeds = list(fold_each(options.get("seed", 0), "member", num_modes))
+        return stack
+
+    def add_parameters(self, extra: Mapping[str, Tensor]) -> None:
+        """Add trainable tensors (M, ...) that belong to the members but not to the network."""
+        for name, tensor in extra.items():
+            assert tensor.shape[0] == self.num_modes, name
+            reference = next(iter({**self.params, **self.frozen}.values()), tensor)
+            self.extra[name] = tensor.detach().to(reference, copy=True).requires_grad_()
+        self._renew()
+
+    def __len__(self) -> int:
+        return self.num_modes
+
+    def __repr__(self) -> str:
+        kind = type(self.template).__name__
+        return (
+            f"Stack({self.num_modes} × {kind}, {self.num_parameters:,} trainable parameters each,"
+            f" execution='{self.execution}')"
+        )
+
+    @property
+    def template(self) -> nn.Module:
+        """The network without values."""
+        return self.network.template
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable network parameters of one member."""
+        return sum(p[0].numel() for p in self.params.values())
+
+    @property
+    def members_differ(self) -> list[str]:
+        """Plain attributes, other than tensors, in which the members' modules differ."""
+        return sorted(self._apart_keys) if self._apart else []
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether outputs have gradients with respect to the parameters."""
+        return any(tensor.requires_grad for tensor in self.params.values())
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the network has layers with running statistics, as BatchNorm has."""
+        return any(
+            "running_mean" in layer._buffers for layer in normalisation_layers(self.template)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(
+            (t.dtype for t in self._all() if t.is_floating_point()), torch.get_default_dtype()
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return next((t.device for t in self._all()), torch.device("cpu"))
+
+    def _all(self) -> Iterator[Tensor]:
+        for group in (self.params, self.frozen, self.buffers, self.extra):
+            yield from group.values()
+
+    def leaves(self) -> list[Tensor]:
+        """Return the trainable stacked tensors, what an optimiser is given."""
+        return [*self.params.values(), *self.extra.values()]
+
+    def tensors(self) -> Tensors:
+        """Return everything by name, sharing memory: "network/..." and "extra/..."."""
+        network = {**self.params, **self.frozen, **self.buffers}
+        named = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
+        return named | {f"extra/{name}": tensor.detach() for name, tensor in self.extra.items()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values into the stack; names and shapes must be those of `tensors()`."""
+        mine = self.tensors()
+        check_same(mine, tensors, None)
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                tensor.copy_(tensors[name])
+
+    def members(self) -> list[nn.Module]:
+        """Return the members as ordinary modules with memory of their own, in evaluation mode."""
+        return [self.views.build(k, share=False).eval() for k in range(self.num_modes)]
+
+    # ---------------------------------------------------------------- other stacks from this one
+
+    def __getitem__(self, which: slice | Sequence[int]) -> Stack:
+        """Return a stack of some members; a slice shares memory, a list of indices copies."""
+        chosen = list(range(self.num_modes))[which] if isinstance(which, slice) else list(which)
+        if not chosen:
+            raise ValueError(f"no member chosen of {self.num_modes}")
+        index = which if isinstance(which, slice) else torch.tensor(chosen)
+        part = self._members(chosen, lambda name, tensor: tensor.detach()[index])
+        for leaf in part.leaves():
+            leaf.requires_grad_()
+        part._renew()
+        if self.channels_last and not isinstance(which, slice):
+            part.lay_out(True)  # indexing by a list does not keep the format
+        return part
+
+    def _members(self, chosen: list[int], pick: Callable[[str, Tensor], Tensor]) -> Stack:
+        """Return a stack of these members, whose tensors are picked by the names of `tensors()`."""
+        part = copy.copy(self)
+        for group in ("params", "frozen", "buffers", "extra"):
+            start = "extra" if group == "extra" else "network"
+            mine = getattr(self, group)
+            setattr(part, group, {name: pick(f"{start}/{name}", t) for name, t in mine.items()})
+        part.num_modes = len(chosen)
+        part.seeds = [self.seeds[k] for k in chosen]
+        if self._apart:
+            part._apart = {n: self._apart.get(k, self.template) for n, k in enumerate(chosen)}
+        return part
+
+    def clone(self) -> Stack:
+        """Return a stack with memory of its own."""
+        return self[list(range(self.num_modes))]
+
+    def with_tensors(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Stack:
+        """Return the same networks with other values, (M, ...) by name.
+
+        The tensors are taken as they are, with their graphs, so outputs are differentiable with
+        respect to what they were made of. Names that are left out keep their values. Programs and
+        plans are shared: nothing is traced or measured again.
+        """
+        changed = copy.copy(self)
+        given = {"params": params, "buffers": buffers or {}, "extra": extra or {}}
+        for group, values in given.items():
+            mine = getattr(self, group)
+            for name, tensor in values.items():
+                if name not in mine or tensor.shape != mine[name].shape:
+                    need = tuple(mine[name].shape) if name in mine else "no such tensor"
+                    raise ValueError(f"'{name}': {need} expected, got {tuple(tensor.shape)}")
+            setattr(changed, group, {name: values.get(name, t) for name, t in mine.items()})
+        changed._forget_memory()
+        if self.channels_last:
+            changed.lay_out(True)
+        return changed
+
+    def repeated(self, times: int, tensors: Mapping[str, Tensor]) -> Stack:
+        """Return a stack of `times` M networks whose values are `tensors`, (times M, ...) by the
+        names of `tensors()`; what is left out is repeated. None of it requires gradients."""
+        order = list(range(self.num_modes)) * times
+
+        def pick(name: str, mine: Tensor) -> Tensor:
+            given = tensors.get(name)
+            if given is None:
+                return mine.detach() if times == 1 else mine.detach()[order]
+            return given.detach()
+
+        whole = self._members(order, pick)
+        whole.horizon = math.inf
+        whole._forget_memory()
+        if times > 1:
+            whole.plans = self.network.plans.setdefault((times, self.num_modes), {})
+        if self.channels_last:
+            whole.lay_out(True)
+        return whole
+
+    def on(self, network: Network, more: Tensors | None = None) -> Stack:
+        """Return a stack in the same memory with another network; what that lacks is left out, and
+        `more` parameters are taken as they are."""
+        body = copy.copy(self)
+        body.network = network
+        body.params, body.frozen, body.buffers = (
+            {name: tensor for name, tensor in group.items() if name in network.aliases}
+            for group in ({**self.params, **(more or {})}, self.frozen, self.buffers)
+        )
+        body._renew()
+        return body
+
+    def rebuilt(self, name: str, change: Callable[[nn.Module], nn.Module]) -> Stack:
+        """Return a stack in the same memory with another network, `change` of this one's, made once
+        for each name. Tensors that the new network lacks are left out, like `extra`."""
+        if name not in self.views.derived:
+            body = self.on(Network(change(copy.deepcopy(self.template))))
+            body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
+            body.extra = {}
+            body._renew()
+            self.views.derived[name] = body
+        body = self.views.derived[name]
+        return body.set_mode(self.mode, self.pinned)
+
+    def lay_out(self, channels_last: bool) -> None:
+        """Keep convolution weights in channels_last format, member by member, or as they are."""
+        self.channels_last = channels_last
+        if not channels_last:
+            return
+        for group in (self.params, self.frozen):
+            for name, tensor in group.items():
+                if tensor.dim() == 5 and not is_channels_last(tensor):
+                    if tensor.is_leaf:
+                        tensor.data = channels_to_last(tensor.data)
+                    else:
+                        group[name] = channels_to_last(tensor)
+        self._forget_memory()
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "train"
+
+    def set_mode(self, mode: str, pinned: int | tuple[int, ...] | None = None) -> Stack:
+        """Set the mode ("train", "eval", "noisy") and the stream of its noise; return the stack."""
+        assert mode in MODES, mode
+        if mode != self.mode:
+            self.views.set_mode(mode)
+        self.mode, self.pinned = mode, pinned
+        return self
+
+    def train(self) -> Stack:
+        """Set training mode: batch statistics of each member for BatchNorm, dropout on."""
+        return self.set_mode("train")
+
+    def eval(self) -> Stack:
+        return self.set_mode("eval")
+
+    # ---------------------------------------------------------------- evaluation
+
+    def __call__(self, x: Tensor, *, own: bool = False, step: int | None = None) -> Tensor:
+        """Return the outputs of all members, (M, B, ...).
+
+        Args:
+            x: inputs (B, ...) shared by all members, or (M, B, ...) if `own`.
+            own: whether `x` has the member axis.
+            step: number of the random stream for dropout and the like; by default each call takes
+                the next one.
+
+        Differentiable with respect to `params`, `extra` and `x`.
+        """
+        return execution.outputs(self, x, own, self._next(step))
+
+    def gradients(
+        self,
+        loss: Callable[[Tensor, Tensor, Tensors], Tensor],
+        x: Tensor,
+        y: Tensor,
+        *,
+        own: bool = False,
+        step: int | None = None,
+    ) -> Tensor:
+        """Set `.grad` of every leaf to the gradient of each member's own loss; return the losses
+        (M,).
+
+        `loss(outputs, y, extra)` maps outputs (..., B, K) to losses (...), with or without the
+        member axis. The gradients are not scaled by the number of members: member k's are those of
+        training it alone.
+        """
+        return execution.gradients(self, loss, x, y, own, self._next(step))
+
+    def function(self) -> Callable[[Tensors, Tensor], Tensor]:
+        """Return f(params (M, ...), x (B, ...)) -> outputs (M, B, ...), a pure function.
+
+        It is evaluated in the stack's mode at call time, leaves buffers alone, and can be given to
+        `torch.func.jvp`, `vjp`, `vmap` and their compositions.
+        """
+        return partial(execution.pure, self)
+
+    def normal(self, *path: int | str) -> Tensors:
+        """Return standard normal numbers like `params`, from the stream `path` of each member.
+
+        Member k's numbers do not depend on the other members, nor on the memory format.
+        """
+        return dict(zip(self.params, self.as_leaves(self.normal_rows(*path)), strict=False))
+
+    def normal_rows(self, *path: int | str) -> Tensor:
+        """Return the same for all of `leaves()` in one tensor, a row per member."""
+        size = sum(leaf.numel() for leaf in self.leaves()) // self.num_modes
+        noise = torch.empty(self.num_modes, size, dtype=self.dtype)
+        stream, start = torch.Generator(), fold(0, *path)  # one hash per call: this is a hot place
+        for row, seed in zip(noise.unbind(0), self.seeds, strict=True):
+            row.normal_(generator=stream.manual_seed((start + seed) % 2**63))
+        return noise.to(self.device)
+
+    def as_leaves(self, rows: Tensor) -> list[Tensor]:
+        """Return rows (M, P), one number for each of a member's, as views like `leaves()`."""
+        return self.views.like_leaves(rows)
+
+    def recompute_statistics(self, batches: Iterable[Tensor]) -> None:
+        """Set running statistics to their averages over batches (B, ...) of inputs."""
+        recompute_statistics(self, batches)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads within an operation that suit the gradients of this stack, once that is known."""
+        plan = self.plans.get("gradients")
+        return (plan.num_threads if plan else None) or torch.get_num_threads()
+
+    def _next(self, step: int | None) -> int:
+        if step is None:
+            step, self._passes = self._passes, self._passes + 1
+        return step
+
+    def module(self, k: int) -> nn.Module:
+        """Return member k as a module that shares the stack's memory."""
+        return self.views.module(k, self.mode)
+
+    def extra_of(self, k: int) -> Tensors:
+        """Return member k's extra parameters as leaves that share the stack's memory."""
+        if not self.extra:
+            return {}
+        return dict(zip(self.extra, self.leaf_views(k)[len(self.params) :], strict=True))
+
+    def leaf_views(self, k: int) -> list[Tensor]:
+        """Return member k's trainable tensors, in the order of `leaves()`, sharing memory."""
+        return self.views.leaves(k, self.mode)
+
+    def write_back_buffers(self, k: int) -> None:
+        """Take over buffers that member k's forward pass in training mode bound anew."""
+        if self.mode == "train" and self.buffers:
+            self.views.write_back_buffers(k, self.mode)

@@ -1,0 +1,320 @@
+"""The one training loop: batches in, steps of a method, events out; checkpoints, resume,
+interrupts.
+
+A method gives `step(state, batch) -> (state, info)`, where `state` is a named tuple with a field
+`step` (steps done) and `info.loss` holds the members' losses (M,). The loop draws the batches as a
+function of (seed, epoch), so the state is all there is to save.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from polymode.core.rng import fold, generator
+from polymode.core.threads import use_threads
+from polymode.distributed import ranks
+from polymode.distributed.meeting import Meeting
+from polymode.stack.execution import limit_threads
+from polymode.stack.stack import Stack
+from polymode.training.checkpoint import claimed, damage_named
+from polymode.training.data import Data
+from polymode.training.events import Observer, Reporter
+from polymode.training.files import load_training, save_training
+from polymode.training.history import Recorder
+from polymode.training.options import Augment, Passes
+
+S = TypeVar("S", bound=Any)
+
+
+class Batch(NamedTuple):
+    """What one step sees: inputs (B, ...) and targets, or (M, B, ...) both if `own`."""
+
+    x: Tensor
+    y: Tensor
+    own: bool = False
+
+
+class Divergence(ArithmeticError):
+    """Training left the finite numbers; the message says where and what to try."""
+
+
+class Checkpoint(NamedTuple):
+    """Where a run is kept, how often, what tells it from other runs, and what it runs on."""
+
+    folder: Path
+    identity: dict[str, Any]
+    seconds: float = 30.0
+    threads: int | None = None  # of torch when the run began
+
+
+def run(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    passes: Passes,
+    *,
+    seed: int,
+    what: str = "training",
+    observers: tuple[Observer, ...] = (),
+    checkpoint: Checkpoint | None = None,
+    recorder: Recorder | None = None,
+    finished: Callable[[S], bool] | None = None,
+) -> S:
+    """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
+    state.
+
+    Raises `Divergence` at the first step whose loss is not finite, and `KeyboardInterrupt` after
+    the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
+    with one written at that very step. `recorder` hears of every step, those before a resume
+    included. `finished` is asked after every pass over the data whether the state is good enough to
+    end before the last one.
+    """
+    if checkpoint is not None:
+        checkpoint = checkpoint._replace(threads=torch.get_num_threads())
+    mine = checkpoint is not None and ranks.is_first()
+    with claimed(checkpoint.folder) if mine and checkpoint else nullcontext():
+        return _run(
+            step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
+        )
+
+
+def _run(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    passes: Passes,
+    seed: int,
+    what: str,
+    observers: tuple[Observer, ...],
+    checkpoint: Checkpoint | None,
+    recorder: Recorder | None,
+    finished: Callable[[S], bool] | None,
+) -> S:
+    per_epoch = data.num_batches(passes.batch_size)
+    reporter = Reporter(what, passes.total_steps(per_epoch), observers)
+    recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
+    before = None if checkpoint is None else _load(checkpoint, state, recorder, reporter.total)
+    if before is not None:
+        state = before
+        reporter.first_step = state.step
+        reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
+    stack: Stack = state.stack
+    stack.horizon = reporter.total
+    reporter.tell("start", state.step, state.step // max(per_epoch, 1), math.nan)
+    stack.train()
+    try:
+        with _interrupts() as interrupted, limit_threads(None):
+            meeting = Meeting(state.step, reporter.total)
+            try:
+                state = _epochs(
+                    step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
+                    recorder, meeting, finished,
+                )  # fmt: skip
+            except Exception as error:
+                meeting.failed(error)
+    finally:
+        stack.eval()
+    with ranks.together():
+        _require_finite(stack, state.step, passes)
+    if checkpoint is not None:
+        _save(checkpoint, state, recorder)
+    return state
+
+
+def _epochs(
+    step: Callable[[S, Batch], tuple[S, Any]],
+    state: S,
+    data: Data,
+    passes: Passes,
+    seed: int,
+    per_epoch: int,
+    reporter: Reporter,
+    checkpoint: Checkpoint | None,
+    interrupted: threading.Event,
+    recorder: Recorder,
+    meeting: Meeting,
+    finished: Callable[[S], bool] | None,
+) -> S:
+    saved, first = time.perf_counter(), state.step
+    finite, loss = math.nan, math.nan
+    while state.step < reporter.total and not (finished is not None and finished(state)):
+        epoch, position = divmod(state.step, per_epoch)
+        before = state.step
+        for batch in _batches(data, passes, state.stack, seed, epoch, position):
+            try:
+                state, info = step(state, batch)
+            except ValueError as error:
+                _explain_batch_of_one(error, batch)
+                raise
+            if state.step == first + 1:  # the execution is chosen in the first step
+                use_threads(state.stack.num_threads)
+            losses, seen = info.loss.tolist(), meeting.seen(info.loss)
+            loss = sum(seen) / len(seen)
+            if not math.isfinite(loss):
+                raise _divergence(state.step - 1, seen, finite, passes)
+            finite = loss
+            recorder.add(state.step, losses, state.stack)
+            if reporter.due():
+                reporter.tell("progress", state.step, epoch, loss)
+            due = checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds
+            due, stop = meeting.at(state.step, due, interrupted.is_set())
+            if stop:
+                _stop(state, checkpoint, recorder)
+            if due and checkpoint is not None:
+                with ranks.together():
+                    _require_finite(state.stack, state.step, passes)
+                _save(checkpoint, state, recorder)
+                reporter.tell("checkpoint", state.step, epoch, loss)
+                saved = time.perf_counter()
+        if state.step == before:
+            raise ValueError(
+                f"a pass over the data ended after {position} batches, but should have {per_epoch};"
+                " give a loader whose every pass yields as many batches as its length says"
+            )
+    reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
+    return state
+
+
+def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
+    """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
+    rows = batch.y.shape[1 if batch.own else 0]
+    if rows == 1 and "more than 1 value per channel" in str(error):
+        raise ValueError(
+            "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
+            " batch_size >= 2 (in a DataLoader also drop_last=True), or a network with GroupNorm"
+        ) from error
+
+
+def _batches(
+    data: Data, passes: Passes, stack: Stack, seed: int, epoch: int, position: int
+) -> Iterator[Batch]:
+    """Yield the batches of one epoch from `position` on, augmented."""
+    own, augment = passes.data_order == "own", passes.augment
+    assert not isinstance(augment, str)  # names have become functions
+    if own:
+        seeds = [fold(member, "order", epoch) for member in stack.seeds]
+        pairs = data.epoch_each(passes.batch_size, seeds, position)
+    else:
+        pairs = data.epoch(passes.batch_size, fold(seed, "order", epoch), position)
+    for number, (x, y) in enumerate(pairs, position):
+        if augment is not None and own:
+            streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
+            each = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
+            x, y = (torch.stack(part) for part in zip(*each, strict=True))
+        elif augment is not None:
+            x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
+        yield Batch(x, y, own)
+
+
+def _augmented(
+    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
+    pairs = getattr(augment, "pairs", None)
+    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, so that no step is left half done; the second stops."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        flag.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Kept:
+    """A state with its history, as a checkpoint takes it: named fields."""
+
+    def __init__(self, state: Any, history: dict[str, Any] | None) -> None:
+        self.state, self.history = state, history
+        self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {})
+
+    def _asdict(self) -> dict[str, Any]:
+        return {**self.state._asdict(), "history": self.history}
+
+    def _replace(self, **changes: Any) -> _Kept:
+        history = changes.pop("history")
+        return _Kept(self.state._replace(**changes), history)
+
+
+def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
+    history = {**recorder.numbers(), "threads": checkpoint.threads}
+    save_training(checkpoint.folder, _Kept(state, history), state.step, checkpoint.identity)
+
+
+def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S | None:
+    """Return the state of the last checkpoint, None if there is none."""
+    kept: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
+    if kept is None:
+        return None
+    with damage_named(checkpoint.folder):
+        before = (kept.history or {}).pop("threads", checkpoint.threads)
+        recorder.load(kept.history)
+        if not 0 <= kept.state.step <= total:
+            raise ValueError(f"`step` is {kept.state.step}, of {total} in all")
+    if before != checkpoint.threads and kept.state.step < total:
+        warnings.warn(
+            f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"
+            f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
+            f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
+            stacklevel=5,
+        )
+    return kept.state
+
+
+def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None:
+    if checkpoint is None:
+        raise KeyboardInterrupt(
+            f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be"
+            " able to resume"
+        )
+    _save(checkpoint, state, recorder)
+    raise KeyboardInterrupt(
+        f"stopped after step {state.step:,}; the same call resumes from {checkpoint.folder}"
+    )
+
+
+def _divergence(step: int, losses: list[float], finite: float, passes: Passes) -> Divergence:
+    """Return what to raise; `losses` are those of all modes, or of this rank's."""
+    bad = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
+    before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
+    mine = len(losses) < ranks.num_modes(len(losses))
+    member = ranks.mode_number(bad[0]) if mine else bad[0]
+    return Divergence(
+        f"training diverged at step {step:,}: the loss of member {member} is"
+        f" {losses[bad[0]]} ({len(bad)} of {len(losses)} members; mean loss"
+        f" {before}). {passes.advice}"
+    )
+
+
+def _require_finite(stack: Stack, step: int, passes: Passes) -> None:
+    """Look at parameters before they are kept: the loss can be finite one step longer."""
+    for name, tensor in {**stack.params, **stack.extra, **stack.buffers}.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
+            raise Divergence(
+                f"training diverged at step {max(step - 1, 0):,}: '{name}' is not finite after this"
+                f" step. {passes.advice}"
+            )
