@@ -22,8 +22,8 @@ def test_dropout_is_before_both_dense_layers_and_nowhere_else() -> None:
     [
         ((1, 5, 9), {}, "cnn"),
         ((1, 28, 28), {"dropout": 1.0}, "`dropout` of cnn"),
-        ((1, 28, 28), {"channels": ()}, "`channels` and `hidden` of cnn must be integers >= 1"),
-        ((1, 28, 28), {"hidden": 0}, "`channels` and `hidden` of cnn must be integers >= 1"),
+        ((1, 28, 28), {"channels": ()}, "`(channels|hidden)` of cnn"),
+        ((1, 28, 28), {"hidden": 0}, "`(channels|hidden)` of cnn"),
     ],
 )
 def test_sizes_that_leave_nothing_are_refused(shape, options, message) -> None:

@@ -187,11 +187,11 @@ def test_dropout_only_where_asked():
         ({"width": 0}, r"`width` of resnet must be an integer >= 1, got 0"),
         ({"width": 4.0}, r"`width` of resnet must be an integer >= 1, got 4.0"),
         ({"blocks": 3}, r"sequence \(each an integer from 1 to 10,000\), got 3"),
-        ({"blocks": ()}, r"sequence of integers >= 1, got \(\)"),
+        ({"blocks": ()}, r"`blocks` of resnet has no stage"),
         ({"blocks": (2, -1)}, r"each an integer from 1 to 10,000\), got \(2, -1\)"),
         ({"norm": None, "preactivation": True}, r"`preactivation` of resnet must be False"),
         ({"norm": None, "bias": True}, r"`bias` of resnet must be False with norm=None, got True"),
-        ({"dropout": 1}, r"`dropout` of resnet must be in \[0, 1\), got 1"),
+        ({"dropout": 1}, r"`dropout` of resnet must be a number in \[0, 1\), got 1"),
     ],
 )
 def test_bad_options(options, message):

@@ -98,8 +98,11 @@ def test_sigmoid_and_scale():
     ("options", "message"),
     [
         ({"channels": 32}, "sequence of integers >= 1, .* got 32"),
-        ({"channels": ()}, r"`channels` of unet must be a sequence"),
-        ({"channels": (32, 0, 32)}, r"`channels` of unet must be an integer >= 1, got 0"),
+        ({"channels": ()}, r"`channels` of unet has no scale"),
+        (
+            {"channels": (32, 0, 32)},
+            r"`channels` of unet must be a sequence of integers >= 1, .*\(32, 0, 32\)",
+        ),
         ({"skips": (0, 4, 4)}, r"but the coarsest, 2 for 3 scales, got \(0, 4, 4\)"),
         ({"skips": 4}, "`skips` of unet must be a sequence .* got 4"),
         ({"skips": (4, -1)}, r"`skips` of unet must be integers >= 0, got \(4, -1\)"),

@@ -89,10 +89,10 @@ def test_without_positions_the_order_of_patches_does_not_matter():
         ({"patch": 5}, r"divide the sides of the images, 28x28, got 5; 1, 2, 4, 7, 14, 28 do"),
         ({"patch": 0}, r"`patch` of vit must be an integer >= 1, got 0"),
         ({"depth": 0}, r"`depth` of vit must be an integer from 1 to 10,000, got 0"),
-        ({"hidden": 0}, r"`hidden` of vit must be an integer >= 1, got 0"),
+        ({"hidden": 0}, r"`hidden` of vit must be an integer >= 1 or None, got 0"),
         ({"dim": "64"}, r"`dim` of vit must be an integer >= 1, got '64'"),
         ({"pool": "max"}, r"`pool` of vit must be \"token\" or \"mean\", got 'max'"),
-        ({"dropout": 1.0}, r"`dropout` of vit must be in \[0, 1\), got 1.0"),
+        ({"dropout": 1.0}, r"`dropout` of vit must be a number in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_options(options, message):

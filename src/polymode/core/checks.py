@@ -250,9 +250,8 @@ def _maps(value: Any, rules: Sequence[Rule | None]) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return (
-        isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= _LARGEST
-    )
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and abs(int(value)) <= _LARGEST
 
 
 def _is_number(value: Any) -> bool:
