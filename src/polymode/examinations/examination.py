@@ -92,10 +92,10 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
             name stands for `pm.task(name)`.
         name: see `polymode list examinations`. options: of this examination.
     """
+    task = as_task(task, "examine")
     check_call(examine, locals())
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
-    task = as_task(task, "examine")
     return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
 
 

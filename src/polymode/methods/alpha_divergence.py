@@ -51,8 +51,8 @@ def alpha_loss(log_likelihoods_KN: OnlyTensor, alpha: float) -> Tensor:
     >>> [round(alpha_loss(two_passes, alpha).item(), 4) for alpha in (0.0, 1e-6, 0.5, 1.0)]
     [1.25, 1.25, 1.1299, 1.0331]
     """
-    check_call(alpha_loss, locals())
     check_alpha("alpha_loss", alpha)
+    check_call(alpha_loss, locals())
     if log_likelihoods_KN.dim() < 2 or log_likelihoods_KN.shape[-2] < 1:
         raise ValueError(
             "`log_likelihoods_KN` of alpha_loss must be (..., K, N) with K ≥ 1 passes, got"

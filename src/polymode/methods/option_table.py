@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from polymode.core.checks import check_call
 from polymode.core.columns import left_table, terminal_width
 from polymode.core.html import html_block, html_table
 from polymode.methods.method import METHODS
@@ -90,7 +89,6 @@ def options(method: str | type[Passes] | Passes) -> Options:
     >>> options("forde")["fraction"]
     Option(name='fraction', default=1.0, allowed='in (0, 1]', meaning='part of each batch ...')
     """
-    check_call(options, locals())
     kind = method if isinstance(method, type) else type(method)
     if isinstance(method, str):
         name, kind, given = method, METHODS.get(method).value.config, None
