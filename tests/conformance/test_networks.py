@@ -44,6 +44,13 @@ REFUSED: dict[tuple[str, str], str] = {
         for network in ("embedding", "embedding bag")
         for method in ("forde", "lit")
     },
+    # a direction in one dimension cannot turn
+    ("one parameter", "mile"): "mile needs at least 2 parameters per network.*take hmc or sghmc",
+    # curvatures are sums that half precision rounds away
+    **{
+        ("bfloat16", method): "needs weights in float32 or float64, and '0.weight' is bfloat16"
+        for method in ("laplace", "laplace_map")
+    },
     # features are inputs of the last linear layer, behind others that learn
     **{
         (network, "feature_rde"): "feature_rde repels the inputs of the last linear layer.*use func"
@@ -54,16 +61,15 @@ REFUSED: dict[tuple[str, str], str] = {
         )
     },
 }  # fmt: skip
-# Linearisation of these layers is mended in its own change; this set goes with it.
-_MENDED_ELSEWHERE: set[tuple[str, str]] = {
-    (network, method)
-    for network in (
-        "LSTM", "ReZero", "learned temperature", "PReLU", "one parameter", "in-place ReLU",
-        "BatchNorm without statistics", "gradient checkpointing", "weight norm", "bfloat16",
-        "bilinear", "autograd Function", "experts by row",
-    )
-    for method in ("laplace", "laplace_map")
-} | {("embedding bag", "laplace")}  # fmt: skip
+# Networks whose curvature ends in an error of torch's: to be computed, or refused by name.
+CRASHES: set[tuple[str, str]] = {
+    *((network, method)
+      for network in ("BatchNorm without statistics", "gradient checkpointing", "in-place ReLU")
+      for method in ("laplace", "laplace_map")),
+    ("autograd Function", "laplace"),
+    ("experts by row", "laplace"),
+    ("a branch on the batch", "laplace_map"),
+}  # fmt: skip
 DRAWING = {"dropout", "alpha dropout", "functional dropout", "stochastic depth", "transformer"}
 RATES = {"dropout", "transformer"}  # of layers that `concrete_dropout` learns
 
@@ -88,10 +94,10 @@ def inputs(network: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("method", NAMES)
-def test_everyday_network(method, network, tmp_path) -> None:
+def test_everyday_network(method, network, tmp_path, request) -> None:
+    if (network, method) in CRASHES:
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="no curvature yet"))
     x, build = inputs(network), NETWORKS[network]
-    if (network, method) in _MENDED_ELSEWHERE:
-        pytest.skip("mended in another change")
     expected = refusal(network, method)
     task = pm.Task(train=(x, LABELS), likelihood="categorical")
     options = {"epochs": 1, "batch_size": 4, "num_modes": 2, "progress": "silent"}

@@ -49,6 +49,7 @@ class Ranked(NamedTuple):
     @staticmethod
     def of(inside: Tensor, outside: Tensor, metric: str) -> Ranked:
         """Sort the scores (m,) and (n,) together, once; `metric` is named in complaints."""
+        inside, outside = torch.as_tensor(inside), torch.as_tensor(outside)
         for name, what, scores in (("inside", "test", inside), ("outside", "OOD", outside)):
             if scores.dim() != 1 or len(scores) == 0:
                 raise ValueError(

@@ -62,7 +62,11 @@ def entropy(log_stds: Sequence[Tensor]) -> Tensor:
     total = log_stds[0].new_zeros(len(log_stds[0]))
     for log_std in log_stds:
         number = log_std[0].numel()
-        total = total + log_std.flatten(1).sum(1) + 0.5 * number * math.log(2 * math.pi * math.e)
+        total = (
+            total
+            + log_std.reshape(len(log_std), -1).sum(1)
+            + 0.5 * number * math.log(2 * math.pi * math.e)
+        )
     return total
 
 
