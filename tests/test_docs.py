@@ -172,7 +172,7 @@ def test_the_quickstart_runs_as_written(tmp_path, monkeypatch, two_epochs) -> No
     assert (tmp_path / "runs" / "mine").is_dir()
 
 
-@pytest.mark.cpu_seconds(8)
+@pytest.mark.cpu_seconds(16)
 def test_the_quickstarts_commands_run_as_written(tmp_path, monkeypatch, two_epochs) -> None:
     """All but `check`, which tests/cli runs."""
     monkeypatch.chdir(tmp_path)

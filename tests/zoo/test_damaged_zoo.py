@@ -95,7 +95,7 @@ def is_refused(folder, what: str) -> bool:
         ({"input_shape": [10**9]}, "holds another architecture: .* 4,000,000,014 parameters"),
         ({"recipe": {"net_options": {"hidden": [10**9, 10**9]}}}, "ask for 2,000,000,002"),
         ({"recipe": {"net_options": {"hidden": [1] * 10_000}}}, "ask for 20,000"),
-        ({"recipe": {"net": 3}}, "its recipe cannot be read: `net` must be text, got 3"),
+        ({"recipe": {"net": 3}}, "its recipe cannot be read: `net` of Recipe must be text, got 3"),
     ],
 )
 def test_what_a_zoo_cannot_be_is_said_before_memory_is_taken(folder, change, message):
