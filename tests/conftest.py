@@ -27,7 +27,7 @@ from polymode.stack import choice  # noqa: E402
 THREADS = torch.get_num_threads()
 BUDGET = 3.0  # seconds of CPU time that a test may take, unless marked `cpu_seconds`
 BUSY = 2.0  # on a busy machine, whose caches are shared, the same work takes up to twice as long
-USUAL = 0.08  # seconds that `_slowness` works on the machine for which budgets were set
+USUAL = 0.08  # seconds that `slowness` works on the machine for which budgets were set
 LIBRARY, IMPORTS = 100, 5.0  # so many new modules: a library, which the first user pays for
 
 
@@ -55,10 +55,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     budget = float(mark.args[0]) if mark else BUDGET
     if len(sys.modules) - modules > LIBRARY:
         budget += IMPORTS
-    allowed = BUSY * _slowness()
+    allowed = BUSY * slowness()
     if taken > allowed * budget:
         pytest.fail(
-            f"took {taken:.1f} s of CPU time, more than {allowed:.1f} × {budget:g} s: make it"
+            f"took {taken:.1f} s of CPU time, more than {allowed:.2g} × {budget:g} s: make it"
             " smaller, or mark what cannot be smaller with cpu_seconds(...)",
             pytrace=False,
         )
@@ -66,7 +66,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @cache
-def _slowness() -> float:
+def slowness() -> float:
     """Return how many times longer than usual this machine works, at least 1."""
     shortest = min(_work() for _ in range(3))
     return max(shortest / USUAL, 1.0)

@@ -19,12 +19,13 @@ def rules(request):
     return next(plugin for plugin in plugins if hasattr(plugin, "BUDGET"))
 
 
-def run(rules, seconds: float, *marks: float, modules: int = 0) -> object:
+def run(rules, seconds: float, *marks: float, modules: int = 0, slowness: float = 1.0) -> object:
     """Run the hook around a test that takes so long, and imports so much."""
     clock = iter([10.0, 10.0 + seconds])
     mark = pytest.mark.cpu_seconds(*marks).mark if marks else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "cpu_seconds", lambda: next(clock))
+        patch.setattr(rules, "slowness", lambda: slowness)
         running = rules.pytest_runtest_call(SimpleNamespace(get_closest_marker=lambda name: mark))
         next(running)
         for number in range(modules):
@@ -43,6 +44,13 @@ def test_a_test_fails_that_takes_more_than_it_may(rules) -> None:
     assert run(rules, 19.0, 10) == "result"
     with pytest.raises(pytest.fail.Exception, match="more than 2 × 10 s"):
         run(rules, 21.0, 10)
+
+
+def test_a_slower_machine_allows_more(rules) -> None:
+    assert run(rules, 11.9, slowness=2.0) == "result"
+    with pytest.raises(pytest.fail.Exception, match="more than 4 × 3 s"):
+        run(rules, 12.1, slowness=2.0)
+    assert rules.slowness() >= 1
 
 
 def test_the_first_user_of_a_library_may_import_it(rules) -> None:

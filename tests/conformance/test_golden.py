@@ -63,8 +63,8 @@ def trace(arrays: dict[str, Any]) -> dict[str, Any]:
     return traces
 
 
-def check(case: str, arrays: dict[str, Any]) -> None:
-    """Compare with the stored traces, or store these."""
+def check(case: str, arrays: dict[str, Any], bits: bool = True) -> None:
+    """Compare with the stored traces, or store these; `bits` of numbers near 0 are rounding."""
     stored = json.loads(TRACES.read_text()) if TRACES.exists() else {}
     traces = trace(arrays)
     if WRITE:
@@ -78,7 +78,7 @@ def check(case: str, arrays: dict[str, Any]) -> None:
         np.testing.assert_allclose(
             now["projections"], then["projections"], rtol=0, atol=1e-7 * size, err_msg=name
         )
-        if stored["kind"] == KIND:
+        if bits and stored["kind"] == KIND:
             assert now["digest"] == then["digest"], f"{case}: the bits of {name} have changed"
 
 
@@ -116,7 +116,7 @@ def test_examinations_are_as_before(name) -> None:
     post = pm.fit(method, net=convnet, task=task, seed=3, progress="silent", execution="loop")
     findings = pm.examine(post, task, name, **options)
     rows = {row.metric: row.value for row in findings.rows if row.metric != "train_seconds"}
-    check(f"examination {name}", {k: np.float64(v) for k, v in rows.items()})
+    check(f"examination {name}", {k: np.float64(v) for k, v in rows.items()}, bits=False)
 
 
 def test_canonical_form_is_as_before() -> None:
