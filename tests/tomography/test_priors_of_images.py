@@ -31,7 +31,7 @@ def test_random_ellipses_are_images_of_their_seed() -> None:
     first, again, other = (random_ellipses(32, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert 0 <= float(first.min()) < float(first.max()) <= 1
-    with pytest.raises(ValueError, match="must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="must be an integer from 1 to 10,000, got 0"):
         shepp_logan(0)
 
 

@@ -92,7 +92,7 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
             name stands for `pm.task(name)`.
         name: see `polymode list examinations`. options: of this examination.
     """
-    check_call(examine, locals())
+    check_call(examine, locals(), but=("task",))
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
     task = as_task(task, "examine")

@@ -90,7 +90,7 @@ def options(method: str | type[Passes] | Passes) -> Options:
     >>> options("forde")["fraction"]
     Option(name='fraction', default=1.0, allowed='in (0, 1]', meaning='part of each batch ...')
     """
-    check_call(options, locals())
+    check_call(options, locals(), but=("method",))
     kind = method if isinstance(method, type) else type(method)
     if isinstance(method, str):
         name, kind, given = method, METHODS.get(method).value.config, None
