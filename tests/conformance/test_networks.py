@@ -17,7 +17,6 @@ from polymode.methods import METHODS
 
 from .everyday_networks import INPUTS, NETWORKS
 
-STREAM = torch.Generator().manual_seed(0)
 LABELS = torch.arange(8) % 2
 OPTIONS = {"cyclical_sgmcmc": {"num_cycles": 2}, "snapshot": {"num_cycles": 2}}
 NAMES = METHODS.names()
@@ -80,10 +79,10 @@ def refusal(network: str, method: str) -> str | None:
 
 
 def inputs(network: str) -> torch.Tensor:
-    shape = (8, *INPUTS[network])
+    shape, stream = (8, *INPUTS[network]), torch.Generator().manual_seed(0)
     if "embedding" in network:
-        return torch.randint(6, shape, generator=STREAM)
-    return torch.randn(shape, generator=STREAM)
+        return torch.randint(6, shape, generator=stream)
+    return torch.randn(shape, generator=stream)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
