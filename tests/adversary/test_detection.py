@@ -80,7 +80,7 @@ def test_one_network_has_no_mutual_information():
     assert "mutual_information" not in found.scores and "predictive_entropy" in found.scores
     assert found.of("predictive_entropy")[0] == 0.5
     assert "AUROC entropy" in str(found) and "MI" not in str(found)
-    with pytest.raises(ValueError, match="`eps` of a sweep must be several numbers, got 0.1"):
+    with pytest.raises(ValueError, match="`eps` of sweep must be a sequence .* got 0.1"):
         sweep(post, x, post.predict(x).classes, eps=0.1)
 
 

@@ -260,3 +260,15 @@ def test_errors() -> None:
         conformal_sets(prediction, labels)(CategoricalPrediction.from_probs([[0.2, 0.3, 0.5]]))
     with pytest.raises(ValueError, match="use `conformal_intervals`"):
         conformal_sets(MixturePrediction(torch.zeros(1, 20, 1), 1.0), labels)
+
+
+@pytest.mark.parametrize("method", ["aps", "raps"])
+def test_new_examples_have_draws_of_their_own(method) -> None:
+    """With the u of the calibration, the calibration's own labels would be covered k times of n in
+    every run; with others the number varies (equal in 20 runs by chance: below 1e-6)."""
+    prediction, labels = truth(50, torch.Generator().manual_seed(0))
+    shares = set()
+    for seed in range(20):
+        rule = conformal_sets(prediction, labels, 0.6, method, seed=seed)
+        shares.add(float(coverage(rule(prediction, seed=seed), labels)))
+    assert len(shares) > 1

@@ -18,7 +18,15 @@ from polymode.methods import METHODS
 from .everyday_networks import INPUTS, NETWORKS
 
 LABELS = torch.arange(8) % 2
-OPTIONS = {"cyclical_sgmcmc": {"num_cycles": 2}, "snapshot": {"num_cycles": 2}}
+OPTIONS = {  # what makes fits and predictions small
+    "cyclical_sgmcmc": {"num_cycles": 2},
+    "snapshot": {"num_cycles": 2},
+    "hmc": {"leapfrog_steps": 2},
+    **{
+        method: {"samples_per_mode": 2}
+        for method in ("vi", "ivon", "laplace", "laplace_map", "dropout", "concrete_dropout")
+    },
+}
 NAMES = METHODS.names()
 
 ALL = "every method"

@@ -124,7 +124,7 @@ def values() -> dict[str, Any]:
         "image_shape": (4, 4), "width": 1.0, "mask": torch.ones(4, 4), "tv_weight": 0.01,
         "scan": scan, "num_detectors": 5, "reconstruction": reconstruction, "sd": 0.1,
         "pairs": [(reconstruction, images)], "displays": [], "label": "a", "caption": "a",
-        "log_likelihoods_KN": torch.randn(3, 8), "alpha": 0.5, "pattern": "*",
+        "num_samples": 2, "log_likelihoods_KN": torch.randn(3, 8), "alpha": 0.5, "pattern": "*",
     }  # fmt: skip
 
 
@@ -233,8 +233,10 @@ def generated() -> list[Call]:
     """Return about a thousand wrong calls, the same in every run."""
     common = values()
     special, pool, draw = overrides(common), wrong_values(), random.Random(0)
+    methods = {f"post.{name}": getattr(common["post"], name) for name in METHODS_OF_POSTERIORS}
+    methods |= {f"pred.{name}": getattr(common["prediction"], name) for name in ("log_prob",)}
     calls = []
-    for name, function in public().items():
+    for name, function in {**public(), **methods}.items():
         given = right_call(name, function, common, special)
         if given is None or name == "reference":
             continue
@@ -245,6 +247,7 @@ def generated() -> list[Call]:
     return [call for call in calls if not runs_on(call)]
 
 
+METHODS_OF_POSTERIORS = ("predict", "stream", "draws", "sample")
 SAMPLE = 2  # wrong values of each argument
 
 
@@ -253,7 +256,9 @@ def fault(call: Call) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            call()
+            made = call()
+            if isinstance(made, Iterator):
+                next(made)
     except (ValueError, TypeError) as error:
         text, last = str(error), traceback.extract_tb(error.__traceback__)[-1]
         if not text.strip() or "\n" in text:

@@ -28,11 +28,12 @@ import json, os, sys, traceback
 import torch, torch._dynamo
 import polymode as pm
 import polymode.methods, polymode.metrics.evaluation
-from polymode.core import choice, meeting, ranks, words
+from polymode.distributed import failures, meeting, ranks
+from polymode.stack import choice
 
 torch.set_num_threads(1)
 choice._BUDGET, choice._LEAST, meeting.SECONDS = 0.0, 1, 0.0
-words.SAME_SECONDS = 1.0
+failures.SAME_SECONDS = 1.0
 for line in sys.stdin:
     asked = json.loads(line)
     children = []
@@ -115,7 +116,7 @@ METHODS = [
     "function_rde",
 ]  # fmt: skip
 FITS = """
-from polymode.core import ranks
+from polymode.distributed import ranks
 more = {"weight_rde": {"estimator": "svgd"}, "function_rde": {"prior": "function"},
         "feature_rde": {"head": "shared"}, "forde": {"lengthscales": "pca"}}
 made, came = {}, {}
@@ -161,7 +162,7 @@ def test_bytes_are_those_of_the_formula(made, size: int) -> None:
 
 KILLED = """
 import os, signal
-from polymode.core import meeting
+from polymode.distributed import meeting
 at = meeting.Meeting.at
 def killed(self, step, due, interrupted):
     if rank == 1 and step == 5:
@@ -201,7 +202,7 @@ def test_a_member_that_diverges_stops_all_ranks(server: Server, method: str) -> 
     codes = server(
         2,
         """
-from polymode.core import training
+from polymode.training import optimiser as training
 update = training.Optimization.update
 def broken(self, number):
     update(self, number)
@@ -267,7 +268,7 @@ made = everything(fit("laplace", evidence=None, **options))
         ("fit('map', num_modes=1)", "2 ranks cannot share 1 mode: each holds at least one"),
         ("fit('map', num_modes=2, lr=0.1 + rank)", "ranks were given different methods, options"),
         (
-            "from polymode.core import ranks; ranks.__version__ = f'9.{rank}'; fit('map')",
+            "from polymode.distributed import ranks; ranks.__version__ = f'9.{rank}'; fit('map')",
             "has polymode 9.",
         ),
     ],
@@ -290,7 +291,7 @@ def test_an_address_without_anybody_is_given_up(server: Server) -> None:
 
 ALONE = """
 import os, time
-from polymode.core import training
+from polymode.training import optimiser as training
 from polymode.methods.laplace import laplace
 from polymode.metrics import evaluation
 from polymode.posterior import files, posterior
@@ -358,7 +359,7 @@ made = everything(post)
 
 def test_after_failing_alone_a_rank_says_why_it_can_do_nothing(server: Server) -> None:
     script = """
-from polymode.core import ranks
+from polymode.distributed import ranks
 post = fit("deep_ensemble")
 for again in range(2):
     try:

@@ -177,3 +177,25 @@ def test_the_hessian_stays_positive() -> None:
 def test_bad_options(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         IVON(**options)
+
+
+def test_passes_of_all_steps_draw_masks_of_their_own() -> None:
+    """With dropout and K > 1 passes, no pass has the forward noise of another one."""
+    numbers = []
+
+    class Watched(Stack):
+        def gradients(self, *args, step=0, **options):
+            numbers.append(step)
+            return super().gradients(*args, step=step, **options)
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(D, 4), nn.Dropout(0.5), nn.Linear(4, 1)).double()
+
+    x, y, _ = regression()
+    stack = Watched(net, 2)
+    config = IVON(num_passes=3, epochs=1)
+    problem = Problem(Gaussian(noise=NOISE), N, 1, 4, None, 0)
+    state = ivon.init(config, problem, stack.set_mode("train"))
+    for _ in range(4):
+        state, _ = ivon.step(config, problem, state, Batch(x, y, False))
+    assert len(numbers) == len(set(numbers)) == 12

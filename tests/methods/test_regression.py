@@ -170,3 +170,16 @@ def test_validation_is_in_the_units_of_every_target() -> None:
     post = pm.fit("map", net=lambda: nn.Linear(1, 2), task=task, **QUICK | {"epochs": 200})
     expected = -post.predict(x).log_prob(data[1]).mean().item()
     assert post.history.val_nll[-1][0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_validation_with_one_scale_for_several_targets() -> None:
+    """A `Scaling` of one number stretches each of two targets: the NLL has its logarithm twice."""
+    stream = torch.Generator().manual_seed(3)
+    x = torch.randn(64, 2, generator=stream)
+    y = 30 * x
+    scaling = Scaling(torch.tensor(0.0), torch.tensor(30.0))
+    likelihood = Gaussian(noise=0.5)
+    task = pm.Task(train=(x, y), val=(x, y), likelihood=likelihood, target_scaling=scaling)
+    post = pm.fit("map", net=nn.Linear(2, 2), task=task, epochs=400, progress="silent")
+    expected = -post.predict(x).log_prob(y).mean().item()
+    assert post.history.val_nll[-1][0] == pytest.approx(expected, rel=1e-5)

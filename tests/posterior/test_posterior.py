@@ -82,7 +82,7 @@ def test_too_many_predictions_are_refused_before_they_are_made(post, monkeypatch
 
 
 def test_bad_arguments(post) -> None:
-    with pytest.raises(ValueError, match="`batch_size` must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="`batch_size` of predict must be an integer >= 1, got 0"):
         post.predict(X, batch_size=0)
     with pytest.raises(ValueError, match="`num_samples`"):
         post.sample(0)

@@ -133,3 +133,17 @@ def test_errors() -> None:
         recalibrate(prediction.mean, labels)
     with pytest.raises(ValueError, match="`energy` needs"):
         _ = recalibrate(prediction, labels)(prediction).energy
+
+
+@pytest.mark.parametrize("method", SAMPLES)
+def test_modes_stay_where_samples_are_mapped(method) -> None:
+    """Six samples of two modes: each mode afterwards is what its samples alone become."""
+    prediction, labels = draw(6)
+    prediction = CategoricalPrediction(prediction.log_probs, num_modes=2)
+    fitted = recalibrate(prediction, labels, method, apply_to="samples")
+    after = fitted(prediction)
+    assert (after.num_modes, after.samples_per_mode) == (2, 3)
+    second = fitted(prediction.take_modes([1]))
+    torch.testing.assert_close(after.take_modes([1]).mean, second.mean)
+    assert fitted(prediction.take_modes([0])).num_modes == 1
+    assert recalibrate(prediction, labels, method)(prediction).num_modes == 1

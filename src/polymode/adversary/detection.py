@@ -191,9 +191,9 @@ def sweep(
             published curves have each ε by itself.
         rejection: share of clean inputs that thresholds reject.
     """
-    check_call(sweep, locals(), but=("eps",))
-    if isinstance(eps, int | float) or not len(eps):
-        raise ValueError(f"`eps` of a sweep must be several numbers, got {eps!r}")
+    check_call(sweep, locals())
+    if len(eps) == 0:
+        raise ValueError("`eps` of sweep must have at least one number, got 0")
     check_rejection(rejection)
     radii = sorted({float(each) for each in eps})
     best = options.get("keep") or KINDS.get(kind).metadata["keep"]

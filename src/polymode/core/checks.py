@@ -43,8 +43,12 @@ Seed = Annotated[int, Range(">= 0", lambda number: number >= 0)]
 Count = Annotated[int, Range(">= 1", lambda number: number >= 1)]
 Many = Annotated[int, Range("of at most 1,000,000", lambda number: number <= 10**6)]
 OnlyTensor = Annotated[Tensor, Range("of torch", lambda value: isinstance(value, Tensor))]
+NumModes = Annotated[int, Range("from 1 to 1,000,000", lambda number: 1 <= number <= 10**6)]
 Rows = Annotated[OnlyTensor, Range("with at least one row", lambda rows: len(rows) > 0)]
-Images = Annotated[OnlyTensor, Range("and shape (N, C, H, W)", lambda images: images.dim() == 4)]
+Images = Annotated[
+    OnlyTensor,
+    Range("and shape (N, C, H, W)", lambda given: given.dim() == 4 and given.is_floating_point()),
+]
 Shape = Annotated[
     Sequence[Count],
     Meaning("the shape of one example without the batch axis, such as (2,) or (1, 28, 28)"),

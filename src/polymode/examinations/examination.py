@@ -93,7 +93,7 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
         name: see `polymode list examinations`. options: of this examination.
     """
     task = as_task(task, "examine")
-    check_call(examine, locals())
+    check_call(examine, locals(), but=("task",))
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
     return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))

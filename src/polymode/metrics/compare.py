@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from polymode.core.checks import check_call
 from polymode.metrics.leaderboard import (
     OOD_MEANS,
@@ -60,7 +62,8 @@ def _as_results(given: Any) -> list[Results]:
     """Return a list of results, or say what was given instead."""
     if isinstance(given, Results):
         return [given]
-    items = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Tensor))
+    items = list(given) if several else [given]
     for each in items:
         if not isinstance(each, Results):
             raise ValueError(

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.likelihoods.densities import standard_cdf, standard_quantile
 from polymode.likelihoods.targets import check_values
 from polymode.metrics.regression import check_pair
@@ -81,7 +81,7 @@ def crps(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score(each.view(targets.shape).mean(1))
 
 
-def crps_from_samples(samples: Tensor, targets: Tensor, *, fair: bool = True) -> Score:
+def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True) -> Score:
     r"""Return the mean CRPS, estimated from S draws of each predictive distribution.
 
     .. math:: \frac1S\sum_s |x_s - y| - \frac{1}{S(S-1)}\sum_{s<t} |x_s - x_t|

@@ -23,7 +23,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import Registry
 from polymode.metrics.score import (
     OOD_CLASSIFICATION,
@@ -78,7 +78,7 @@ class Ranked(NamedTuple):
         return Ranked(self.outside.flip(0), self.inside.flip(0))
 
 
-def auroc(inside: Tensor, outside: Tensor) -> Score:
+def auroc(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     r"""Return the probability that an OOD input scores above a test input, ties counted half.
 
     :math:`P(v > u) + \frac12 P(v = u)`, the area under :math:`T/n` over :math:`F/m`. It is the mean
@@ -113,7 +113,7 @@ def _auroc(ranked: Ranked) -> Score:
     return Score(value, m + n, _two_sample_error(ranked, above / (2 * n), below / (2 * m)))
 
 
-def aupr_out(inside: Tensor, outside: Tensor) -> Score:
+def aupr_out(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     r"""Return the average precision of finding the OOD inputs by high scores, OOD positive.
 
     In steps, :math:`\sum_k \frac{T_k - T_{k-1}}{n} \frac{T_k}{T_k + F_k}` over the distinct scores
@@ -141,7 +141,7 @@ def aupr_out(inside: Tensor, outside: Tensor) -> Score:
     return _aupr_out(Ranked.of(inside, outside, "aupr_out"))
 
 
-def aupr_in(inside: Tensor, outside: Tensor) -> Score:
+def aupr_in(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     """Return the average precision of finding the test inputs by low scores: test set positive.
 
     `aupr_out` with both sets exchanged and the sign of the scores turned; formula, standard error
@@ -163,7 +163,7 @@ def aupr_in(inside: Tensor, outside: Tensor) -> Score:
     return _aupr_out(Ranked.of(inside, outside, "aupr_in").turned())
 
 
-def fpr95(inside: Tensor, outside: Tensor) -> Score:
+def fpr95(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     r"""Return the share of test inputs flagged at the threshold that finds 95 % of the OOD inputs.
 
     :math:`F(t)/m` at the highest t with :math:`T(t) \ge 0.95\,n`; OOD positive. The standard error

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.metrics.classification import classes_and_labels
 from polymode.metrics.score import CLASSIFICATION, Score, register
 from polymode.prediction import Prediction
@@ -88,7 +88,7 @@ class RiskCoverage(NamedTuple):
         return self.aurc - self.oracle_aurc
 
 
-def risk_coverage(confidence: Tensor, loss: Tensor) -> RiskCoverage:
+def risk_coverage(confidence: OnlyTensor, loss: OnlyTensor) -> RiskCoverage:
     """Return the risk-coverage curve, the oracle's and that of a random order, in float64.
 
     Args:

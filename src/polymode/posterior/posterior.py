@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from polymode.core.checks import as_numbers
+from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
@@ -32,6 +32,7 @@ from polymode.stack.stack import Stack
 from polymode.training.data import Arrays, Loader
 from polymode.training.history import History
 
+_CHECKED = ("samples_per_mode",)  # with a remedy of its own
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
 
 
@@ -130,8 +131,8 @@ class Posterior:
         x: Any,
         *,
         samples_per_mode: int | None = None,
-        seed: int = 0,
-        batch_size: int = _BATCH,
+        seed: Seed = 0,
+        batch_size: Count = _BATCH,
     ) -> Prediction:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
@@ -142,8 +143,11 @@ class Posterior:
             seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
+        check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
         data = Loader(x) if isinstance(x, DataLoader) else x
+        if not isinstance(data, (Arrays, Loader)):
+            data = torch.atleast_1d(as_numbers("Inputs `x`", data))
         with self.weights.in_step():
             if not isinstance(data, Loader) or data.is_counted_unread:
                 self._require_room(len(data), samples)
@@ -175,10 +179,11 @@ class Posterior:
         x: Any,
         *,
         samples_per_mode: int | None = None,
-        seed: int = 0,
-        batch_size: int = _BATCH,
+        seed: Seed = 0,
+        batch_size: Count = _BATCH,
     ) -> Iterator[Prediction]:
         """Yield the predictions of `predict` part by part, in bounded memory."""
+        check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
         for batch in self._batches(x, batch_size):
             with self.weights.in_step():
@@ -190,13 +195,14 @@ class Posterior:
             yield met
 
     def predict_batch(
-        self, x: Tensor, *, samples_per_mode: int | None = None, seed: int = 0
+        self, x: Tensor, *, samples_per_mode: int | None = None, seed: Seed = 0
     ) -> Prediction:
         """Return the prediction at one batch (B, *input_shape), differentiable with respect to x.
 
         Inputs are not checked and not split. `seed` gives other samples where the posterior draws:
         an attack follows the gradient of `post.predict_batch(x, seed=step).log_prob(y).sum()`.
         """
+        check_call(Posterior.predict_batch, locals(), but=("x", *_CHECKED))
         samples = self._samples(samples_per_mode)
         x = self.weights.spread(x)
         with self.weights.in_step():
@@ -256,7 +262,9 @@ class Posterior:
             return self.weights.samples_per_mode
         wanted, most = samples_per_mode, self.weights.most
         if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-            raise ValueError(f"`samples_per_mode` must be an integer of at least 1, got {wanted!r}")
+            raise ValueError(
+                f"`samples_per_mode` must be an integer of at least 1, got {shown(wanted)}"
+            )
         if most is not None and wanted > most:
             raise ValueError(
                 f"`samples_per_mode` is {wanted}, but {self.method} kept {most} per mode; keep more"
@@ -266,8 +274,6 @@ class Posterior:
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
         """Yield inputs as the networks take them, checked."""
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"`batch_size` must be an integer of at least 1, got {batch_size!r}")
         if isinstance(x, (Arrays, Loader, DataLoader)):
             data = Loader(x) if isinstance(x, DataLoader) else x
             parts: Iterable[Tensor] = (self._inputs(part) for part, _ in data.batches(batch_size))
@@ -297,16 +303,16 @@ class Posterior:
                 )
         return x
 
-    def draws(self, samples_per_mode: int | None = None, *, seed: int = 0) -> Iterator[Stack]:
+    def draws(self, samples_per_mode: int | None = None, *, seed: Seed = 0) -> Iterator[Stack]:
         """Yield L stacks of M networks, sample by sample."""
+        check_call(Posterior.draws, locals(), but=_CHECKED)
         for number in range(self._samples(samples_per_mode)):
             yield self.weights.draw(number, seed)
 
-    def sample(self, num_samples: int, *, seed: int = 0) -> Stack:
+    def sample(self, num_samples: NumModes, *, seed: Seed = 0) -> Stack:
         """Return `num_samples` networks drawn from the posterior: modes with replacement, and from
         each mode its next sample, or any of those that it keeps."""
-        if not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(f"`num_samples` must be an integer of at least 1, got {num_samples!r}")
+        check_call(Posterior.sample, locals())
         stream, most = generator(seed, "sample"), self.weights.most
         modes = torch.randint(self.num_modes, (num_samples,), generator=stream).tolist()
         if most is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Many, check_call
+from polymode.core.checks import NumModes, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.stack.stack import Stack
@@ -40,7 +40,7 @@ class Element:
 
 def element(
     symmetries: Symmetries,
-    num_modes: Many = 1,
+    num_modes: NumModes = 1,
     *,
     permutations: Mapping[str, Any] | None = None,
     scales: Mapping[str, Any] | None = None,
@@ -119,7 +119,7 @@ def _require_none_left(given: Mapping[str, Any], known: list[str], what: str) ->
 
 
 def random_element(
-    symmetries: Symmetries, num_modes: Many = 1, *, seed: int = 0, spread: float = 0.5
+    symmetries: Symmetries, num_modes: NumModes = 1, *, seed: int = 0, spread: float = 0.5
 ) -> Element:
     """Draw an element: permutations uniformly, scalings exp(spread N(0, 1))."""
     check_call(random_element, locals())

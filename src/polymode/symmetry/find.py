@@ -74,7 +74,7 @@ def find(
       scale  number
       0      3
     """
-    check_call(find, {"ignore_eps": ignore_eps, "check": check})
+    check_call(find, locals(), but=("net",))
     if isinstance(net, Posterior):
         input_shape = net.input_shape if input_shape is None else input_shape
         net = net.weights.like

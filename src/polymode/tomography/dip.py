@@ -35,8 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import OnlyTensor, check_call
+from polymode.core.checks import Images, check_call
 from polymode.core.rng import generator
+from polymode.core.text import first_line
 from polymode.nets import unet
 from polymode.stack.stack import Stack
 from polymode.tomography.dip_training import DeepImagePrior, Observed, start, step
@@ -101,7 +102,7 @@ def deep_image_prior(
     net: Callable[[], nn.Module] | Sequence[nn.Module] | None = None,
     options: DeepImagePrior | None = None,
     *,
-    inputs: OnlyTensor | None = None,
+    inputs: Images | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
@@ -220,8 +221,14 @@ def _stack(
 
 def _check_network(stack: Stack, own: Tensor, operator: LinearOperator) -> None:
     """Refuse a network that does not map images to images of their size."""
-    with torch.no_grad():
-        found = tuple(stack.module(0).eval()(own[0]).shape)
+    try:
+        with torch.no_grad():
+            found = tuple(stack.module(0).eval()(own[0]).shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"`net` of deep_image_prior cannot evaluate `inputs` of shape {tuple(own[0].shape)}:"
+            f" {first_line(error)}"
+        ) from error
     wanted = (1, 1, *operator.image_shape)
     if found != wanted:
         raise ValueError(

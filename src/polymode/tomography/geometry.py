@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from polymode.core.checks import shown
 from polymode.tomography.rays import Array
 
 
@@ -98,7 +99,7 @@ def make_geometry(
     what = "fan_beam" if fan else "parallel_beam"
     if isinstance(side, bool) or not isinstance(side, int) or side < 2:
         raise ValueError(
-            f"`side` of {what} must be an integer of at least 2, got {side!r}; images must be"
+            f"`side` of {what} must be an integer of at least 2, got {shown(side)}; images must be"
             " square: pad the shorter side with zeros"
         )
     half_diagonal, magnified = side / math.sqrt(2), 1.0

@@ -48,7 +48,7 @@ def inpainting(mask: Tensor) -> LinearOperator:
 
 def blur(
     image_shape: tuple[int, int],
-    width: Annotated[float, Range("in (0, 10,000]", lambda width: 0 < width <= 10_000)],
+    width: Annotated[float, Range("of at most 10,000 pixels", lambda width: not width > 10_000)],
 ) -> LinearOperator:
     """Return the operator that blurs with a Gaussian of standard deviation `width` > 0, in pixels.
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Few, check_call
+from polymode.core.checks import Many, check_call
 from polymode.core.memory import require_free
 from polymode.tomography.geometry import Geometry, make_geometry
 from polymode.tomography.operator import LinearOperator
@@ -60,7 +60,7 @@ class Projector(LinearOperator):
 
 def parallel_beam(
     side: int,
-    angles: Few | Sequence[float] | Tensor,
+    angles: Many | Sequence[float] | Tensor,
     *,
     num_detectors: int | None = None,
     spacing: float | None = None,
@@ -78,13 +78,13 @@ def parallel_beam(
     >>> parallel_beam(28, angles=20).shape
     (820, 784)
     """
-    check_call(parallel_beam, locals())
+    check_call(parallel_beam, locals(), but=("side",))
     return projector_of(make_geometry(side, angles, num_detectors, spacing), rays_per_detector)
 
 
 def fan_beam(
     side: int,
-    angles: Few | Sequence[float] | Tensor,
+    angles: Many | Sequence[float] | Tensor,
     *,
     source_distance: float,
     detector_distance: float = 0.0,
@@ -103,7 +103,7 @@ def fan_beam(
         spacing: from one cell to the next, in pixels; by default as much as one pixel is magnified.
         rays_per_detector: rays whose mean is what a cell measures.
     """
-    check_call(fan_beam, locals())
+    check_call(fan_beam, locals(), but=("side",))
     geometry = make_geometry(
         side, angles, num_detectors, spacing, source_distance, detector_distance
     )

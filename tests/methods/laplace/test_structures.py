@@ -14,8 +14,8 @@ from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Arrays
 
-from ...core.linalg.cases import CASES
-from ...core.linalg.test_tangent import one_by_one, stack_of
+from ...curvature.cases import CASES
+from ...curvature.test_tangent import one_by_one, stack_of
 
 
 def problem_of(stack: Stack, x: Tensor, likelihood: Likelihood) -> Problem:

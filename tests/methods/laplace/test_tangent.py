@@ -15,7 +15,7 @@ from polymode.methods.laplace.linear_model import Tangent
 from polymode.methods.laplace.linear_model_observed import observed
 from polymode.stack.stack import Stack
 
-from ...core.linalg.cases import CASES
+from ...curvature.cases import CASES
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.linspace(-1.5, 1.5, 40, dtype=torch.float64)[:, None]

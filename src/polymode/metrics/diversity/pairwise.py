@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.metrics.diversity.pieces import Predictions, pieces
 from polymode.metrics.diversity.tiles import add_pair_sums
 
@@ -125,7 +125,7 @@ def pairwise_disagreement(predictions: Predictions) -> Tensor:
     return _mean_over_inputs(predictions, add)
 
 
-def upper(matrix: Tensor) -> Tensor:
+def upper(matrix: OnlyTensor) -> Tensor:
     """Return the values above the diagonal of (S, S), each pair once, (S (S - 1) / 2,).
 
     Of a matrix that is not symmetric, as of `pairwise_kl`, `upper(matrix.T)` has the other half.
@@ -138,7 +138,7 @@ def upper(matrix: Tensor) -> Tensor:
     return matrix[torch.ones(size, size, dtype=torch.bool).triu(1).to(matrix.device)]
 
 
-def mean_pairwise(matrix: Tensor) -> float:
+def mean_pairwise(matrix: OnlyTensor) -> float:
     """Return the mean of (S, S) over pairs of different members, both orders."""
     check_call(mean_pairwise, locals())
     size = _square(matrix)
