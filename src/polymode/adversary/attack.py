@@ -27,8 +27,7 @@ from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
-from polymode.core.checks import OnlyTensor, check_call
-from polymode.examinations.examination import check_options
+from polymode.core.checks import OnlyTensor, check_call, check_keywords
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, Prediction
@@ -105,7 +104,7 @@ def attack(
     check_call(attack, locals(), but=("box",))
     start = time.perf_counter()
     chosen = KINDS.get(kind)
-    check_options(chosen.value, f"the attack '{kind}'", options)
+    check_keywords(chosen.value, f"the attack '{kind}'", options)
     check_number("eps", eps, zero=True, infinite=True)
     check_choice("loss", loss, LOSSES)
     check_choice("away_from", away_from, ORIGINS)

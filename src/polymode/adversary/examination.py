@@ -27,8 +27,8 @@ from polymode.adversary.detection import Sweep, check_rejection, sweep
 from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.adversary.square import check_norm
-from polymode.core.checks import check_call
-from polymode.examinations.examination import EXAMINATIONS, check_options
+from polymode.core.checks import check_call, check_keywords
+from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Row
@@ -60,7 +60,7 @@ def check(
     entry = KINDS.get(kind)
     given = {key: value for key, value in options.items() if value is not None}
     own = {key: value for key, value in given.items() if key in OF_KINDS}
-    check_options(entry.value, f"the attack '{kind}'", own)
+    check_keywords(entry.value, f"the attack '{kind}'", own)
     step_of(kind, 0.0, 1, given.pop("step_size", None))
     check_steps("an attack", num_examples=num_examples, **given)
     check_choice("norm", norm, NORMS)

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.core.registry import suggest
+
 _LARGEST = 2**63 - 1  # what tensors and their sizes can hold
 _SHOWN = 60
 
@@ -82,6 +84,25 @@ def check_call(
             raise ValueError(
                 f"`{name}` of {_name(function)} must be {rule.text}, got {shown(given[name])}"
             )
+
+
+def check_keywords(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that are not keyword-only parameters of `function`, and ask for missing ones.
+
+    Args:
+        what: whose options they are, for the message.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for key in options:
+        if key not in known:
+            listed = ", ".join(known) or "none"
+            raise ValueError(
+                f"Unknown option '{key}' for {what}.{suggest(key, known)} Options: {listed}"
+            )
+    missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
+    if missing:
+        raise ValueError(f"{what} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -9,19 +9,18 @@ An examination is a function `(post, task, *, options) -> Findings`. It is enter
         check=check_options,                 # optional: (**options), raises ValueError
     )
 
-and its figures, if any, by `DISPLAYS.register` in a module of `plots/` of the same name.
+and its figures, if any, by `DISPLAYS.register` in `plots.py` of its subject, or in `plots/`.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from polymode.core.checks import check_call
-from polymode.core.registry import Registry, suggest
+from polymode.core.checks import check_call, check_keywords
+from polymode.core.registry import Registry
 from polymode.core.text import read_value, value_text
 from polymode.examinations.findings import Findings
 from polymode.posterior import Posterior
@@ -34,12 +33,12 @@ EXAMINATIONS: Registry[Examination] = Registry(
     "examination",
     modules=[
         "polymode.examinations.convergence",
-        "polymode.examinations.chains",
+        "polymode.chains.examination",
         "polymode.examinations.reference",
         "polymode.examinations.evidence",
         "polymode.examinations.pairs",
-        "polymode.examinations.symmetry",
-        "polymode.examinations.equivariance",
+        "polymode.symmetry.examination",
+        "polymode.equivariance.examination",
         "polymode.adversary.examination",
     ],
 )
@@ -63,7 +62,7 @@ class Asked(NamedTuple):
 def ask(name: str, options: Mapping[str, Any]) -> Asked:
     """Return a checked request, or raise `ValueError` that says what is wrong with it."""
     entry = EXAMINATIONS.get(name)
-    check_options(entry.value, f"examination '{name}'", options)
+    check_keywords(entry.value, f"examination '{name}'", options)
     if check := entry.metadata.get("check"):
         check(**options)
     return Asked(name, dict(sorted(options.items())))
@@ -97,22 +96,3 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     asked = ask(name, plain)
     return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
-
-
-def check_options(function: Callable[..., Any], what: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that are not keyword-only parameters of `function`, and ask for missing ones.
-
-    Args:
-        what: whose options they are, for the message.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for key in options:
-        if key not in known:
-            listed = ", ".join(known) or "none"
-            raise ValueError(
-                f"Unknown option '{key}' for {what}.{suggest(key, known)} Options: {listed}"
-            )
-    missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
-    if missing:
-        raise ValueError(f"{what} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")

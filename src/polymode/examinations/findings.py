@@ -21,10 +21,10 @@ DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
     "figure of an examination",
     modules=[
         "polymode.plots.convergence",
-        "polymode.plots.chains",
-        "polymode.plots.attack",
+        "polymode.chains.plots",
+        "polymode.adversary.plots",
         "polymode.plots.pairs",
-        "polymode.plots.equivariance",
+        "polymode.equivariance.plots",
     ],
 )
 """By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are

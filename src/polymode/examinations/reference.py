@@ -25,6 +25,7 @@ from torch import nn
 
 from polymode import nets
 from polymode._version import __version__
+from polymode.chains.examination import chains, r_hat_of
 from polymode.chains.rhat import check
 from polymode.core.checks import check_call
 from polymode.core.files import (
@@ -38,7 +39,6 @@ from polymode.core.files import (
 from polymode.core.html import html_block
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
-from polymode.examinations.chains import chains, r_hat_of
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.methods import HMC, fit

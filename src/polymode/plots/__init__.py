@@ -11,7 +11,9 @@ Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. 
 
 from __future__ import annotations
 
-from polymode.plots.attack import attack_curves, attack_trajectory, detection_curves
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from polymode.plots.confidence_gap import confidence_gap
 from polymode.plots.confusion import confusion
 from polymode.plots.cost_pareto import cost_pareto
@@ -23,10 +25,8 @@ from polymode.plots.entropy_scatter import entropy_scatter
 from polymode.plots.example_pictures import example_pictures
 from polymode.plots.forest import Comparison, forest
 from polymode.plots.ood import ood_histogram
-from polymode.plots.orbit_curve import orbit_curve
 from polymode.plots.pair_density import pair_density
 from polymode.plots.panels import panels
-from polymode.plots.reconstruction import error_calibration, reconstruction_pictures
 from polymode.plots.regression import regression_band
 from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
@@ -36,6 +36,11 @@ from polymode.plots.severity_spread import severity_spread
 from polymode.plots.size_curve import size_curve
 from polymode.plots.sweep import sweep
 from polymode.plots.uncertainty_maps import map_limits, uncertainty_maps
+
+if TYPE_CHECKING:
+    from polymode.adversary.plots import attack_curves, attack_trajectory, detection_curves
+    from polymode.equivariance.plots import orbit_curve
+    from polymode.tomography.plots import error_calibration, reconstruction_pictures
 
 __all__ = [
     "Comparison",
@@ -71,3 +76,23 @@ __all__ = [
     "sweep",
     "uncertainty_maps",
 ]
+
+# A picture of one subject is in its room, which builds on this one: imported when asked for.
+_SUBJECTS = {
+    "attack_curves": "adversary",
+    "attack_trajectory": "adversary",
+    "detection_curves": "adversary",
+    "error_calibration": "tomography",
+    "orbit_curve": "equivariance",
+    "reconstruction_pictures": "tomography",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SUBJECTS:
+        raise AttributeError(f"module 'polymode.plots' has no attribute '{name}'")
+    return getattr(import_module(f"polymode.{_SUBJECTS[name]}.plots"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

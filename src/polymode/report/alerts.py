@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from polymode.examinations.chains import r_hat_of
+from polymode.chains.examination import r_hat_of
 from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import EXAMINED, is_headline, title_of
 

@@ -16,13 +16,12 @@ import torch
 
 from polymode import nets
 from polymode._version import __version__
+from polymode.core.checks import check_keywords
 from polymode.core.files import json_safe
 from polymode.core.registry import suggest
 from polymode.examinations import Findings, read_asked
-from polymode.examinations.examination import check_options
 from polymode.methods import METHODS
-from polymode.methods.fit import check_options as check_method_options
-from polymode.methods.fit import with_augmentation
+from polymode.methods.fit import check_options, with_augmentation
 from polymode.metrics.table import align
 from polymode.runs.defaults import defaults_for
 from polymode.runs.part import Arm, Experiment, Part, Request
@@ -274,7 +273,7 @@ def plan_experiment(
     _apply(settings, {}, arms)
     try:
         for _, options, _ in arms.values():
-            check_options(experiment.function, f"experiment '{study[1]}'", options)
+            check_keywords(experiment.function, f"experiment '{study[1]}'", options)
     except ValueError as error:
         raise UsageProblem(str(error)) from error
     recipe = Recipe(study[1], {}, "", {}, check_device(device), function=experiment.function)
@@ -361,7 +360,7 @@ def _noise_for(method: str, net: str) -> dict[str, Any]:
 def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options, _ in plan.arms.values():
-        check_method_options(method, options)
+        check_options(method, options)
         try:
             with_augmentation(METHODS.get(method).value.config(**options))
         except TypeError as error:

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from polymode.chains.examination import chains as examined
 from polymode.examinations import Findings, measure
-from polymode.examinations.chains import chains as examined
 from polymode.methods import fit
 from polymode.metrics.paired import mean_and_error, paired
 from polymode.metrics.table import number

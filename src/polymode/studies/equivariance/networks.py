@@ -22,12 +22,7 @@ from torch import Tensor, nn
 from polymode import nets
 from polymode.core.rng import fold, generator
 from polymode.equivariance.canonical import canonicalised
-from polymode.equivariance.groups import Group
-from polymode.equivariance.groups import group as find_group
-from polymode.equivariance.orbits import Score
-from polymode.equivariance.steerable import Steerable, steerable
-from polymode.examinations import Findings, measure
-from polymode.examinations.orbits import (
+from polymode.equivariance.examination import (
     NOISE,
     Along,
     along_orbits,
@@ -35,6 +30,11 @@ from polymode.examinations.orbits import (
     inputs_of,
     ood_inputs,
 )
+from polymode.equivariance.groups import Group
+from polymode.equivariance.groups import group as find_group
+from polymode.equivariance.orbits import Score
+from polymode.equivariance.steerable import Steerable, steerable
+from polymode.examinations import Findings, measure
 from polymode.methods import fit
 from polymode.posterior import Posterior
 from polymode.tasks import Task

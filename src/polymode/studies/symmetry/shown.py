@@ -10,10 +10,10 @@ from polymode.examinations import findings_of
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import Display
-from polymode.plots.symmetry import mass_profile, plane_steps
 from polymode.studies.study import Runs, Table
 from polymode.studies.symmetry.published import TABLES, Printed
 from polymode.studies.symmetry.setup import OOD
+from polymode.symmetry.plots import mass_profile, plane_steps
 
 EXPERIMENTS = ("zoo", "toy", "mass")
 

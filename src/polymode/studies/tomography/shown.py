@@ -11,11 +11,11 @@ from polymode.metrics.paired import mean_and_error
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import Display
 from polymode.plots.image_rows import image_rows
-from polymode.plots.reconstruction import error_calibration, reconstruction_pictures
 from polymode.studies.study import Runs, Table
 from polymode.studies.tomography.claims import values
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
+from polymode.tomography.plots import error_calibration, reconstruction_pictures
 
 SCORED = ("small", "large", "walnut")
 TITLES = {"small": "small images", "large": "large images", "walnut": "walnut"}

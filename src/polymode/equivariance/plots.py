@@ -1,8 +1,9 @@
-"""Along an orbit: prediction and uncertainty as the input is transformed by g(θ).
+"""Figures of equivariance: predictions along an orbit, and what more members are worth.
 
-An invariant predictor is flat. The figure shows the members and their mean, the group average (the
-mean over θ of that mean), and a control: the prediction for the input that was resampled as for
-g(θ) and put back, so that the effect of interpolation is not mistaken for a lack of symmetry.
+Along an orbit, an invariant predictor is flat. The figure shows the members and their mean, the
+group average (the mean over θ of that mean), and a control: the prediction for the input that was
+resampled as for g(θ) and put back, so that the effect of interpolation is not mistaken for a lack
+of symmetry.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.core.checks import check_call
+from polymode.examinations import DISPLAYS, Findings
 from polymode.plots.axes import legend_below, panel_title
 from polymode.plots.display import INK, Display, Style
 from polymode.plots.sources import numbers
@@ -19,6 +21,7 @@ from polymode.plots.sources import numbers
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
+
 
 MEMBERS = 15  # thin lines, at most
 
@@ -168,3 +171,85 @@ def _numbers(values: Any) -> np.ndarray:
             f"orbit_curve needs finite numbers, got {(~np.isfinite(array)).sum()} that are not"
         )
     return array
+
+
+TITLES = {"same_share": "OSP / |G|", "deviation": "s.d. along orbits"}
+
+
+class MemberCurves(Display):
+    """Orbit metrics against the number of members, on the test set and on the OOD set."""
+
+    size = (5.6, 2.9)
+
+    def plot(self, ax: Axes, metric: str = "") -> Axes:
+        """Draw one metric, by default the first."""
+        data = self.data
+        metric = metric or next(name for name in TITLES if name in data)
+        for prefix, label, color, marker in (
+            ("", "test set", self.style.color, "o"),
+            ("ood_", str(data["ood"][0]), INK, "s"),
+        ):
+            ax.errorbar(
+                data[f"{prefix}members"], data[f"{prefix}{metric}"],
+                yerr=data[f"{prefix}{metric} s.e."], color=color, marker=marker, linewidth=1.3,
+                label=label,
+            )  # fmt: skip
+        ax.set_xscale("log", base=2)
+        ticks = data["members"]
+        ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+        ax.xaxis.minorticks_off()
+        ax.set_xlabel("members")
+        panel_title(ax, TITLES[metric])
+        if metric == "deviation":
+            ax.set_ylim(bottom=0)
+        else:
+            ax.set_ylim(top=1.02)
+        ax.legend()
+        return ax
+
+    def draw(self, figure: FigureBase) -> None:
+        names = [name for name in TITLES if name in self.data]
+        for ax, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            self.plot(ax, name)
+        figure.suptitle(self.title, fontsize=9, color=INK)
+
+
+@DISPLAYS.register("equivariance")
+def equivariance(
+    findings: Findings, *, label: str = "", style: Style | None = None
+) -> dict[str, Display]:
+    """Return "members", and "orbit 1", "orbit 2", ... of the first test inputs.
+
+    Args:
+        findings: of the examination "equivariance". label, style: of the method.
+    """
+    data = {name: np.asarray(values) for name, values in findings.arrays.items()}
+    found: dict[str, Display] = {}
+    name, sizes = label or "posterior", data["members"]
+    if len(sizes) > 1:
+        kept = {
+            key: values for key, values in data.items() if not key.startswith(("orbit", "theta"))
+        }
+        metric = next(each for each in TITLES if each in data)
+        ends = f"{data[metric][0]:.3g} to {data[metric][-1]:.3g} on the test set,"
+        ends += f" {data[f'ood_{metric}'][0]:.3g} to {data[f'ood_{metric}'][-1]:.3g} on"
+        said = f"{TITLES[metric]} from {ends} {data['ood'][0]}, with 1 to {sizes[-1]:.0f} members"
+        found["members"] = MemberCurves(
+            kept, label=name, style=style,
+            caption=f"Sub-ensembles of {name}, mean ± s.e. over subsets of its members: {said}.",
+            alt=f"Orbit metrics of {name} against the number of members: {said}.",
+        )  # fmt: skip
+    turning = "orbit control" in data
+    for number, members in enumerate(data.get("orbit members", ())):
+        classes = "orbit label" in data
+        title = f"{name}, test input {number + 1}"
+        title += f", class {data['orbit label'][number]}" if classes else ""
+        found[f"orbit {number + 1}"] = orbit_curve(
+            data["theta"], members, label=title, style=style,
+            uncertainty=data["orbit entropy"][number] if classes else None,
+            uncertainty_name="predictive entropy, nats" if classes else "",
+            control=data["orbit control"][number] if turning else None,
+            parameter="θ" if turning else "element", unit="°" if turning else "",
+            value="probability of the label" if classes else "first output",
+        )  # fmt: skip
+    return found

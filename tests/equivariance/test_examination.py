@@ -12,9 +12,9 @@ from torch import nn
 import polymode as pm
 from polymode.equivariance import group
 from polymode.equivariance.average import GroupAverage
+from polymode.equivariance.examination import along_orbits, by_size
 from polymode.equivariance.orbits import same_predictions
 from polymode.examinations import read_asked
-from polymode.examinations.orbits import along_orbits, by_size
 
 TASK = pm.task("digits")
 
