@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -44,6 +46,10 @@ def named(folder: Path) -> list[str]:
     return sorted([*(entry["file"] for entry in entries), "posterior.json"])
 
 
+def unsupported(*_: object, **__: object) -> bool:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
 def save_again_and_again(folder: Path, seed: int, start, rounds: int) -> None:
     for number in range(rounds):
         start.wait(30)
@@ -56,7 +62,7 @@ def test_two_processes_save_to_one_folder_at_once(locks, tmp_path, monkeypatch) 
     """60 folders, each written by both at the same moment: one of the two is there, whole. Where
     the file system has locks, nothing else is."""
     if not locks:
-        monkeypatch.setattr(store, "fcntl", None)
+        monkeypatch.setattr(filelock, "lock_descriptor", unsupported)
     rounds, start = 60, FORK.Barrier(2)
     workers = [
         FORK.Process(target=save_again_and_again, args=(tmp_path, seed, start, rounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -10,9 +11,9 @@ import subprocess
 import sys
 import time
 
+import filelock
 import pytest
 
-from polymode.runs import lock
 from polymode.runs.folder import RunFolder
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
@@ -77,16 +78,17 @@ def test_a_lock_that_was_removed_while_we_waited_for_it_is_made_anew(tmp_path, m
             FolderLock(path).__enter__()
 
 
-@pytest.mark.parametrize("without", ["module", "support"])
-def test_where_the_system_has_no_lock_the_owner_decides(tmp_path, monkeypatch, without):
-    if without == "module":
-        monkeypatch.setattr(lock, "fcntl", None)
-    else:
+@pytest.fixture
+def no_locks(monkeypatch):
+    """A file system without locks."""
 
-        def unsupported(*_):
-            raise OSError(lock.errno.ENOLCK, "No locks available")
+    def unsupported(*_, **__):
+        raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(filelock, "lock_descriptor", unsupported)
+
+
+def test_where_the_system_has_no_lock_the_owner_decides(tmp_path, no_locks):
     path = tmp_path / "LOCK"
     here, gone = platform.node(), _a_dead_process()
     for owner in ({"pid": gone, "host": here, "since": 0}, {}, "nonsense"):
@@ -101,8 +103,7 @@ def test_where_the_system_has_no_lock_the_owner_decides(tmp_path, monkeypatch, w
 
 
 @pytest.mark.parametrize("since", ["noon", None, [], {}, 1e300, float("nan"), -1e18])
-def test_an_odd_time_in_the_lock_is_no_traceback(tmp_path, monkeypatch, since):
-    monkeypatch.setattr(lock, "fcntl", None)
+def test_an_odd_time_in_the_lock_is_no_traceback(tmp_path, no_locks, since):
     owner = {"pid": os.getppid(), "host": platform.node(), "since": since}
     (tmp_path / "LOCK").write_text(json.dumps(owner))
     with pytest.raises(UsageProblem, match="since an unknown time; wait"):
@@ -110,15 +111,13 @@ def test_an_odd_time_in_the_lock_is_no_traceback(tmp_path, monkeypatch, since):
 
 
 @pytest.mark.parametrize("pid", ["x", None, [], 10**30, -1, 0])
-def test_an_owner_that_is_no_process_is_taken_over(tmp_path, monkeypatch, pid):
-    monkeypatch.setattr(lock, "fcntl", None)
+def test_an_owner_that_is_no_process_is_taken_over(tmp_path, no_locks, pid):
     (tmp_path / "LOCK").write_text(json.dumps({"pid": pid, "host": platform.node()}))
     with FolderLock(tmp_path / "LOCK"):
         pass
 
 
-def test_a_lock_that_is_nested_deeply_has_no_owner(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "fcntl", None)
+def test_a_lock_that_is_nested_deeply_has_no_owner(tmp_path, no_locks):
     (tmp_path / "LOCK").write_text("[" * 5000)
     with FolderLock(tmp_path / "LOCK"):
         pass

@@ -13,11 +13,10 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from polymode.core.files import (
     json_digest,
     json_safe,
     read_json,
+    take_lock,
     write_json,
 )
 from polymode.core.html import html_block
@@ -56,12 +56,6 @@ from polymode.tasks import Task
 from polymode.tasks.registry import as_task
 from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 USUAL: dict[str, Any] = {
     "num_modes": 8, "epochs": 2000, "leapfrog_steps": 50, "samples_per_mode": 100,
@@ -278,12 +272,12 @@ def _held(folder: Path) -> Iterator[None]:
 
     A cache that cannot be written is read, where it has the reference.
     """
-    lock = folder / "reference.lock"
-    if lock.is_fifo():  # to open it would wait for a reader
-        raise FileProblem(f"{lock} is not a plain file; remove it")
+    path = folder / "reference.lock"
+    if path.is_fifo():  # to open it would wait for a reader
+        raise FileProblem(f"{path} is not a plain file; remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "ab")
+        file = open(path, "ab")
     except OSError as error:
         if (folder / MARK).is_file():
             yield
@@ -293,9 +287,7 @@ def _held(folder: Path) -> Iterator[None]:
             " POLYMODE_CACHE to a folder that can be written"
         ) from None
     with file:
-        if fcntl is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+        take_lock(file.fileno(), wait=True)
         yield
 
 

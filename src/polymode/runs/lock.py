@@ -1,32 +1,23 @@
 """One writer a folder: a file `LOCK` that says who writes, and since when.
 
-The lock itself is the system's (`flock`): it ends with the process that holds it, however that
+The lock itself is the system's: it ends with the process that holds it, however that
 ends, so what a killed run leaves is taken over without asking. Where the system has no such lock,
 the owner's entry decides: a process of this machine that is gone does not count.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
 import time
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
-from polymode.core.files import is_alive
+from polymode.core.files import is_alive, take_lock
 from polymode.core.text import parse_json
 from polymode.runs.settings import UsageProblem
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
-
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class FolderLock:
@@ -63,14 +54,10 @@ class FolderLock:
         os.close(self._file)
 
     def _take(self) -> None:
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise self._refusal() from None
-        if _may_live(self._owner()):
+        locked = take_lock(self._file, wait=False)
+        if locked is False:
+            raise self._refusal()
+        if locked is None and _may_live(self._owner()):
             raise self._refusal(f"wait, remove {self.path} if that process is gone,")
 
     def _still_there(self) -> bool:
@@ -84,7 +71,7 @@ class FolderLock:
             os.lseek(self._file, 0, os.SEEK_SET)
             owner = parse_json(os.read(self._file, 4096))
             return owner if isinstance(owner, dict) else {}
-        except ValueError:  # empty, or being written
+        except (ValueError, OSError):  # empty, being written, or locked as on Windows
             return {}
 
     def _refusal(self, remedy: str = "wait,") -> UsageProblem:

@@ -12,21 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from polymode.core.files import cache_folder, replace_file
+from polymode.core.files import cache_folder, locked, replace_file
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.text import parse_json
 from polymode.distributed import ranks
@@ -36,12 +34,6 @@ from polymode.tracing.code import code_of
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 Run = Callable[["Stack", Tensor, Tensor], Any]
 
@@ -338,23 +330,8 @@ def is_plan(plan: Any) -> bool:
 def _agree(path: Path, job: str, plan: Plan) -> Plan:
     """Return the choice on file, else put this one there: processes that measured at once agree."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.parent):
+    with locked(path.parent):
         found = _read(path)
         if job not in found:
             replace_file(path, json.dumps(found | {job: plan}, indent=0).encode())
     return found.get(job, plan)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder as others that choose do, where the file system has such locks."""
-    if fcntl is None:
-        yield
-        return
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX)  # until it is closed
-        yield
-    finally:
-        os.close(held)

@@ -11,22 +11,15 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from polymode.core.files import FileProblem, read_tensors, write_tensors
+from polymode.core.files import FileProblem, read_tensors, take_lock, write_tensors
 from polymode.stack.choice import Plan, is_plan
 from polymode.stack.stack import Stack
 from polymode.training.optimiser import Optimization
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 SCHEMA = 2
 _ABSENT = "absent"
@@ -226,24 +219,19 @@ def claimed(folder: Path) -> Iterator[None]:
     The lock is the system's, and ends with the process. Without it, two trainings that began
     before the first checkpoint would write over each other's.
     """
-    lock = folder / "training.lock"
+    path = folder / "training.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise FileProblem(
             f"{folder} cannot be a checkpoint folder: a file is in its place; give another"
         ) from None
-    if lock.exists() and not lock.is_file():  # to open a pipe would wait for its reader
-        raise FileProblem(f"{lock} is not a plain file; remove it, or give another folder")
-    with open(lock, "ab") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FileProblem(
-                    f"{folder} is in use: another training that is running keeps its checkpoints"
-                    " there; wait for it, or give another checkpoint folder"
-                ) from None
-            except OSError:  # a file system without locks
-                pass
+    if path.exists() and not path.is_file():  # to open a pipe would wait for its reader
+        raise FileProblem(f"{path} is not a plain file; remove it, or give another folder")
+    with open(path, "ab") as file:
+        if take_lock(file.fileno(), wait=False) is False:
+            raise FileProblem(
+                f"{folder} is in use: another training that is running keeps its checkpoints"
+                " there; wait for it, or give another checkpoint folder"
+            )
         yield

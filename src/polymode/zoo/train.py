@@ -12,14 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, read_tensors, write_tensors
+from polymode.core.files import FileProblem, read_tensors, take_lock, write_tensors
 from polymode.core.rng import fold
 from polymode.distributed.ray import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.methods.fit import fit
@@ -37,12 +36,6 @@ from polymode.zoo.index import (
     write_about,
 )
 from polymode.zoo.recipe import RECIPES, Recipe, recipe_of
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 Watch = Callable[[Shard, int, int], None]
 EVALUATED = 256  # rows at a time
@@ -242,12 +235,9 @@ def shard_problem(folder: Path, shard: Shard) -> str:
 def _claimed(path: Path, wait: bool) -> Iterator[bool]:
     """Hold a shard while it is trained; yields False if another process holds it."""
     with open(path, "w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError:
-                yield False
-                return
+        if take_lock(file.fileno(), wait=wait) is False:
+            yield False
+            return
         yield True
         path.unlink(missing_ok=True)
 
