@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from polymode.core.rng import generator
-from polymode.methods.laplace.linear_model_solve import conjugate_gradients
 from polymode.tomography.evidence import Evidence, maximise
 from polymode.tomography.image_posterior import exact_posterior
 from polymode.tomography.kernels import assemble
@@ -15,11 +14,9 @@ from polymode.tomography.matrix_free import (
     Solver,
     ascend,
     kernel_product,
-    log_quadrature,
     matheron,
     sampled_tv_predcp,
 )
-from polymode.tomography.preconditioner import nystrom
 from polymode.tomography.tv_predcp import tv_predcp
 
 SOLVER = Solver(rank=8, relative=1e-8, most=60)
@@ -34,40 +31,6 @@ def test_kernel_product_is_that_with_the_dense_kernel(model, hyper, kernels) -> 
     rows = torch.randn(3, 24, generator=generator(0), dtype=torch.float64)
     dense = kernels.covariance(model.prior.coefficients(hyper))
     torch.testing.assert_close(kernel_product(model, hyper)(rows), rows @ dense)
-
-
-def test_several_right_hand_sides_with_a_preconditioner() -> None:
-    root = torch.randn(12, 12, generator=generator(1), dtype=torch.float64)
-    matrix = root @ root.T + torch.eye(12, dtype=torch.float64)
-    near = nystrom(lambda rows: rows @ (root @ root.T), 12, 6, 1.0, generator(2))
-    targets = torch.randn(4, 12, generator=generator(3), dtype=torch.float64)
-    targets[2] = 0.0  # solved from the beginning
-    found = conjugate_gradients(
-        lambda rows: rows @ matrix, targets, near.solve, relative=1e-10, most=30
-    )
-    torch.testing.assert_close(found, torch.linalg.solve(matrix, targets.T).T)
-
-
-def test_preconditioner_of_full_rank_is_the_matrix() -> None:
-    root = torch.randn(10, 7, generator=generator(1), dtype=torch.float64)
-    matrix = root @ root.T
-    near = nystrom(lambda rows: rows @ matrix, 10, 10, 0.3, generator(2))
-    whole = matrix + 0.3 * torch.eye(10, dtype=torch.float64)
-    rows = torch.randn(2, 10, generator=generator(3), dtype=torch.float64)
-    torch.testing.assert_close(near.power(rows, 1.0), rows @ whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        near.solve(rows), torch.linalg.solve(whole, rows.T).T, rtol=1e-4, atol=1e-4
-    )
-    assert near.logdet() == pytest.approx(float(torch.logdet(whole)), abs=1e-4)
-
-
-def test_log_quadrature_is_exact_after_as_many_steps_as_rows() -> None:
-    root = torch.randn(9, 9, generator=generator(1), dtype=torch.float64)
-    matrix = root @ root.T + 0.5 * torch.eye(9, dtype=torch.float64)
-    values, vectors = torch.linalg.eigh(matrix)
-    white = torch.randn(3, 9, generator=generator(2), dtype=torch.float64)
-    expected = ((white @ vectors).square() * values.log()).sum(1)
-    torch.testing.assert_close(log_quadrature(lambda r: r @ matrix, white, 9), expected)
 
 
 @pytest.mark.parametrize("mean", ["linear", "trained"])

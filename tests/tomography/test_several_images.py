@@ -26,7 +26,6 @@ from polymode.tomography.filter_prior import filter_prior
 from polymode.tomography.kernels import assemble
 from polymode.tomography.linearised_dip import starting_point
 from polymode.tomography.matrix_free import Solver
-from polymode.tomography.preconditioner import LowRankPlusNoise
 from polymode.tomography.tv_predcp import neighbours
 
 SHAPE, N, E = (8, 12), 3, 2
@@ -198,16 +197,6 @@ def test_how_far_the_noise_may_be_is_by_its_information(fit, path, monkeypatch) 
     ((chosen, information, mean),) = given
     assert chosen == found.hyper.noise and mean == "trained"
     assert information == pytest.approx(0.5 * float(share.square().sum()), rel=1e-3)
-
-
-def test_shares_of_the_noise_are_eigenvalues() -> None:
-    torch.manual_seed(0)
-    vectors = torch.linalg.qr(torch.randn(6, 2, dtype=torch.float64))[0]
-    near = LowRankPlusNoise(vectors, torch.tensor([3.0, 0.5], dtype=torch.float64), 0.2)
-    dense = near.power(torch.eye(6, dtype=torch.float64), 1.0)
-    torch.testing.assert_close(
-        near.noise_shares().sort().values, (0.2 / torch.linalg.eigvalsh(dense)).sort().values
-    )
 
 
 def test_defaults_are_those_that_the_study_supports(fit) -> None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.curvature.solve import descent_direction
+
 BOUNDS = (0.01, 100.0)
 """Where one number is looked for; a prediction is certain or says nothing beyond."""
 
@@ -76,7 +78,7 @@ def newton(
     for _ in range(200):
         if here.gradient.abs().max() <= tolerance:
             break
-        step = _conjugate_gradients(here)
+        step = descent_direction(here.product, here.gradient, here.solver())
         promised, size = float((step * here.gradient).sum()), 1.0
         rounding = 4e-16 * max(1.0, abs(here.value))
         while (there := function(theta + size * step)).value > (
@@ -87,25 +89,3 @@ def newton(
                 return theta
         theta, here = theta + size * step, there
     return theta
-
-
-def _conjugate_gradients(here: Bend) -> Tensor:
-    """Return a direction in which the function falls, nearly -H^-1 g."""
-    residual, precondition = -here.gradient, here.solver()
-    norm = float(residual.norm())
-    enough = min(0.1, sqrt(norm)) * norm
-    step, solved = torch.zeros_like(residual), precondition(residual)
-    direction, product = solved, float((residual * solved).sum())
-    for _ in range(2 * residual.numel()):
-        bent = here.product(direction)
-        curvature = float((direction * bent).sum())
-        if curvature <= 0.0:
-            return step if step.any() else direction
-        step = step + (product / curvature) * direction
-        residual = residual - (product / curvature) * bent
-        if residual.norm() <= enough:
-            break
-        solved = precondition(residual)
-        before, product = product, float((residual * solved).sum())
-        direction = solved + (product / before) * direction
-    return step

@@ -1,7 +1,7 @@
 r"""The evidence of the linear model and samples of its posterior without any matrix.
 
 Only products with A, J and their transposes are taken, of many vectors at once. With probes
-z ~ N(0, P), P the preconditioner of K (`preconditioner.py`), so that E[K⁻¹ z (P⁻¹ z)ᵀ] = K⁻¹,
+z ~ N(0, P), P the preconditioner of K (`curvature/solve.py`), so that E[K⁻¹ z (P⁻¹ z)ᵀ] = K⁻¹,
 
     ½ d log det K = ½ tr(K⁻¹ dK) ≈ ½ mean_z (P⁻¹ z)ᵀ dK (K⁻¹ z),     dK = A J dΣ Jᵀ Aᵀ + dσ² I,
 
@@ -24,7 +24,12 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.methods.laplace.linear_model_solve import conjugate_gradients
+from polymode.curvature.solve import (
+    LowRankPlusNoise,
+    conjugate_gradients,
+    log_quadrature,
+    nystrom,
+)
 from polymode.tomography.evidence import (
     HIGH_VARIANCE,
     LENGTHSCALES,
@@ -37,7 +42,6 @@ from polymode.tomography.evidence import (
 from polymode.tomography.filter_prior import FilterPrior, Hyper
 from polymode.tomography.image_posterior import ImagePosterior
 from polymode.tomography.linearised import Linearised
-from polymode.tomography.preconditioner import LowRankPlusNoise, nystrom
 from polymode.tomography.tv_predcp import TVPredCP, neighbours
 
 
@@ -109,35 +113,6 @@ class Solved:
             return self.near.power(self.product(self.near.power(rows, -0.5)), -0.5)
 
         return self.near.logdet() + log_quadrature(between, white, steps)
-
-
-def log_quadrature(product: Callable[[Tensor], Tensor], white: Tensor, steps: int) -> Tensor:
-    """Return wᵀ log(M) w of each row w of `white` (S, m), by Lanczos with reorthogonalisation."""
-    size = white.norm(dim=1, keepdim=True)
-    steps = min(steps, white.shape[1])
-    basis = [white / size]
-    diagonal, beside = [], []
-    for step in range(steps):
-        image = product(basis[-1])
-        diagonal.append((image * basis[-1]).sum(1))
-        kept = torch.stack(basis, 1)  # (S, step + 1, m)
-        for _ in range(2):
-            along = (kept @ image.unsqueeze(-1)).squeeze(-1)
-            image = image - (kept.mT @ along.unsqueeze(-1)).squeeze(-1)
-        length = image.norm(dim=1)
-        if step + 1 == steps or bool((length < 1e-10).all()):
-            break
-        beside.append(length)
-        basis.append(image / length.clamp_min(1e-30).unsqueeze(1))
-    tridiagonal = torch.diag_embed(torch.stack(diagonal, 1))
-    if beside:
-        off = torch.stack(beside, 1)
-        tridiagonal = (
-            tridiagonal + torch.diag_embed(off, offset=1) + torch.diag_embed(off, offset=-1)
-        )
-    values, vectors = torch.linalg.eigh(tridiagonal)
-    weights = vectors[:, 0].square()
-    return size[:, 0].square() * (weights * values.clamp_min(1e-30).log()).sum(1)
 
 
 class Estimate(NamedTuple):

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.curvature.solve import conjugate_gradients
 from polymode.methods.laplace.evidence_search import Terms
 from polymode.methods.laplace.linear_model_solve import (
     Products,
-    conjugate_gradients,
     solve_iterative,
 )
 

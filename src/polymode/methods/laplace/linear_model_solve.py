@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.curvature.solve import conjugate_gradients
 from polymode.methods.laplace.linear_model_observed import Observed
 
 STEPS = 100
@@ -165,51 +166,6 @@ def solve_iterative(
         if expected < tolerance or products.quadratic:
             break
     return theta
-
-
-def conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    target: Tensor,
-    preconditioner: Tensor | Callable[[Tensor], Tensor],
-    *,
-    start: Tensor | None = None,
-    relative: float = 1e-5,
-    most: int = 100,
-) -> Tensor:
-    """Return x with ‖product(x) − target‖ ≤ `relative` ‖target‖, norms by the preconditioner.
-
-    Several right-hand sides are solved at once, rows of `target` (..., P); `product` is then given
-    as many rows. It ends when all are solved.
-
-    Args:
-        preconditioner: diagonal, like `target`, or a function of rows.
-        most: at most so many products; what is reached then is returned.
-    """
-    improve = preconditioner if callable(preconditioner) else preconditioner.mul
-    x = torch.zeros_like(target) if start is None else start
-    rest = target.clone() if start is None else target - product(start)
-    better = improve(rest)
-    direction, size = better, _inner_products(rest, better)
-    goal = relative**2 * _inner_products(target, improve(target))
-    for _ in range(most):
-        if bool((size <= goal).all()):
-            break
-        image = product(direction)
-        length = _ratio(size, _inner_products(direction, image))
-        x, rest = x + length * direction, rest - length * image
-        better = improve(rest)
-        before, size = size, _inner_products(rest, better)
-        direction = better + _ratio(size, before) * direction
-    return x
-
-
-def _inner_products(left: Tensor, right: Tensor) -> Tensor:
-    return (left * right).sum(-1, keepdim=True)
-
-
-def _ratio(upper: Tensor, lower: Tensor) -> Tensor:
-    """Return upper / lower, 0 where a row is solved exactly and both are 0."""
-    return torch.where(lower == 0, torch.zeros_like(lower), upper / lower)
 
 
 class Products:
