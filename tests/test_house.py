@@ -100,5 +100,5 @@ def test_one_vocabulary() -> None:
 
 
 def test_files_are_small() -> None:
-    long = {p.name: n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 450}
+    long = {p.name: n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
     assert not long

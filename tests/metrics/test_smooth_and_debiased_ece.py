@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from polymode.metrics import calibration as k
+from polymode.metrics.calibration import smooth_calibration_error
 from polymode.metrics.score import NotDefined
-from polymode.metrics.smooth_ece import smooth_calibration_error
 
 from .made_up import binary, simulate
 

@@ -1,23 +1,25 @@
-r"""Calibration: is what is said with probability p true with frequency p?
+r"""Calibration: do events predicted with probability p happen with frequency p?
 
 With the confidence :math:`c_n` of the mixture's top class and :math:`a_n = 1` if it is the label,
 else 0, a set of bins has counts :math:`n_b`, mean confidences :math:`conf_b` and accuracies
-:math:`acc_b`. All errors here but the smooth one see no further than the bins: a predictor that
-is wrong in opposite ways within one bin seems right.
+:math:`acc_b`. Every error here except the smooth one sees only these averages: a predictor that is
+wrong in opposite directions within one bin looks right.
 
-Bins are closed on the right, and which one a confidence falls in depends on its value alone, so
-equal confidences are never torn apart and the order of the examples does not matter:
+Bins are closed on the right. The bin of a confidence depends only on its value, so equal
+confidences share a bin and the order of the examples does not matter:
 
 - of equal width, :math:`(\frac{b-1}{15}, \frac{b}{15}]`; exactly 1 is in the last, 0 in the first;
 - of equal mass, :math:`(e_{b-1}, e_b]` with :math:`e_b` the confidence of rank
-  :math:`\lceil b B / 15 \rceil`; where many are equal, bins between them stay empty.
+  :math:`\lceil b B / 15 \rceil`; with many ties, some bins stay empty.
 
-None of these is a proper score: a predictor that always gives the class frequencies has zero. Read
-them together with the NLL. `B` batch, `C` classes, `R` resamples.
+None of these is a proper score: a predictor that always gives the class frequencies has error zero.
+Read them together with the NLL. `B` batch, `C` classes, `R` resamples.
 """
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,16 +31,20 @@ from polymode.core.checks import Many, check_call
 from polymode.core.rng import fold
 from polymode.metrics.classification import classes_and_labels
 from polymode.metrics.score import CLASSIFICATION, Interval, NotDefined, Score, register
-from polymode.metrics.smooth_ece import smooth_calibration_error
 from polymode.prediction import Prediction
 
-RESAMPLES = 500  # of a standard error: good to 3 % of it
+RESAMPLES = 500  # bootstrap resamples: the standard error is then accurate to 3 %
+GRID = 4096  # steps from 0 to 1 of the smooth error
+HALVINGS = 30  # of the bracket of the smooth error's width: to 1e-9
+_calibration_error = partial(
+    register, CLASSIFICATION, unit="probability", direction="down", family="calibration"
+)
 
 
 class Bins(NamedTuple):
-    """Confidence against accuracy, one entry a bin, in float64.
+    """Confidence against accuracy, one entry per bin, in float64.
 
-    An empty bin has count 0 and its centre for both means, so it shows no gap.
+    An empty bin has count 0 and its centre as both means, so it has no gap.
 
     Attributes:
         count: examples, int64. confidence, accuracy: their means.
@@ -59,7 +65,7 @@ def reliability_bins(
 
     Args:
         confidence: (B,) in [0, 1], B >= 1. correct: (B,) booleans, or 0 and 1.
-        num_bins: at least 1. equal: "width" or "mass", as the module says.
+        num_bins: at least 1. equal: "width" or "mass", see the module docstring.
 
     >>> bins = reliability_bins(torch.tensor([0.6, 0.8, 1.0]), torch.tensor([1, 0, 1]), num_bins=2)
     >>> bins.count.tolist(), [round(a, 3) for a in bins.accuracy.tolist()]
@@ -78,27 +84,22 @@ def reliability_bins(
     return Bins(count, mean(confidence.double()), mean(correct), edges[:-1], edges[1:])
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "ece",
     title="ECE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     headline=True,
     summary="mean gap between confidence and accuracy over 15 equal-width bins of confidence",
 )
 def ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return the expected calibration error, :math:`\sum_b \frac{n_b}{B} |acc_b - conf_b|`.
 
-    In [0, 1], of the top class, in bins of equal width. The standard error is that of a bootstrap
-    over the examples, 500 resamples, the same at each call.
+    For the top class, in bins of equal width; in [0, 1]. The standard error comes from 500
+    bootstrap resamples of the examples, the same at each call.
 
-    Traps: biased upwards, the more the fewer examples a bin has: a perfectly calibrated predictor
+    Traps: biased upwards, more so with fewer examples per bin: a perfectly calibrated predictor
     has about 0.04 on 1,000 examples and 0.017 on 5,000 if its confidences are spread evenly; see
-    `ece_interval` and `debiased_ece`. It looks at the top class only, and most bins of a sure
-    network are nearly empty. Half-open bins that lose a confidence of exactly 1, or put it in a
-    bin of its own, are found in libraries.
+    `ece_interval` and `debiased_ece`. It looks at the top class only, and most bins of a confident
+    network are nearly empty. Some libraries drop a confidence of exactly 1 or give it an extra bin.
 
     Args:
         num_bins: at least 1; 15 is what the literature reports.
@@ -110,24 +111,20 @@ def ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     return _binned_error(*_top(prediction, targets, "ece"), num_bins, "width")
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "adaptive_ece",
     title="adaptive ECE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     summary="mean gap between confidence and accuracy over 15 bins of equally many examples",
 )
 def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return :math:`\sum_b \frac{n_b}{B} |acc_b - conf_b|` over bins of equal mass, in [0, 1].
 
-    Of the top class, like `ece`; each bin has about B / 15 examples, so all are estimated alike.
-    Equal confidences share a bin: if all are equal, it is :math:`|acc - conf|` of the whole. The
-    standard error is a bootstrap over the examples with the bins held fixed.
+    For the top class, like `ece`; each bin has about B / 15 examples, so all gaps are equally
+    noisy. Equal confidences share a bin: if all are equal, the error is :math:`|acc - conf|` over
+    all examples. The standard error is a bootstrap over the examples with the bins held fixed.
 
-    Traps: not the class-wise ACE of Nixon et al., which is `classwise_ace`. Biased upwards, as
-    `ece`. Where libraries cut a sorted list into equal parts, ties fall as the sort left them.
+    Traps: not the class-wise ACE of Nixon et al., which is `classwise_ace`. Biased upwards, like
+    `ece`. Libraries that cut a sorted list into equal parts split ties arbitrarily.
 
     Args:
         num_bins: at least 1.
@@ -139,22 +136,18 @@ def adaptive_ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -
     return _binned_error(*_top(prediction, targets, "adaptive_ece"), num_bins, "mass")
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "classwise_ace",
     title="class-wise ACE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     summary="gap between the probability of a class and its frequency, over 15 bins of equally many"
     " examples for each class, mean over classes",
 )
 def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     r"""Return :math:`\frac1C\sum_k\sum_b \frac{n_{kb}}{B} |freq_{kb} - prob_{kb}|`, in [0, 1].
 
-    For each class k by itself, the examples are put in bins of equal mass by :math:`\bar p_{nk}`;
-    :math:`prob_{kb}` is its mean there and :math:`freq_{kb}` the share of labels k. Bins without
-    ties all weigh 1/15, which is the paper's mean over ranges. A class that no label has counts.
+    For each class k, the examples are put in bins of equal mass by :math:`\bar p_{nk}`;
+    :math:`prob_{kb}` is its mean in a bin and :math:`freq_{kb}` the share of labels k. Bins without
+    ties all weigh 1/15, which is the paper's mean over ranges. Classes without a label count, too.
 
     Traps: with many classes most probabilities are near 0, and so is the error: compare at equal C
     only. Biased upwards. No threshold is applied, which would make it the paper's TACE.
@@ -175,20 +168,16 @@ def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: Many = 15) 
     ends = torch.searchsorted(ordered, inner, right=True)
     ends = F.pad(F.pad(ends, (1, 0)), (0, 1), value=size)
     sums = F.pad(ordered.double().cumsum(1), (1, 0)).gather(1, ends).diff()
-    own = probs.gather(1, labels[:, None])
-    bins = torch.searchsorted(inner[labels], own)[:, 0]
+    label_probs = probs.gather(1, labels[:, None])
+    bins = torch.searchsorted(inner[labels], label_probs)[:, 0]
     hits = torch.bincount(labels * num_bins + bins, minlength=num_classes * num_bins)
     gaps = hits.view(num_classes, num_bins) - sums
     return Score(gaps.abs().sum().item() / (size * num_classes), size)
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "mce",
     title="MCE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     summary="largest gap between confidence and accuracy in any of 15 equal-width bins",
 )
 def mce(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
@@ -196,8 +185,8 @@ def mce(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
 
     Over the bins of `ece` that hold an example, so it is never below the ECE.
 
-    Traps: one bin with one example can decide it, and on real data usually does; it hardly tells
-    methods apart. No standard error: the maximum has none that resampling would find.
+    Traps: one bin with one example can decide it, and on real data usually does, so it hardly
+    distinguishes methods. No standard error: resampling does not estimate that of a maximum.
 
     Args:
         num_bins: at least 1.
@@ -211,27 +200,29 @@ def mce(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -> Score:
     return Score((bins.accuracy - bins.confidence).abs().max().item(), len(correct))
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "smooth_ece",
     title="smooth ECE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     summary="gap between confidence and accuracy, smoothed by a kernel as wide as the gap itself"
     " instead of binned",
 )
 def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
-    r"""Return the :math:`\sigma^*` at which the error smoothed with it equals it, in [0, 1].
+    r"""Return the width :math:`\sigma^*` of the kernel at which the smoothed error equals it.
 
-    Of the top class; the kernel is a Gaussian of width :math:`\sigma^*` reflected at 0 and 1, see
-    `polymode.metrics.smooth_ece`. No bins are to be chosen, and it is continuous: a small change
-    of the probabilities changes it little, where an example may jump from bin to bin. Of a gap
-    that is the same everywhere it is the gap.
+    In [0, 1], for the top class. With confidences :math:`c_n` and hits :math:`a_n \in \{0, 1\}`,
+    the residual at t and the error at width :math:`\sigma` are
+
+    .. math:: r_\sigma(t) = \frac1B\sum_n K_\sigma(t, c_n)\,(a_n - c_n),\qquad
+        smECE_\sigma = \int_0^1 |r_\sigma(t)|\,dt,
+
+    where :math:`K_\sigma` is the Gaussian kernel reflected at 0 and 1, so that no mass leaves
+    [0, 1]. :math:`smECE_\sigma` never grows with :math:`\sigma`, so exactly one width equals its
+    error. There are no bins to choose, and the error is continuous in the probabilities. If the gap
+    is the same everywhere, the error is that gap.
 
     Traps: gaps of opposite signs closer together than :math:`\sigma^*` cancel, so it is below the
     ECE of fine bins. Biased upwards on few examples, less than the ECE. Smoothing in log-odds
-    instead, as some libraries do, gives other numbers.
+    instead, as some libraries do, gives different numbers.
 
     Reference: J. Błasiok, P. Nakkiran, Smooth ECE: principled reliability diagrams via kernel
     smoothing, ICLR 2024 (arXiv:2309.12236).
@@ -241,13 +232,9 @@ def smooth_ece(prediction: Prediction, targets: Tensor) -> Score:
     return Score(smooth_calibration_error(confidence.double(), correct), len(correct))
 
 
-@register(
-    CLASSIFICATION,
+@_calibration_error(
     "debiased_ece",
     title="debiased ECE",
-    unit="probability",
-    direction="down",
-    family="calibration",
     summary="root mean square gap between confidence and accuracy over 15 bins of equally many"
     " examples, minus what chance alone would give",
 )
@@ -260,11 +247,11 @@ def debiased_ece(prediction: Prediction, targets: Tensor, num_bins: Many = 15) -
     over bins of equal mass of the top class's confidence; a bin of one example adds nothing, as
     its noise cannot be estimated; if no bin has two it is not defined. In [0, 1].
 
-    Given the bins, E is unbiased for the square; cut at zero, it is 0 for about half of all
+    Given the bins, E is unbiased for the squared error; cut at zero, it is 0 for about half of all
     calibrated predictors.
 
-    Traps: a root mean square, at least the mean absolute gap that `ece` estimates: compare their
-    order of methods, not their values. The root of an unbiased number is not unbiased.
+    Traps: a root mean square, never below the mean absolute gap that `ece` estimates: compare how
+    they rank methods, not their values. The root of an unbiased estimate is biased.
 
     Args:
         num_bins: at least 1.
@@ -292,23 +279,24 @@ def ece_interval(
     num_resamples: Many = 1000,
     seed: int = 0,
 ) -> Interval:
-    r"""Return what the ECE in 15 equal-width bins would be without end of data, with an interval.
+    r"""Return the ECE in 15 equal-width bins in the limit of infinite data, with an interval.
 
-    The ECE is biased upwards and a resampled ECE once more, so the percentiles of a bootstrap of a
-    calibrated predictor never hold its true error, 0, and correcting them by the same amount holds
-    it 0.4 to 0.8 of the time. Therefore tests are inverted: with the bins' gaps
+    The ECE is biased upwards and a resampled ECE even more, so bootstrap percentiles for a
+    calibrated predictor never cover its true error, 0; percentiles corrected by the same amount
+    cover it with probability 0.4 to 0.8. Therefore tests are inverted: with the bins' gaps
     :math:`g_b = \frac{n_b}{B}(acc_b - conf_b)` and their deviations :math:`\epsilon_r` in resample
-    r, an error t belongs to the interval if the ECE seen, :math:`\sum_b |g_b|`, lies between the
-    quantiles :math:`(1 \mp level) / 2` of :math:`\sum_b |t d_b + \epsilon_{rb}|`. The direction d,
-    with :math:`\sum_b |d_b| = 1`, is that of g for the upper end, and for the lower end that of g
-    less its noise, :math:`g_b \max(0, 1 - var\,\epsilon_b / g_b^2)`. `value` is the t with the
-    ECE seen as its median: it is below `ece`, and 0 for about half of the calibrated predictors.
+    r, an error t belongs to the interval if the observed ECE, :math:`\sum_b |g_b|`, lies between
+    the quantiles :math:`(1 \mp level) / 2` of :math:`\sum_b |t d_b + \epsilon_{rb}|`. The direction
+    d, with :math:`\sum_b |d_b| = 1`, is parallel to g for the upper end, and for the lower end to g
+    with its noise removed, :math:`g_b \max(0, 1 - var\,\epsilon_b / g_b^2)`. `value` is the t for
+    which the observed ECE is the median: below `ece`, and 0 for about half of the calibrated
+    predictors.
 
-    Coverage found by simulation at level 0.95, 200 to 5,000 examples, 48 designs: 0.96 to 0.99 if
-    calibrated, else 0.89 to 0.97, the least where the gaps of bins are as small as their noise.
+    Coverage by simulation at level 0.95, with 200 to 5,000 examples and 48 designs: 0.96 to 0.99 if
+    calibrated, otherwise 0.89 to 0.97, lowest where the gaps of bins are as small as their noise.
 
-    Traps: it is about the binned error, which is below the true one; a sample that looks better
-    calibrated than chance allows gives [0, 0].
+    Traps: it concerns the binned error, which is below the true one; a sample that looks better
+    than chance allows gives [0, 0].
 
     Args:
         level: in (0, 1). num_resamples: at least 100. seed: of the resamples.
@@ -337,14 +325,14 @@ def ece_interval(
 
 
 def _invert(gaps: np.ndarray, direction: np.ndarray, noise: np.ndarray, q: float) -> float:
-    """Return the error t along `direction` at which the ECE seen is the q-quantile; 0 if none."""
-    seen, length = np.abs(gaps).sum(), np.abs(direction).sum()
+    """Return the error t along `direction` whose q-quantile is the observed ECE; 0 if none."""
+    observed, length = np.abs(gaps).sum(), np.abs(direction).sum()
     if length == 0:
         return 0.0
-    unit, low, high = direction / length, 0.0, seen + np.abs(noise).sum(1).max()
+    unit, low, high = direction / length, 0.0, observed + np.abs(noise).sum(1).max()
     for _ in range(30):
         t = 0.5 * (low + high)
-        below = (np.abs(t * unit + noise).sum(1) < seen).mean()
+        below = (np.abs(t * unit + noise).sum(1) < observed).mean()
         low, high = (t, high) if below > q else (low, t)
     return float(low)
 
@@ -366,11 +354,11 @@ def _resample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gaps of the bins, (num_bins,), and of resampled examples, (R, num_bins).
 
-    A bin's gap is its share of the examples times accuracy less confidence.
+    A bin's gap is its share of the examples times the difference of accuracy and confidence.
 
-    Only the sums of the bins count. A resample has multinomial counts of right and wrong examples
-    in each bin; the sum of their gaps, which differ by the bin's width at most, is drawn from a
-    normal distribution of the right mean and variance. This costs nothing per example.
+    Only the sums over bins are resampled: the counts of right and wrong examples in each bin are
+    multinomial, and the sum of their gaps, which differ by at most the bin's width, is drawn from
+    a normal distribution with the right mean and variance. The cost does not depend on B.
     """
     n, cells = len(correct), 2 * index + correct.long()
     gap = correct - confidence.double()
@@ -398,16 +386,16 @@ def _assign(confidence: Tensor, num_bins: Many, equal: str) -> tuple[Tensor, Ten
 
 
 def _ranks(size: int, num_bins: Many) -> Tensor:
-    """Return where the inner edges of bins of equal mass stand in a sorted list."""
+    """Return the positions in a sorted list of the inner edges of bins of equal mass."""
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(f"`num_bins` must be an integer of at least 1, got {num_bins!r}")
     return (torch.arange(1, num_bins) * size + num_bins - 1) // num_bins - 1
 
 
 def _top(prediction: Prediction, targets: Tensor, metric: str) -> tuple[Tensor, Tensor]:
-    """Return the confidence in the top class, in its own type, and 1 where it is the label, (B,).
+    """Return the confidence in the top class, (B,), and 1 where it is the label, else 0.
 
-    The type matters to `_assign`: an edge is where numbers of that type have it.
+    The confidence keeps its dtype, at whose precision `_assign` places the edges of the bins.
     """
     classes, labels = classes_and_labels(prediction, targets, metric)
     confidence = classes.confidence.detach().clamp(max=1)  # float32 sums to 1 + 1e-7
@@ -415,7 +403,7 @@ def _top(prediction: Prediction, targets: Tensor, metric: str) -> tuple[Tensor, 
 
 
 def _check(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (B,) each, `correct` as float64, or say what is wrong."""
+    """Return both as tensors (B,), `correct` in float64, or raise what is wrong."""
     confidence, correct = torch.as_tensor(confidence).detach(), torch.as_tensor(correct).detach()
     confidence = confidence if confidence.is_floating_point() else confidence.double()
     correct = correct.double()
@@ -429,3 +417,45 @@ def _check(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     if not ((correct == 0) | (correct == 1)).all():
         raise ValueError("`correct` must be booleans, or 0 and 1; pass `classes == labels`")
     return confidence, correct
+
+
+def smooth_calibration_error(confidence: Tensor, correct: Tensor) -> float:
+    r"""Return :math:`\sigma^*` of `smooth_ece`, in [0, 1].
+
+    The reflected kernel is the heat kernel of [0, 1], diagonal in cosines:
+
+    .. math:: K_\sigma(t, c) =
+        1 + 2\sum_{k \ge 1} e^{-\pi^2 k^2 \sigma^2 / 2} \cos(\pi k t) \cos(\pi k c).
+
+    The examples are spread over a grid of spacing 1/4096, each shared by its two neighbours. One
+    Fourier transform of the grid, and one back for each sigma tried, do the rest. Accurate to 1e-3
+    of the value where that is above 0.0005; below, the grid adds up to 5e-6.
+
+    Args:
+        confidence: (B,) float64 in [0, 1]. correct: (B,) 0 or 1.
+    """
+    waves = _cosine_sums(confidence, (correct - confidence) / len(confidence))
+    rates = 0.5 * (math.pi * torch.arange(GRID + 1, dtype=waves.dtype, device=waves.device)) ** 2
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        sigma = 0.5 * (low + high)
+        low, high = (sigma, high) if _smoothed_error(waves, rates, sigma) > sigma else (low, sigma)
+    return 0.5 * (low + high) if low else 0.0
+
+
+def _cosine_sums(places: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums of weights * cos(pi k places), k = 0..GRID, by way of the grid."""
+    scaled = places * GRID
+    left = scaled.floor().clamp(max=GRID - 1)
+    share, index = scaled - left, left.long()
+    grid = torch.zeros(2 * GRID, dtype=weights.dtype, device=weights.device)
+    grid.index_add_(0, index, weights * (1 - share)).index_add_(0, index + 1, weights * share)
+    return torch.fft.rfft(grid).real
+
+
+def _smoothed_error(waves: Tensor, rates: Tensor, sigma: float) -> float:
+    """Return smECE of one sigma, by the trapezoid rule."""
+    damped = waves * torch.exp(-rates * sigma**2)
+    residual = torch.fft.irfft(torch.complex(damped, torch.zeros_like(damped)), n=2 * GRID)
+    size = residual[: GRID + 1].abs() * 2  # 2 * GRID undoes irfft's factor, 1 / GRID is the step
+    return (size.sum() - 0.5 * (size[0] + size[-1])).item()

@@ -8,6 +8,7 @@ class :math:`\hat y_n` and confidence :math:`c_n = \max_k \bar p_{nk}`, everythi
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,15 +21,15 @@ from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature
 
 IMPOSSIBLE = -math.log(5e-324)  # nats of a label that every sample gives probability 0
+_quality = partial(register, CLASSIFICATION, family="quality")
+_uncertainty = partial(register, CLASSIFICATION, direction="", family="uncertainty", targets=False)
 
 
-@register(
-    CLASSIFICATION,
+@_quality(
     "accuracy",
     title="accuracy",
     unit="fraction",
     direction="up",
-    family="quality",
     headline=True,
     summary="share of examples whose most probable class is the label",
 )
@@ -43,13 +44,11 @@ def accuracy(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score((classes.classes == labels).double())
 
 
-@register(
-    CLASSIFICATION,
+@_quality(
     "top_5_accuracy",
     title="top-5 accuracy",
     unit="fraction",
     direction="up",
-    family="quality",
     summary="share of examples whose label is among the five most probable classes",
 )
 def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
@@ -74,18 +73,16 @@ def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
     probs = classes.mean.detach()
     if probs.shape[1] <= k:
         raise NotDefined(f"needs more than {k} classes, got {probs.shape[1]}")
-    own = probs.gather(1, labels[:, None])
-    above, tied = (probs > own).sum(1), (probs == own).sum(1)
+    label_probs = probs.gather(1, labels[:, None])
+    above, tied = (probs > label_probs).sum(1), (probs == label_probs).sum(1)
     return mean_score(((k - above).double() / tied).clamp(0, 1))
 
 
-@register(
-    CLASSIFICATION,
+@_quality(
     "nll",
     title="NLL",
     unit="nats/example",
     direction="down",
-    family="quality",
     headline=True,
     summary="mean negative log-probability of the label under the averaged prediction",
 )
@@ -107,13 +104,11 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score(_surprise(-classes.log_prob(labels)))
 
 
-@register(
-    CLASSIFICATION,
+@_quality(
     "brier",
     title="Brier",
     unit="probability²",
     direction="down",
-    family="quality",
     headline=True,
     summary="squared distance of the class probabilities from the one-hot label, summed over"
     " classes: 0 to 2",
@@ -136,13 +131,11 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score(probs.square().sum(1) - 2 * of_label + 1)
 
 
-@register(
-    CLASSIFICATION,
+@_quality(
     "calibrated_nll",
     title="calibrated NLL",
     unit="nats/example",
     direction="down",
-    family="quality",
     summary="NLL at the best temperature; fitted on one random half of this same set, scored on the"
     " other, and the halves swapped",
 )
@@ -174,22 +167,18 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
     logs = classes.log_mean.detach().double()
     order = torch.randperm(len(labels), generator=generator(seed, "calibrated_nll"))
     halves = order.to(logs.device).tensor_split(2)
-    each = torch.empty_like(logs[:, 0])
+    nats = torch.empty_like(logs[:, 0])
     for fitted, scored in (halves, halves[::-1]):
         scaled = logs[scored] / fit_temperature(logs[fitted], labels[fitted])
-        own = scaled.gather(1, labels[scored, None])[:, 0]
-        each[scored] = scaled.logsumexp(1) - own
-    return mean_score(_surprise(each))
+        label_logits = scaled.gather(1, labels[scored, None])[:, 0]
+        nats[scored] = scaled.logsumexp(1) - label_logits
+    return mean_score(_surprise(nats))
 
 
-@register(
-    CLASSIFICATION,
+@_uncertainty(
     "predictive_entropy",
     title="predictive entropy",
     unit="nats",
-    direction="",
-    family="uncertainty",
-    targets=False,
     summary="mean entropy of the averaged prediction: all uncertainty; describes, does not score",
 )
 def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) -> Score:
@@ -207,14 +196,10 @@ def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) ->
     return mean_score(_classes(prediction, "predictive_entropy").predictive_entropy)
 
 
-@register(
-    CLASSIFICATION,
+@_uncertainty(
     "expected_entropy",
     title="expected entropy",
     unit="nats",
-    direction="",
-    family="uncertainty",
-    targets=False,
     summary="mean entropy of the members' own predictions: what would remain if the network were"
     " known; describes, does not score",
 )
@@ -233,15 +218,11 @@ def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> S
     return mean_score(_classes(prediction, "expected_entropy").expected_entropy)
 
 
-@register(
-    CLASSIFICATION,
+@_uncertainty(
     "mutual_information",
     title="mutual information",
     unit="nats",
-    direction="",
-    family="uncertainty",
     epistemic=True,
-    targets=False,
     summary="how much the members' predictions differ; describes, does not score",
 )
 def mutual_information(prediction: Prediction, targets: Tensor | None = None) -> Score:
@@ -253,15 +234,11 @@ def mutual_information(prediction: Prediction, targets: Tensor | None = None) ->
     return mean_score(_samples(prediction, "mutual_information").mutual_information)
 
 
-@register(
-    CLASSIFICATION,
+@_uncertainty(
     "disagreement",
     title="disagreement",
     unit="fraction of pairs",
-    direction="",
-    family="uncertainty",
     epistemic=True,
-    targets=False,
     summary="share of the pairs of members that name different classes; describes, does not score",
 )
 def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score:

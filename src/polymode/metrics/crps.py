@@ -3,8 +3,8 @@ r"""The continuous ranked probability score (CRPS) of mixtures, and of draws fro
 .. math:: \mathrm{CRPS}(F, y) = \int (F(x) - 1[x \ge y])^2 dx
           = E|X - y| - \tfrac12 E|X - X'|, \qquad X, X' \sim F.
 
-It is the absolute error made proper: of a point it is |x - y|, and its expectation is smallest for
-the true distribution. For a mixture of Gaussians both expectations are sums of
+It is the absolute error made proper: for a point x it is |x - y|, and its expectation is smallest
+for the true distribution. For a mixture of Gaussians both expectations are sums of
 
 .. math:: A(\mu, \sigma) = E|N(\mu, \sigma^2)|
           = \mu\,\mathrm{erf}\frac{\mu}{\sqrt2\sigma}
@@ -32,10 +32,10 @@ from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, re
 from polymode.prediction import Prediction
 
 _CHUNK = 2**16  # numbers computed at a time, 0.5 MB: they stay in the cache
-_STEP = 1.0  # of the cuts of the line, in the inverse hyperbolic sine of standard units
-_POINTS = 8  # of Gauss-Legendre between two cuts
+_STEP = 1.0  # between cuts of the line, in the inverse hyperbolic sine of standard units
+_POINTS = 8  # Gauss-Legendre points between two cuts
 _TAIL = 3e-8  # probability beyond the outermost cuts; the integrand there is its square
-_CELLS = 2**16  # of the table of the distribution function
+_CELLS = 2**16  # in the table of the distribution function
 
 
 @register(
@@ -52,15 +52,15 @@ _CELLS = 2**16  # of the table of the distribution function
 def crps(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean CRPS of the mixture, in units of y, above 0.
 
-    Exact for Gaussians, at a cost of :math:`S^2/2` pairs an element. For Student-t densities to
-    about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is infinite. What it
-    needs of memory is bounded. `each` is the mean over outputs.
+    Exact for Gaussians, at a cost of :math:`S^2/2` pairs per element. For Student-t densities
+    accurate to about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is
+    infinite. Memory is bounded. `each` is the mean over outputs.
 
-    Traps: of the mixture, never above the mean of the members' own scores. It scales with y (see
-    `standardise`) and with several outputs the one of the largest unit rules; each output is judged
-    alone, so dependence between outputs does not matter. Libraries that score the members' means as
-    if they were draws of y leave the noise out, and count an ensemble of finite size as a whole
-    distribution (see `crps_from_samples`).
+    Traps: the score of the mixture, never above the mean of the members' scores. It scales with y
+    (see `standardise`), so of several outputs the one with the largest unit dominates; outputs are
+    scored separately, so dependence between them does not matter. Libraries that score the members'
+    means as if they were draws of y leave out the noise, and treat an ensemble of finite size as
+    the full distribution (see `crps_from_samples`).
 
     Reference: E. P. Grimit, T. Gneiting, V. J. Berrocal, N. A. Johnson, The continuous ranked
     probability score for circular variables and its application to mesoscale forecast ensemble
@@ -77,8 +77,8 @@ def crps(prediction: Prediction, targets: Tensor) -> Score:
     if df is not None and df <= 1.0:
         raise NotDefined(f"no first moment: df = {df:g} <= 1")
     values, loc, scale = targets.flatten(), mixture.loc.flatten(1), mixture.scale.flatten(1)
-    each = _gaussian(values, loc, scale) if df is None else _student(values, loc, scale, df)
-    return mean_score(each.view(targets.shape).mean(1))
+    scores = _gaussian(values, loc, scale) if df is None else _student(values, loc, scale, df)
+    return mean_score(scores.view(targets.shape).mean(1))
 
 
 def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True) -> Score:
@@ -86,13 +86,13 @@ def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True
 
     .. math:: \frac1S\sum_s |x_s - y| - \frac{1}{S(S-1)}\sum_{s<t} |x_s - x_t|
 
-    In units of y, from 0. By sorting, in O(S log S) an element. Fair: its expectation over draws is
-    the CRPS of the distribution they came from, for every S. `fair=False` divides by :math:`S^2`:
-    the exact CRPS of the S points, which as an estimate is too large by :math:`E|X - X'|/2S`. That
-    is the form of many libraries, of torchmetrics too: for 10 standard normal draws it is 0.056 too
-    much, 10 %, so that an ensemble gains by size alone.
+    In units of y, from 0. By sorting, in O(S log S) per element. Fair: its expectation over draws
+    is the CRPS of their distribution, for every S. `fair=False` divides by :math:`S^2`: the exact
+    CRPS of the S points, which as an estimate is too large by :math:`E|X - X'|/2S`. Many libraries,
+    torchmetrics among them, use that form: for 10 standard normal draws it is 0.056 (10 %) too
+    large, so that an ensemble improves merely by its size.
 
-    Traps: draws of y, with noise; means of members are draws of something else. `crps` needs none.
+    Traps: the draws must be of y, noise included; members' means are not. `crps` needs no draws.
 
     Args:
         samples: (S, B) or (S, B, D) finite draws, in units of y; S >= 2 if fair.
@@ -122,8 +122,8 @@ def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True
     errors = samples.detach().view(num, *values.shape).double() - values.double()
     ranks = torch.arange(1 - num, num, 2, dtype=torch.float64, device=errors.device)
     pairs = torch.tensordot(ranks, errors.sort(0).values, 1)  # sum of |x_s - x_t| over s < t
-    each = errors.abs().mean(0) - pairs / (num * (num - 1 if fair else num))
-    return mean_score(each.mean(1))
+    scores = errors.abs().mean(0) - pairs / (num * (num - 1 if fair else num))
+    return mean_score(scores.mean(1))
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def _gaussian(values: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def _gaussian_part(values: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """Return it for a few elements; pairs (s, s + k mod S) are taken for one k after another."""
+    """Return the CRPS of a few elements; pairs (s, s + k mod S) are taken for one k at a time."""
     values, loc, scale = values.double(), loc.double(), scale.double()
     samples, variance = len(loc), scale.square()
     between = scale.sum(0) * (2.0 / math.sqrt(math.pi))  # k = 0: A(0, sqrt(2) scale)
@@ -159,10 +159,10 @@ def _student(values: Tensor, loc: Tensor, scale: Tensor, df: float) -> Tensor:
     r"""Return the CRPS of Student-t mixtures by quadrature: (N,), (S, N), (S, N) -> (N,).
 
     The line is cut at y and at nodes of every component, in steps that are constant near it and
-    proportional to the distance from it beyond, and each piece gets 8 points of Gauss-Legendre:
+    proportional to the distance from it beyond, and each piece gets 8 Gauss-Legendre points:
     narrow components inside wide ones, and distant ones, cost no accuracy. Nodes are rounded to
-    a power of two below their step, so that components that overlap share most of them: the cost
-    is about 200 S evaluations an element (df = 5) and not S^2.
+    a power of two below their step, so that overlapping components share most of them: the cost
+    is about 200 S evaluations per element (df = 5), not proportional to S^2.
     """
     reach = math.asinh(-standard_quantile(_TAIL, df))
     z = torch.linspace(-reach, reach, 2 + math.ceil(2 * reach / _STEP), dtype=torch.float64).sinh()

@@ -175,14 +175,14 @@ def _warm_up(predict: Predict, test: Data) -> None:
         predict(x)
 
 
-def _fingerprint(data: Data | Tensor, made: Kept) -> str:
+def _fingerprint(data: Data | Tensor, predicted: Kept) -> str:
     """Return what tells the data from others; of a loader, whose order may differ, its targets."""
     if isinstance(data, Arrays):
         return data.fingerprint()[:MARK]
     if isinstance(data, Tensor):
         return Arrays(data, torch.arange(len(data))).fingerprint()[:MARK]
-    assert made.targets is not None
-    targets = made.targets.flatten().sort().values
+    assert predicted.targets is not None
+    targets = predicted.targets.flatten().sort().values
     return Arrays(targets, torch.arange(len(targets))).fingerprint()[:MARK]
 
 
@@ -263,27 +263,27 @@ def _grid(predict: Predict, task: Task, test: Kept, kept: dict[str, Kept]) -> di
     """
     train = _predict(predict, task, task.train)
     if task.likelihood.classification:
-        seen = test.inputs
-        assert seen is not None
-        low, high = seen.amin(0), seen.amax(0)
+        inputs = test.inputs
+        assert inputs is not None
+        low, high = inputs.amin(0), inputs.amax(0)
         low, high = 2 * low - high, 2 * high - low
-        steps = torch.linspace(0, 1, PLANE_POINTS, dtype=seen.dtype)
+        steps = torch.linspace(0, 1, PLANE_POINTS, dtype=inputs.dtype)
         up, across = torch.meshgrid(steps, steps, indexing="ij")
         grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
         return {"train": train, "plane": Kept(predict(grid), None, grid)}
     every = [train, test, *kept.values()]
-    seen = torch.cat([each.inputs for each in every if each.inputs is not None])
-    low, high = seen.amin(0), seen.amax(0)
+    inputs = torch.cat([part.inputs for part in every if part.inputs is not None])
+    low, high = inputs.amin(0), inputs.amax(0)
     grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
     return {"train": train, "curve": Kept(predict(grid), truth, grid)}
 
 
 def _rows(
-    name: str, made: Kept, test: Prediction, task: Task, scale: tuple[float, ...] | None
+    name: str, predicted: Kept, test: Prediction, task: Task, scale: tuple[float, ...] | None
 ) -> Iterator[Row]:
     """Yield the numbers of one data set."""
-    prediction, targets, _ = made
+    prediction, targets, _ = predicted
     classes, outside = task.likelihood.classification, name.startswith("ood:")
     unit = task.target_unit or UNIT
     if outside:
@@ -292,24 +292,24 @@ def _rows(
     labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
     for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
-            known = targets if labelled else None
-            yield _row(name, entry, prediction, known, scale=scale, unit=unit)
+            labels = targets if labelled else None
+            yield _row(name, entry, prediction, labels, scale=scale, unit=unit)
 
 
 def _row(
     dataset: str,
     entry: Entry[Any],
     prediction: Prediction,
-    other: Any,
+    against: Any,
     *,
     scale: tuple[float, ...] | None = None,
     unit: str = UNIT,
 ) -> Row:
     facts = entry.metadata
-    beside = len(other) if isinstance(other, Prediction) else 0
+    beside = len(against) if isinstance(against, Prediction) else 0
     score, note = Score(math.nan, len(prediction) + beside), ""
     try:
-        score = score_of(entry, prediction, other, scale)
+        score = score_of(entry, prediction, against, scale)
         if not math.isfinite(score.value):
             note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
     except NotDefined as reason:

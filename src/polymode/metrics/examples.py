@@ -49,12 +49,12 @@ def telling(prediction: Prediction, targets: Tensor, most: int = MOST) -> tuple[
 
     At most `most` of each, the first the foremost; equal ones in the order of the examples.
     """
-    found = []
+    orders = []
     for values in (uncertainty(prediction), surely_wrong(prediction, targets)):
         order = values.double().nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-        known = values[order].isfinite()
-        found.append(order[known][:most].cpu())
-    return found[0], found[1]
+        ranked = values[order].isfinite()
+        orders.append(order[ranked][:most].cpu())
+    return orders[0], orders[1]
 
 
 class Examples:

@@ -1,4 +1,4 @@
-r"""Predicted distributions against what happened: PIT, coverage, width, interval score.
+r"""Predicted distributions against observed targets: PIT, coverage, width, interval score.
 
 With the distribution function :math:`F_n` of the mixture, everything rests on the probability
 integral transform (PIT) :math:`F_n(y_n)`, which is uniform if the prediction is right. The central
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,8 +25,8 @@ from polymode.metrics.score import REGRESSION, Metric, Score, mean_score, regist
 from polymode.prediction import MixturePrediction, Prediction
 
 CALIBRATION_LEVELS = tuple(torch.linspace(0.05, 0.95, 15, dtype=torch.float64).tolist())
-"""Central levels at which `quantile_calibration` compares."""
-_BAND = 0.95  # probability of a count within the band of a histogram
+"""Central levels of `quantile_calibration`."""
+_BAND = 0.95  # probability that a count is within the band of the histogram
 _ENDS: WeakKeyDictionary[MixturePrediction, dict[float, tuple[Tensor, Tensor]]]
 _ENDS = WeakKeyDictionary()  # intervals by level, for as long as their prediction lives
 
@@ -33,10 +34,10 @@ _ENDS = WeakKeyDictionary()  # intervals by level, for as long as their predicti
 def pit(prediction: Prediction, targets: Tensor) -> Tensor:
     r"""Return :math:`F_{nd}(y_{nd})` under the mixture, (B, D) float64, in [0, 1].
 
-    Uniform if the predictions are right: a hump says too wide, a U too narrow, a slope biased.
+    Uniform if the predictions are right: a hump means too wide, a U too narrow, a slope biased.
 
-    Traps: uniform is necessary, not enough; the prediction that always gives the distribution of
-    all targets has it too. Outputs are looked at one by one.
+    Traps: uniformity is necessary, not sufficient; predicting the distribution of all targets for
+    every input has it, too. Outputs are examined one by one.
 
     Reference: A. P. Dawid, Statistical theory: the prequential approach, J. R. Stat. Soc. A 147
     (1984).
@@ -52,8 +53,8 @@ class PitHistogram(NamedTuple):
 
     Attributes:
         edges: (K + 1,) from 0 to 1; bins are closed on the left, the last on both sides.
-        counts: (K, D) int64, for each output by itself.
-        expected: B / K, the count to expect in each bin.
+        counts: (K, D) int64, for each output.
+        expected: B / K, the expected count of each bin.
         low, high: a count is between them, inclusive, with a probability of at least 95 % if the
             predictions are right and the examples independent; so one bin in 20 may be outside.
     """
@@ -70,7 +71,7 @@ def pit_histogram(prediction: Prediction, targets: Tensor, num_bins: Many = 10) 
 
     Args:
         prediction, targets: in units of y.
-        num_bins: at least 1; with fewer than about 10 examples a bin it shows little.
+        num_bins: at least 1; with fewer than about 10 examples per bin it shows little.
     """
     check_call(pit_histogram, locals())
     if not isinstance(num_bins, int) or num_bins < 1:
@@ -92,12 +93,12 @@ def coverage(prediction: Prediction, targets: Tensor, level: float) -> Score:
 
     .. math:: \frac{1}{BD}\sum_{nd} 1[\,|2 F_{nd}(y_{nd}) - 1| \le level\,]
 
-    In [0, 1]; nearest to `level` is best, below it the prediction is too sure. `each` is the share
-    of the outputs. Also called PICP.
+    In [0, 1]; nearest to `level` is best, below it the prediction is overconfident. `each` is the
+    share of the outputs. Also called PICP.
 
-    Traps: neither up nor down is better; a share over all inputs, so right on the whole and wrong
-    everywhere is possible, and intervals of any width may cover (compare it with the width). The
-    standard error is 0 where all or none are inside, which is not certainty.
+    Traps: neither up nor down is better; a share over all inputs may be right on average and wrong
+    everywhere, and intervals of any width may cover (compare it with the width). The standard
+    error is 0 if all or none are inside, which does not mean certainty.
 
     Args:
         prediction, targets: in units of y.
@@ -117,8 +118,8 @@ def width(prediction: Prediction, level: float) -> Score:
     In units of y, above 0; quantiles of the mixture. `each` is the mean over outputs. Also called
     MPIW.
 
-    Traps: narrower is better only at equal coverage. The interval is one piece also where the
-    mixture has two humps, and then holds the gap between them.
+    Traps: narrower is better only at equal coverage. The interval is one piece even where the
+    mixture has two humps, and then contains the gap between them.
 
     Reference: T. Gneiting, F. Balabdaoui, A. E. Raftery, Probabilistic forecasts, calibration and
     sharpness, J. R. Stat. Soc. B 69 (2007).
@@ -135,11 +136,11 @@ def winkler(prediction: Prediction, targets: Tensor, level: float) -> Score:
               \qquad \alpha = 1 - level
 
     In units of y, never below the width; `each` is the mean over outputs. Proper for the two
-    quantiles: its expectation is smallest for the true ones, and so it settles what coverage and
-    width leave open.
+    quantiles: its expectation is smallest for the true ones, so it decides between coverage and
+    width.
 
-    Traps: a miss at 95 % costs 40 times its distance, so few examples rule it; scores of different
-    levels cannot be compared.
+    Traps: a miss at 95 % costs 40 times its distance, so a few examples dominate it; scores of
+    different levels cannot be compared.
 
     Args:
         prediction, targets: in units of y.
@@ -162,7 +163,7 @@ def quantile_coverage(
 ) -> Tensor:
     """Return the share of targets inside the central interval of each level, (L,) float64.
 
-    The curve behind `quantile_calibration`; the diagonal is right. Outputs are taken together.
+    The curve behind `quantile_calibration`; the diagonal is ideal. Outputs are pooled.
 
     Args:
         prediction, targets: in units of y.
@@ -180,14 +181,14 @@ def quantile_coverage(
 def quantile_calibration(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return :math:`\frac1{15}\sum_L |\hat c(L) - L|`, with the coverage :math:`\hat c(L)`.
 
-    A probability, in [0, 1/2]. Central levels from 0.05 to 0.95 in equal steps, outputs taken
-    together: the QCE of TorchUncertainty. The standard error is of first order, with the signs of
-    the gaps held fixed: right for gaps well above it, too large for a calibrated prediction.
+    A probability, in [0, 1/2]. Central levels from 0.05 to 0.95 in equal steps, outputs pooled: the
+    QCE of TorchUncertainty. The standard error is of first order, with the signs of the gaps held
+    fixed: right for gaps well above it, too large for a calibrated prediction.
 
     Traps: above 0 by chance, about :math:`0.3/\sqrt{BD}` for a calibrated prediction; gaps of
-    opposite sign in different regions or outputs cancel; central intervals hide a bias that wide
-    intervals make up for (look at `pit_histogram`); no proper score. Kuleshov's error is of
-    one-sided quantiles and squared: another number.
+    opposite sign in different regions or outputs cancel; central intervals hide a bias for which
+    wide intervals compensate (see `pit_histogram`); not a proper score. Kuleshov's error squares
+    the gaps of one-sided quantiles: a different number.
 
     Reference: V. Kuleshov, N. Fenner, S. Ermon, Accurate uncertainties for deep learning using
     calibrated regression, ICML 2018.
@@ -198,17 +199,15 @@ def quantile_calibration(prediction: Prediction, targets: Tensor) -> Score:
     signs = (gaps - levels).sign()
     above = torch.cat([signs.flip(0).cumsum(0).flip(0), signs.new_zeros(1)])  # sums from a level on
     first = torch.searchsorted(levels, _centrality(prediction, targets))  # smallest that covers
-    each = (above[first] - (signs * levels).sum()) / len(levels)
-    return mean_score(each.mean(1))._replace(each=None)
+    contributions = (above[first] - (signs * levels).sum()) / len(levels)
+    return mean_score(contributions.mean(1))._replace(each=None)
 
 
 def _register() -> None:
-    """Enter the metrics: coverage, width and interval score at fixed levels, and calibration."""
-    about: dict[str, Any] = {"family": "intervals"}
-    lengths = about | {"unit": "units of y"}
+    """Register coverage, width and interval score at fixed levels, and the calibration error."""
+    enter = partial(register, REGRESSION, family="intervals")
     for percent in (50, 90, 95):
-        register(
-            REGRESSION,
+        enter(
             f"coverage_{percent}",
             title=f"coverage, {percent} %",
             unit="fraction",
@@ -216,37 +215,32 @@ def _register() -> None:
             headline=percent == 90,
             summary=f"share of targets inside the central {percent} % interval; {percent / 100:g}"
             " is right",
-            **about,
         )(_at(coverage, percent / 100))
     for percent in (50, 90, 95):
-        register(
-            REGRESSION,
+        enter(
             f"width_{percent}",
             title=f"width, {percent} %",
+            unit="units of y",
             direction="",
             targets=False,
             summary=f"mean width of the central {percent} % interval; describes, does not score",
-            **lengths,
         )(_at(lambda prediction, _, level: width(prediction, level), percent / 100))
     for percent in (90, 95):
-        register(
-            REGRESSION,
+        enter(
             f"winkler_{percent}",
             title=f"Winkler, {percent} %",
+            unit="units of y",
             direction="down",
             summary=f"width of the central {percent} % interval, plus {200 / (100 - percent):g}"
             " times the distance of the targets outside",
-            **lengths,
         )(_at(winkler, percent / 100))
-    register(
-        REGRESSION,
+    enter(
         "quantile_calibration",
         title="quantile calibration error",
         unit="probability",
         direction="down",
         summary="mean gap between the level of a central interval and its coverage, over 15 levels"
         " from 5 to 95 %",
-        **about,
     )(quantile_calibration)
 
 
@@ -260,18 +254,18 @@ def _at(score: Callable[[Prediction, Any, float], Score], level: float) -> Metri
 
 
 def _centrality(prediction: Prediction, targets: Tensor) -> Tensor:
-    """Return the level of the smallest central interval that holds each target, (B, D)."""
+    """Return the level of the smallest central interval that contains each target, (B, D)."""
     return pit(prediction, targets).mul_(2.0).sub_(1.0).abs_()
 
 
 def _ends(mixture: MixturePrediction, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval, (B, D) float64, from memory the second time."""
+    """Return the ends of the central interval, (B, D) float64, computed once per prediction."""
     _check_level(level)
-    known = _ENDS.setdefault(mixture, {})
-    if level not in known:
+    by_level = _ENDS.setdefault(mixture, {})
+    if level not in by_level:
         lower, upper = mixture.interval(level)
-        known[level] = lower.double(), upper.double()
-    return known[level]
+        by_level[level] = lower.double(), upper.double()
+    return by_level[level]
 
 
 def _check_level(level: float) -> None:

@@ -119,8 +119,8 @@ class Leaderboard:
                 column.dataset != SHIFT_MEAN
             )
             headline = column.direction and is_headline(column.metric)
-            shown = full or (headline and not column.dataset.startswith(EXAMINED))
-            if shown and not one_shift:
+            is_shown = full or (headline and not column.dataset.startswith(EXAMINED))
+            if is_shown and not one_shift:
                 groups.setdefault(column.dataset, []).append(column)
         return groups
 
@@ -158,10 +158,10 @@ class Leaderboard:
                 points[entry.label] = (sign * mean, cost["train_seconds"], cost["predict_ms"])
         return [
             label
-            for label, here in points.items()
+            for label, point in points.items()
             if not any(
-                there != here and all(a <= b for a, b in zip(there, here, strict=True))
-                for there in points.values()
+                rival != point and all(a <= b for a, b in zip(rival, point, strict=True))
+                for rival in points.values()
             )
         ]
 
@@ -194,8 +194,8 @@ class Leaderboard:
             TIED: "not clearly worse",
             UNTESTED: "not tested (fewer than 2 shared seeds)",
         }
-        found = {cell.sign for cell in self.cells.values()}
-        return {sign: meaning for sign, meaning in meanings.items() if sign in found}
+        signs = {cell.sign for cell in self.cells.values()}
+        return {sign: meaning for sign, meaning in meanings.items() if sign in signs}
 
     def _repr_html_(self) -> str:
         """Return the headline columns as tables, for notebooks."""
@@ -223,9 +223,10 @@ class Leaderboard:
         for column in columns:
             cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
             digits = digits_for(cells)
-            shown = [number(cell.mean, cell.error, digits) + (cell.sign or " ") for cell in cells]
+            numbers = [number(cell.mean, cell.error, digits) for cell in cells]
+            marked = [text + (cell.sign or " ") for text, cell in zip(numbers, cells, strict=True)]
             heading = f"{column.title} {ARROWS[column.direction]}".rstrip() + " "
-            texts.append([heading, *shown])
+            texts.append([heading, *marked])
         names = [group_title(group, self), *(f"  {label}" for label in self.labels)]
         return list(zip(names, *texts, strict=True))
 

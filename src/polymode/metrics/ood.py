@@ -1,14 +1,13 @@
-r"""Telling inputs from elsewhere (OOD) by the uncertainty of their predictions.
+r"""Detecting out-of-distribution (OOD) inputs by the uncertainty of their predictions.
 
-OOD is the positive class and a higher score means "more likely OOD"; only `aupr_in`
-reverses both, and says so. With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n
-OOD inputs, let
+OOD is the positive class and a higher score means "more likely OOD"; only `aupr_in` reverses both.
+With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n OOD inputs, let
 
 .. math:: F(t) = |\{i: u_i \ge t\}|, \qquad T(t) = |\{j: v_j \ge t\}|
 
-be the false and the true alarms at threshold t. Thresholds lie between groups of equal scores,
-never within one, so the order of the examples does not matter. Only the order of the scores does:
-they may be infinite, and any increasing function of them gives the same numbers.
+be the false and the true alarms at threshold t. Thresholds lie between groups of equal scores, so
+the order of the examples does not matter. Only the order of the scores does: they may be infinite,
+and any increasing function of them gives the same numbers.
 
 `S` samples, `B` batch, `C` classes, `D` outputs, `K` distinct scores.
 """
@@ -40,7 +39,7 @@ class Ranked(NamedTuple):
     """How many inputs have each distinct score, from the highest score down.
 
     Attributes:
-        inside, outside: (K,) float64 counts of test and of OOD inputs; in each group at least one.
+        inside, outside: (K,) float64 counts of test and of OOD inputs; their sums are at least 1.
     """
 
     inside: Tensor
@@ -48,7 +47,7 @@ class Ranked(NamedTuple):
 
     @staticmethod
     def of(inside: Tensor, outside: Tensor, metric: str) -> Ranked:
-        """Sort the scores (m,) and (n,) together, once; `metric` is named in complaints."""
+        """Sort the scores (m,) and (n,) together; errors name the `metric`."""
         inside, outside = torch.as_tensor(inside), torch.as_tensor(outside)
         for name, what, scores in (("inside", "test", inside), ("outside", "OOD", outside)):
             if scores.dim() != 1 or len(scores) == 0:
@@ -74,7 +73,7 @@ class Ranked(NamedTuple):
         return int(self.inside.sum()), int(self.outside.sum())
 
     def turned(self) -> Ranked:
-        """Return the same with the sign of the scores turned and the two sets exchanged."""
+        """Return the ranking with the sign of the scores flipped and the two sets exchanged."""
         return Ranked(self.outside.flip(0), self.inside.flip(0))
 
 
@@ -86,8 +85,8 @@ def auroc(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     standard error is DeLong's, :math:`\sqrt{var(V)/n + var(U)/m}` with U the placements the other
     way round.
 
-    Traps: 1/2 is chance and 0 is a perfect detector with the sign turned; constant scores give
-    exactly 1/2; it says nothing of which threshold to use.
+    Traps: 1/2 is chance and 0 is a perfect detector with the sign flipped; constant scores give
+    exactly 1/2; it does not tell which threshold to use.
 
     Args:
         inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
@@ -120,9 +119,9 @@ def aupr_out(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     from the highest down: the mean, over OOD inputs, of the precision at their own threshold. Its
     standard error is that of the mean influence of an example, to first order in 1/m and 1/n.
 
-    Traps: it depends on the sizes of the two sets: constant scores, or random ones, give
-    n / (m + n), and published values belong to their own ratio. Trapezoids between the points, as
-    some libraries draw them, give more than any threshold can reach.
+    Traps: it depends on the sizes of the two sets: constant or random scores give n / (m + n), and
+    published values hold for their own ratio only. Trapezoids between the points, as in some
+    libraries, give more than any threshold can reach.
 
     Args:
         inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
@@ -144,7 +143,7 @@ def aupr_out(inside: OnlyTensor, outside: OnlyTensor) -> Score:
 def aupr_in(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     """Return the average precision of finding the test inputs by low scores: test set positive.
 
-    `aupr_out` with both sets exchanged and the sign of the scores turned; formula, standard error
+    `aupr_out` with the sets exchanged and the sign of the scores flipped; formula, standard error
     and traps are the same, and constant scores give m / (m + n). The only measure here for which
     OOD is not the positive class.
 
@@ -167,14 +166,14 @@ def fpr95(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     r"""Return the share of test inputs flagged at the threshold that finds 95 % of the OOD inputs.
 
     :math:`F(t)/m` at the highest t with :math:`T(t) \ge 0.95\,n`; OOD positive. The standard error
-    has the binomial part, and the part of the threshold by Woodruff's method: the standard
-    deviation :math:`\sqrt{0.95 \cdot 0.05\, n}` of the OOD inputs found, times the slope of
-    :math:`F/m` between the thresholds that find so many fewer and more of them; with fewer
-    than some hundred OOD inputs it tends to be too large.
+    has a binomial part, and a part for the threshold by Woodruff's method: the standard deviation
+    :math:`\sqrt{0.95 \cdot 0.05\, n}` of the number of OOD inputs found, times the slope of
+    :math:`F/m` between the thresholds that find that many fewer and more of them; below a few
+    hundred OOD inputs it tends to be too large.
 
-    Traps: much of the literature has the test set positive: the share of OOD inputs accepted where
-    95 % of the test inputs are. That is another number, `fpr95(-outside, -inside)`. Constant
-    scores give 1. With few OOD inputs the threshold rests on one or two of them.
+    Traps: in much of the literature the test set is positive: the share of OOD inputs accepted
+    where 95 % of the test inputs are. That is a different number, `fpr95(-outside, -inside)`.
+    Constant scores give 1. With few OOD inputs the threshold rests on one or two of them.
 
     Args:
         inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
@@ -195,11 +194,11 @@ def fpr95(inside: OnlyTensor, outside: OnlyTensor) -> Score:
 
 def _fpr95(ranked: Ranked) -> Score:
     m, n = ranked.sizes
-    found, alarms = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
+    hits, alarms = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
     needed = (19 * n + 19) // 20  # of the OOD inputs, 0.95 n rounded up
     deviation = math.sqrt(0.95 * 0.05 * n)
     low, high = max(needed - math.ceil(deviation), 1), min(needed + math.ceil(deviation), n)
-    at = torch.searchsorted(found, torch.tensor([needed, low, high]).to(found))
+    at = torch.searchsorted(hits, torch.tensor([needed, low, high]).to(hits))
     value, fewer, more = (alarms[at] / m).tolist()
     error = None
     if min(m, n) > 1:
@@ -209,7 +208,7 @@ def _fpr95(ranked: Ranked) -> Score:
 
 
 def _aupr_out(ranked: Ranked) -> Score:
-    """Return the average precision with `outside` positive; its error by influence functions."""
+    """Return the average precision with `outside` positive, its error by influence functions."""
     m, n = ranked.sizes
     true, false = ranked.outside.cumsum(0), ranked.inside.cumsum(0)
     precision = true / (true + false)
@@ -226,7 +225,7 @@ def _from_here(values: Tensor) -> Tensor:
 
 
 def _two_sample_error(ranked: Ranked, of_inside: Tensor, of_outside: Tensor) -> float | None:
-    """Return the error of a statistic from the influence (K,) of each set's inputs on it."""
+    """Return the standard error of a statistic from the influence (K,) of each set's inputs."""
     total = 0.0
     for counts, influence in zip(ranked, (of_inside, of_outside), strict=True):
         size = counts.sum().item()
@@ -244,13 +243,13 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
-    """Return what the samples differ in, (B,) nats in [0, log S]: the epistemic part; S >= 2."""
+    """Return how much the samples differ, (B,) nats in [0, log S]: the epistemic part; S >= 2."""
     check_call(mutual_information, locals())
     return _several(_classes(prediction, "mutual_information")).mutual_information
 
 
 def one_minus_confidence(prediction: Prediction) -> Tensor:
-    """Return the mean probability of all but the most probable class, (B,) in [0, 1)."""
+    """Return the probability of all classes but the most probable one, (B,) in [0, 1)."""
     check_call(one_minus_confidence, locals())
     return _classes(prediction, "one_minus_confidence").one_minus_confidence
 
@@ -274,7 +273,7 @@ def energy(prediction: Prediction) -> Tensor:
 def variance(prediction: Prediction) -> Tensor:
     """Return the predictive variance, summed over classes or outputs, (B,).
 
-    Trap: the output with the largest unit rules the sum; standardise outputs of several units.
+    Trap: the output with the largest unit dominates the sum; standardise outputs of several units.
     """
     check_call(variance, locals())
     if isinstance(prediction, MixturePrediction) and prediction.df is not None:
@@ -303,14 +302,14 @@ SCORES: dict[str, Callable[[Prediction], Tensor]] = {
     "variance": variance,
     "epistemic_variance": epistemic_variance,
 }
-"""Functions from a prediction to (B,) scores, high for what looks like OOD."""
+"""Functions from a prediction to (B,) scores, high for inputs that look OOD."""
 MEASURES: dict[str, Callable[[Tensor, Tensor], Score]] = {
     "auroc": auroc,
     "aupr_in": aupr_in,
     "aupr_out": aupr_out,
     "fpr95": fpr95,
 }
-"""Functions from the scores of the test set and of the OOD set to how well they are apart."""
+"""Functions from the scores of the test set and of the OOD set to a measure of separation."""
 _OF_RANKED: dict[str, Callable[[Ranked], Score]] = {
     "auroc": _auroc,
     "aupr_in": lambda ranked: _aupr_out(ranked.turned()),
@@ -335,14 +334,14 @@ def _several(prediction: Prediction) -> Prediction:
 
 
 def _check_alike(inside: Prediction, outside: Prediction) -> None:
-    """Refuse two predictions that cannot be of one posterior, and empty ones."""
-    for what, each in (("test", inside), ("OOD", outside)):
-        if len(each) == 0:
+    """Refuse empty predictions, and two that cannot come from one posterior."""
+    for what, prediction in (("test", inside), ("OOD", outside)):
+        if len(prediction) == 0:
             raise ValueError(f"the {what} set is empty: 0 inputs; leave it out")
     sides = [
-        f"a {type(each).__name__} of {each.num_samples} sample(s) and {each.mean.shape[-1]}"
-        f" {'classes' if isinstance(each, CategoricalPrediction) else 'output(s)'}"
-        for each in (inside, outside)
+        f"a {type(side).__name__} of {side.num_samples} sample(s) and {side.mean.shape[-1]}"
+        f" {'classes' if isinstance(side, CategoricalPrediction) else 'output(s)'}"
+        for side in (inside, outside)
     ]
     if sides[0] != sides[1]:
         raise ValueError(
@@ -355,15 +354,15 @@ _AGAINST: WeakKeyDictionary[Prediction, ReferenceType[Prediction]] = WeakKeyDict
 
 
 def _ranked(score: str, inside: Prediction, outside: Prediction) -> Ranked:
-    """Return the ranked scores, sorted once for all measures; forgotten with the OOD prediction."""
+    """Return the ranked scores, sorted once for all measures; cached with the OOD prediction."""
     before = _AGAINST.get(outside)
     if before is None or before() is not inside:
         _check_alike(inside, outside)
         _AGAINST[outside], _RANKED[outside] = ref(inside), {}
-    found = _RANKED[outside]
-    if score not in found:
-        found[score] = Ranked.of(SCORES[score](inside), SCORES[score](outside), score)
-    return found[score]
+    by_score = _RANKED[outside]
+    if score not in by_score:
+        by_score[score] = Ranked.of(SCORES[score](inside), SCORES[score](outside), score)
+    return by_score[score]
 
 
 def _metric(measure: str, score: str) -> PairMetric:
@@ -375,34 +374,27 @@ def _metric(measure: str, score: str) -> PairMetric:
     return metric
 
 
-class _Said(NamedTuple):
-    title: str
-    unit: str
-    direction: str
-    summary: str
-
-
-_OF_MEASURES = {
-    "auroc": _Said(
+_FACTS = {  # title, unit, direction and summary of each measure
+    "auroc": (
         "AUROC",
         "probability",
         "up",
         "probability that an OOD input has a higher {} than a test input (OOD positive)",
     ),
-    "aupr_in": _Said(
+    "aupr_in": (
         "AUPR-in",
         "fraction",
         "up",
         "average precision of finding the test inputs by low {} (test set positive; all other OOD"
         " numbers have OOD positive)",
     ),
-    "aupr_out": _Said(
+    "aupr_out": (
         "AUPR-out",
         "fraction",
         "up",
         "average precision of finding the OOD inputs by high {} (OOD positive)",
     ),
-    "fpr95": _Said(
+    "fpr95": (
         "FPR95",
         "fraction",
         "down",
@@ -412,21 +404,21 @@ _OF_MEASURES = {
 
 
 def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, bool]]) -> None:
-    """Enter all measures of some scores, each with its title, words for it, whether epistemic."""
+    """Register every measure of these scores: title, words for the summary, whether epistemic."""
     headlines = ("auroc_predictive_entropy", "auroc_mutual_information", "fpr95_predictive_entropy")
-    for measure, said in _OF_MEASURES.items():
-        for score, (title, words, epistemic) in scores.items():
+    for measure, (title, unit, direction, summary) in _FACTS.items():
+        for score, (short, words, epistemic) in scores.items():
             name = f"{measure}_{score}"
             register(
                 table,
                 name,
-                title=f"{said.title}, {title}",
-                unit=said.unit,
-                direction=said.direction,
+                title=f"{title}, {short}",
+                unit=unit,
+                direction=direction,
                 family="ood",
                 headline=name in headlines or (table is OOD_REGRESSION and measure == "auroc"),
                 epistemic=epistemic,
-                summary=said.summary.format(words),
+                summary=summary.format(words),
             )(_metric(measure, score))
 
 

@@ -19,6 +19,8 @@ equal distributions are then apart by about :math:`\sigma / \sqrt{1000}`; here t
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -37,15 +39,17 @@ NODES = 400  # at which distribution functions are computed
 LEVELS = 1000  # at which quantile functions are compared
 REACH, FEWEST = 6.0, 13  # scales on either side of a component, and nodes of it, if they are many
 HELD = 2**23  # densities in memory at a time, 64 MB
+_of_classes = partial(register, REFERENCE_CLASSIFICATION, family="reference")
+_distance = partial(
+    register, REFERENCE_REGRESSION, unit="units of y", direction="down", family="reference"
+)
 
 
-@register(
-    REFERENCE_CLASSIFICATION,
+@_of_classes(
     "agreement",
     title="agreement",
     unit="fraction",
     direction="up",
-    family="reference",
     summary="share of inputs for which the reference names the same most probable class",
 )
 def agreement(prediction: Prediction, reference: Prediction) -> Score:
@@ -56,17 +60,15 @@ def agreement(prediction: Prediction, reference: Prediction) -> Score:
     Reference: P. Izmailov et al., What are Bayesian neural network posteriors really like?, 2021.
     """
     check_call(agreement, locals())
-    mine, theirs = _probs(prediction, reference, "agreement")
-    return mean_score((mine.argmax(1) == theirs.argmax(1)).double())
+    ours, theirs = _probs(prediction, reference, "agreement")
+    return mean_score((ours.argmax(1) == theirs.argmax(1)).double())
 
 
-@register(
-    REFERENCE_CLASSIFICATION,
+@_of_classes(
     "total_variation",
     title="total variation",
     unit="probability",
     direction="down",
-    family="reference",
     summary="half the sum over classes of the distance to the reference's probabilities",
 )
 def total_variation(prediction: Prediction, reference: Prediction) -> Score:
@@ -75,17 +77,13 @@ def total_variation(prediction: Prediction, reference: Prediction) -> Score:
     Reference: P. Izmailov et al., 2021.
     """
     check_call(total_variation, locals())
-    mine, theirs = _probs(prediction, reference, "total_variation")
-    return mean_score(0.5 * (mine - theirs).abs().sum(1))
+    ours, theirs = _probs(prediction, reference, "total_variation")
+    return mean_score(0.5 * (ours - theirs).abs().sum(1))
 
 
-@register(
-    REFERENCE_REGRESSION,
+@_distance(
     "w1",
     title="W1",
-    unit="units of y",
-    direction="down",
-    family="reference",
     summary="Wasserstein-1 distance of the predictive density to the reference's, mean over inputs",
 )
 def w1(prediction: Prediction, reference: Prediction) -> Score:
@@ -94,13 +92,9 @@ def w1(prediction: Prediction, reference: Prediction) -> Score:
     return mean_score(_distances(prediction, reference, "w1")[0])
 
 
-@register(
-    REFERENCE_REGRESSION,
+@_distance(
     "w2",
     title="W2",
-    unit="units of y",
-    direction="down",
-    family="reference",
     summary="Wasserstein-2 distance of the predictive density to the reference's, mean over inputs",
 )
 def w2(prediction: Prediction, reference: Prediction) -> Score:
@@ -114,18 +108,18 @@ def w2(prediction: Prediction, reference: Prediction) -> Score:
 
 
 def _probs(prediction: Prediction, reference: Prediction, name: str) -> tuple[Tensor, Tensor]:
-    for each in (prediction, reference):
-        if not isinstance(each, CategoricalPrediction):
+    for side in (prediction, reference):
+        if not isinstance(side, CategoricalPrediction):
             raise ValueError(f"`{name}` takes predictions of classes; of densities use `w1`, `w2`")
-    mine, theirs = prediction.mean.detach().double(), reference.mean.detach().double()
-    _same_shape(mine, theirs, name)
-    return mine, theirs
+    ours, theirs = prediction.mean.detach().double(), reference.mean.detach().double()
+    _same_shape(ours, theirs, name)
+    return ours, theirs
 
 
-def _same_shape(mine: Tensor, theirs: Tensor, name: str) -> None:
-    if mine.shape != theirs.shape:
+def _same_shape(ours: Tensor, theirs: Tensor, name: str) -> None:
+    if ours.shape != theirs.shape:
         raise ValueError(
-            f"`{name}` compares two predictions of the same inputs, got {tuple(mine.shape)} and"
+            f"`{name}` compares two predictions of the same inputs, got {tuple(ours.shape)} and"
             f" {tuple(theirs.shape)}: predict the same inputs with both"
         )
 
@@ -145,19 +139,19 @@ def _distances(prediction: Prediction, reference: Prediction, name: str) -> tupl
     samples = max(prediction.num_samples, reference.num_samples)
     rows = max(1, HELD // (samples * NODES))
     parts = [
-        [t.double().flatten(1).split(rows, 1) for t in (each.loc, each.scale)]
-        for each in (prediction, reference)
+        [t.double().flatten(1).split(rows, 1) for t in (side.loc, side.scale)]
+        for side in (prediction, reference)
     ]
-    found = []
-    for own_loc, own_scale, loc, scale in zip(*parts[0], *parts[1], strict=True):
-        mixtures = (own_loc, own_scale, prediction.df), (loc, scale, reference.df)
+    parts_of_distances = []
+    for our_loc, our_scale, loc, scale in zip(*parts[0], *parts[1], strict=True):
+        mixtures = (our_loc, our_scale, prediction.df), (loc, scale, reference.df)
         nodes = _nodes(mixtures)  # (NODES, R)
-        own, other = (
+        ours, theirs = (
             densities.standard_cdf((nodes - m[:, None]) / s[:, None], df).mean(0)
             for m, s, df in mixtures
         )
-        found.append(torch.stack([_w1(nodes, own, other), _w2(nodes, own, other)]))
-    distances = torch.cat(found, 1).unflatten(1, shape).mean(-1)
+        parts_of_distances.append(torch.stack([_w1(nodes, ours, theirs), _w2(nodes, ours, theirs)]))
+    distances = torch.cat(parts_of_distances, 1).unflatten(1, shape).mean(-1)
     return distances[0], distances[1]
 
 
@@ -167,26 +161,26 @@ def _nodes(mixtures: tuple[tuple[Tensor, Tensor, float | None], ...]) -> Tensor:
     for loc, scale, _ in mixtures:
         number = max(FEWEST, 2 * NODES // len(loc))
         even = torch.linspace(-1, 1, number, dtype=loc.dtype, device=loc.device)[:, None, None]
-        own = (loc + REACH * even * even.abs().sqrt() * scale).flatten(0, 1).sort(0).values
+        nodes = (loc + REACH * even * even.abs().sqrt() * scale).flatten(0, 1).sort(0).values
         chosen = (
-            torch.linspace(0, len(own) - 1, NODES // 2, dtype=loc.dtype, device=loc.device)
+            torch.linspace(0, len(nodes) - 1, NODES // 2, dtype=loc.dtype, device=loc.device)
             .round()
             .long()
         )
-        places.append(own[chosen])
+        places.append(nodes[chosen])
     return torch.cat(places).sort(0).values
 
 
-def _w1(nodes: Tensor, own: Tensor, other: Tensor) -> Tensor:
+def _w1(nodes: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
     """Return ∫ |F − F*| dy by the trapezoidal rule, (R,)."""
-    return torch.trapezoid((own - other).abs(), nodes, dim=0)
+    return torch.trapezoid((ours - theirs).abs(), nodes, dim=0)
 
 
-def _w2(nodes: Tensor, own: Tensor, other: Tensor) -> Tensor:
+def _w2(nodes: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
     """Return the root of ∫ (Q − Q*)² du at midpoints of equal levels, (R,)."""
     levels = (torch.arange(LEVELS, dtype=nodes.dtype, device=nodes.device) + 0.5) / LEVELS
     inner = levels.expand(nodes.shape[1], -1).contiguous()
-    quantiles = [_inverse(nodes.T.contiguous(), f.T.contiguous(), inner) for f in (own, other)]
+    quantiles = [_inverse(nodes.T.contiguous(), f.T.contiguous(), inner) for f in (ours, theirs)]
     return (quantiles[0] - quantiles[1]).square().mean(1).sqrt()
 
 

@@ -9,6 +9,7 @@ of a scale, so that any metric may be reported in standard deviations of y inste
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,14 +20,14 @@ from polymode.likelihoods.targets import check_values
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
 from polymode.prediction import MixturePrediction, Prediction
 
+_quality = partial(register, REGRESSION, direction="down", family="quality")
+_uncertainty = partial(register, REGRESSION, direction="", family="uncertainty", targets=False)
 
-@register(
-    REGRESSION,
+
+@_quality(
     "rmse",
     title="RMSE",
     unit="units of y",
-    direction="down",
-    family="quality",
     headline=True,
     summary="root of the mean squared distance of the predictive mean from the target",
 )
@@ -47,13 +48,10 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
     return _root((mixture.mean.double() - values.double()).square().mean(1))
 
 
-@register(
-    REGRESSION,
+@_quality(
     "nll",
     title="NLL",
     unit="nats/example",
-    direction="down",
-    family="quality",
     headline=True,
     summary="mean negative log-density of the target under the mixture of the members' densities",
 )
@@ -74,13 +72,10 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score(-mixture.log_prob(values))
 
 
-@register(
-    REGRESSION,
+@_quality(
     "nll_moment_matched",
     title="NLL, moment-matched",
     unit="nats/example",
-    direction="down",
-    family="quality",
     summary="mean negative log-density of the target under one Gaussian with the mixture's mean and"
     " variance",
 )
@@ -107,14 +102,10 @@ def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
     return mean_score((0.5 * (variance.log() + squares / variance) + HALF_LOG_2PI).sum(1))
 
 
-@register(
-    REGRESSION,
+@_uncertainty(
     "sharpness",
     title="sharpness",
     unit="units of y",
-    direction="",
-    family="uncertainty",
-    targets=False,
     summary="root of the mean predictive variance, to be compared with the RMSE; describes, does"
     " not score",
 )
@@ -137,15 +128,11 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     return _root(check_variance(check_mixture(prediction, "sharpness")).double().mean(1))
 
 
-@register(
-    REGRESSION,
+@_uncertainty(
     "epistemic_std",
     title="epistemic s.d.",
     unit="units of y",
-    direction="",
-    family="uncertainty",
     epistemic=True,
-    targets=False,
     summary="root of the mean epistemic variance: how far apart the networks' means are; describes,"
     " does not score",
 )
@@ -163,15 +150,11 @@ def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Scor
     return _root(mixture.epistemic_variance.double().mean(1))
 
 
-@register(
-    REGRESSION,
+@_uncertainty(
     "epistemic_share",
     title="epistemic share",
     unit="fraction of variance",
-    direction="",
-    family="uncertainty",
     epistemic=True,
-    targets=False,
     summary="part of the predictive variance that comes from not knowing the network; describes,"
     " does not score",
 )

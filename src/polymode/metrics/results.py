@@ -135,8 +135,8 @@ class Results:
         if dataset not in self.datasets:
             near = suggest(dataset, self.datasets)
             raise KeyError(f"no data set '{dataset}' in these results.{near}")
-        known = [row.metric for row in self.rows if row.dataset == dataset]
-        raise KeyError(f"no metric '{metric}' for '{dataset}'.{suggest(metric, known)}")
+        metrics = [row.metric for row in self.rows if row.dataset == dataset]
+        raise KeyError(f"no metric '{metric}' for '{dataset}'.{suggest(metric, metrics)}")
 
     def score(self, dataset: str, metric: str) -> Score:
         """Compute any registered metric from the kept predictions; `each` has its examples' parts.
@@ -146,21 +146,21 @@ class Results:
             metric: a registered name, also one that was not evaluated.
         """
         if dataset not in self.kept:
-            known = ", ".join(self.kept) or "none"
+            kept_names = ", ".join(self.kept) or "none"
             raise ValueError(
                 f"the prediction of '{dataset}' was not kept.{suggest(dataset, self.kept)}"
-                f" Kept: {known}; see `keep` of pm.evaluate"
+                f" Kept: {kept_names}; see `keep` of pm.evaluate"
             )
-        here = self.kept[dataset]
-        table = table_of(here.prediction, metric)
+        kept = self.kept[dataset]
+        table = table_of(kept.prediction, metric)
         if table.kind.startswith("OOD"):
             if "test" not in self.kept or not dataset.startswith("ood:"):
                 raise ValueError(
                     f"'{metric}' sets an OOD set against the test set, got '{dataset}';"
                     " both predictions must be kept"
                 )
-            return score_of(table.get(metric), self.kept["test"].prediction, here.prediction)
-        return score_of(table.get(metric), here.prediction, here.targets, self.target_scale)
+            return score_of(table.get(metric), self.kept["test"].prediction, kept.prediction)
+        return score_of(table.get(metric), kept.prediction, kept.targets, self.target_scale)
 
     @cached_property
     def datasets(self) -> list[str]:
@@ -168,9 +168,9 @@ class Results:
         return list(dict.fromkeys(row.dataset for row in self.rows))
 
     def __repr__(self) -> str:
-        shown = [row for row in self.rows if row.dataset == "test" and row.value is not None]
+        test_rows = [row for row in self.rows if row.dataset == "test" and row.value is not None]
         numbers = ", ".join(
-            f"{row.metric}={row.value:.4g}" for row in shown if is_headline(row.metric)
+            f"{row.metric}={row.value:.4g}" for row in test_rows if is_headline(row.metric)
         )
         sets = f"{len(self.datasets)} data sets"
         return f"Results({self.method} on {self.task}, seed {self.seed}: {numbers}; {sets})"
@@ -189,8 +189,8 @@ class Results:
                 blocks.append(self._block([row for row in rows if is_headline(row.metric)]))
                 continue
             for family, title in FAMILIES.items():
-                mine = [row for row in rows if family_of(row.metric) == family]
-                blocks += [f"{title}\n{self._block(mine)}"] if mine else []
+                family_rows = [row for row in rows if family_of(row.metric) == family]
+                blocks += [f"{title}\n{self._block(family_rows)}"] if family_rows else []
         return "\n\n".join([head, *filter(None, blocks)])
 
     def _repr_html_(self) -> str:
@@ -221,14 +221,14 @@ class Results:
         datasets = list(dict.fromkeys(row.dataset for row in rows))
         columns: list[list[str]] = []
         for metric in dict.fromkeys(row.metric for row in rows):
-            found = {row.dataset: row for row in rows if row.metric == metric}
+            by_dataset = {row.dataset: row for row in rows if row.metric == metric}
             digits = decimals_for(
-                *zip(*((r.value, r.standard_error) for r in found.values()), strict=True)
+                *zip(*((r.value, r.standard_error) for r in by_dataset.values()), strict=True)
             )
-            first = next(iter(found.values()))
+            first = next(iter(by_dataset.values()))
             cells = [
                 number(r.value, r.standard_error, digits, r.note) if r else ""
-                for r in map(found.get, datasets)
+                for r in map(by_dataset.get, datasets)
             ]
             columns.append(
                 [f"{title_of(metric)} {ARROWS[first.direction]}".rstrip(), first.unit, *cells]
@@ -323,7 +323,7 @@ def _is_known(value: Any) -> bool:
     return value is None or _is_number(value)
 
 
-_OWN: dict[str, Callable[[Any], bool]] = {
+_RESULTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("task", "method", "net", "label"), _is_text),
     "seed": _is_whole,
     "config": lambda value: isinstance(value, dict) and isinstance(value.get("search", {}), dict),
@@ -345,7 +345,7 @@ _COST: dict[str, Callable[[Any], bool]] = {
 def _check_types(results: Results) -> None:
     """Refuse values of other types than results have, as a file may hold them."""
     rows = [(row, _ROW) for row in results.rows]
-    for what, checks in [(results, _OWN), (results.cost, _COST), *rows]:
+    for what, checks in [(results, _RESULTS), (results.cost, _COST), *rows]:
         for name, fits in checks.items():
             if not fits(value := getattr(what, name)):
                 raise ValueError(f"these are not results of polymode: `{name}` is {value!r:.60}")
@@ -358,10 +358,10 @@ def title_of(metric: str) -> str:
     ('NLL', 'AUROC, MI', 'my own')
     """
     entry = _entry_of(metric)
-    own = metric.replace("_", " ")
+    text = metric.replace("_", " ")
     for word, written in (("nll", "NLL"), ("r hat", "R-hat"), ("ess ", "ESS ")):
-        own = own.replace(word, written)
-    return own if entry is None else str(entry.metadata["title"])
+        text = text.replace(word, written)
+    return text if entry is None else str(entry.metadata["title"])
 
 
 def is_headline(metric: str) -> bool:

@@ -1,9 +1,9 @@
 """What a metric returns, and the tables of metrics.
 
-A metric is a pure function from a prediction and its targets to a `Score`; an OOD metric, from the
-predictions of the test set and of an OOD set; a metric against a reference, from two predictions of
-the same inputs. It is entered in a table with what is said of it
-wherever its number is shown. `n` examples.
+A metric is a pure function from a prediction and its targets to a `Score`; an OOD metric compares
+the predictions for the test set and for an OOD set; a metric against a reference compares two
+predictions for the same inputs. Each is registered with the facts shown beside its number.
+`n` examples.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Score(NamedTuple):
 
     Attributes:
         value: the number, usually the mean of `each`.
-        n: how many examples it rests on.
+        n: number of examples.
         standard_error: of `value` over the examples; None where it is not known.
-        each: (n,) what each example contributes; None where a metric has no such parts.
+        each: (n,) contribution of each example; None for a metric without such parts.
     """
 
     value: float
@@ -43,7 +43,7 @@ class Score(NamedTuple):
 
 
 class NotDefined(ValueError):
-    """A metric has no value for this input; the message says why, and stands in tables as n/a."""
+    """A metric has no value for this input; tables show n/a with the reason in the message."""
 
 
 class Interval(NamedTuple):
@@ -56,17 +56,17 @@ class Interval(NamedTuple):
     n: int
 
 
-def mean_score(each: Tensor) -> Score:
+def mean_score(contributions: Tensor) -> Score:
     """Return the mean of per-example values (n,), in float64, with its standard error (ddof 1)."""
-    n = len(each)
+    n = len(contributions)
     if n == 0:
         raise ValueError("there is nothing to score: 0 examples")
-    values = each.detach().double()
+    values = contributions.detach().double()
     value = values.mean().item()
     error = None
     if n > 1 and math.isfinite(value):
         error = values.std(correction=1).item() / math.sqrt(n)
-    return Score(value, n, error, each)
+    return Score(value, n, error, contributions)
 
 
 Metric = Callable[[Prediction, Tensor], Score]
@@ -96,7 +96,7 @@ FAMILIES = {
     "ood": "Out of distribution",
     "reference": "Against a reference posterior",
 }
-"""What belongs side by side in a table, with its heading, in the order of a report."""
+"""Families of metrics with the headings of their tables, in the order of a report."""
 ARROWS = {"up": "↑", "down": "↓", "": ""}
 
 
@@ -114,18 +114,18 @@ def register(
     targets: bool = True,
     standardised: bool = False,
 ) -> Callable[[Any], Any]:
-    """Return a decorator that enters a metric with everything that is shown with its number.
+    """Return a decorator that registers a metric with everything shown beside its number.
 
     Args:
-        table: one of `TABLES`. name: as it stands in results.
+        table: one of `TABLES`. name: its name in results.
         title: as people write it. unit: of the value.
-        direction: "up" or "down" is better; "" for what describes and does not score.
-        summary: one line, also the report's glossary.
+        direction: whether "up" or "down" is better; "" if the metric describes and does not score.
+        summary: one line, also used in the report's glossary.
         family: one of `FAMILIES`.
-        headline: True for the few that a leaderboard shows unless more is asked for.
-        epistemic: True if it is n/a where `prediction.has_epistemic` is False, as of one network.
-        targets: False if the metric takes None for targets.
-        standardised: True if prediction and targets are to be divided by the targets' scale first.
+        headline: True for the few that a leaderboard shows by default.
+        epistemic: True if it is n/a where `prediction.has_epistemic` is False, as for one network.
+        targets: False if the metric accepts None for the targets.
+        standardised: True if prediction and targets are first divided by the scale of the targets.
     """
     assert direction in ARROWS and family in FAMILIES
     return table.register(
@@ -144,7 +144,7 @@ def register(
 
 
 def entries(table: Registry[Any]) -> list[Entry[Any]]:
-    """Return the metrics of a table by family, and within one in the order they were entered."""
+    """Return the metrics of a table by family, and within a family in order of registration."""
     order = list(FAMILIES)
 
     def place(entry: Entry[Any]) -> tuple[int, int]:
@@ -166,24 +166,24 @@ def table_of(prediction: Prediction, metric: str) -> Registry[Any]:
 
 
 def score_of(
-    entry: Entry[Any], prediction: Prediction, other: Any, scale: Sequence[float] | None = None
+    entry: Entry[Any], prediction: Prediction, against: Any, scale: Sequence[float] | None = None
 ) -> Score:
     """Compute one registered metric, or raise `NotDefined` with the reason why it does not apply.
 
     Args:
-        other: targets, None where there are none; of an OOD metric, the OOD set's prediction.
+        against: the targets, or None; for an OOD metric, the prediction for the OOD set.
         scale: of the targets, for standardised metrics.
     """
     facts = entry.metadata
     if facts["epistemic"] and not prediction.has_epistemic:
         raise NotDefined("needs ≥ 2 samples")
-    if facts["targets"] and other is None:
+    if facts["targets"] and against is None:
         raise NotDefined("needs targets")
     if facts["standardised"]:
         if scale is None:
             raise NotDefined("needs the scale of the training targets")
         from polymode.metrics.regression import standardise
 
-        prediction, other = standardise(prediction, other, torch.tensor(scale))
-    score: Score = entry.value(prediction, other)
+        prediction, against = standardise(prediction, against, torch.tensor(scale))
+    score: Score = entry.value(prediction, against)
     return score

@@ -4,17 +4,17 @@ Sort the N examples from the most confident down. Of the first k, the coverage :
 :math:`r(k) = \frac1k\sum_{i \le k} \ell_i` is their mean loss (here 1 for a wrong class and 0 for a
 right one), and the generalised risk :math:`\frac{k}{N} r(k)` is the share of all examples that
 are accepted and wrong. Areas under the two curves are means over coverage, by trapezoids from
-:math:`1/N` to 1 divided by :math:`1 - 1/N`; one example alone has the area of its only point.
+:math:`1/N` to 1 divided by :math:`1 - 1/N`; for a single example, the height of its only point.
 
-Equal confidences: the curve is the expectation over all orders of the tied examples, which is what
-declining at random among them gives. The risk within a group of ties then has a closed form (each
-takes the group's mean loss), areas are linear in it, and the order of the examples never matters.
-(Joining the ends of the groups by straight lines would give the same generalised risk, but another
-risk, which no rule attains.)
+Equal confidences: the curve is the expectation over all orders of the tied examples, which is the
+result of declining at random among them. The risk within a group of ties then has a closed form
+(each example takes the group's mean loss), areas are linear in it, and the order of the examples
+never matters. (Joining the ends of the groups by straight lines would give the same generalised
+risk, but a risk that no rule attains.)
 
-The confidence is that of the top class of the mixture; where it is 1 up to rounding, examples are
-ranked by what is left for the other classes. Standard errors are those of the mean influence of an
-example, to first order in 1/N, unless said otherwise. `N` examples.
+The confidence is the probability of the mixture's top class; where it is 1 up to rounding,
+examples are ranked by the probability left for the other classes. Unless stated otherwise, standard
+errors come from the influence of each example, to first order in 1/N. `N` examples.
 
 References: Y. Geifman, R. El-Yaniv, Selective classification for deep neural networks, NeurIPS
 2017; Y. Geifman, G. Uziel, R. El-Yaniv, Bias-reduced uncertainty estimation for deep neural
@@ -25,6 +25,7 @@ selective classification systems, NeurIPS 2024 (generalised risk, AUGRC).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,10 @@ from polymode.metrics.classification import classes_and_labels
 from polymode.metrics.score import CLASSIFICATION, Score, register
 from polymode.prediction import Prediction
 
-ROUNDING = 1e-9  # what is less apart from a wanted coverage or risk is equal to it
+ROUNDING = 1e-9  # coverages or risks closer than this count as equal
+_error_rate = partial(
+    register, CLASSIFICATION, unit="error rate", direction="down", family="selective"
+)
 
 
 class RiskCoverage(NamedTuple):
@@ -103,13 +107,9 @@ def risk_coverage(confidence: OnlyTensor, loss: OnlyTensor) -> RiskCoverage:
     return _curve(*_sort(confidence, loss))
 
 
-@register(
-    CLASSIFICATION,
+@_error_rate(
     "aurc",
     title="AURC",
-    unit="error rate",
-    direction="down",
-    family="selective",
     headline=True,
     summary="error rate among the accepted, averaged over coverages, when the least confident are"
     " declined first",
@@ -117,12 +117,12 @@ def risk_coverage(confidence: OnlyTensor, loss: OnlyTensor) -> RiskCoverage:
 def aurc(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the area under the risk-coverage curve, :math:`\int r`, in [0, 1].
 
-    Random order gives the error rate; the oracle's area is `e_aurc`'s zero.
+    A random order gives the error rate; `e_aurc` is the excess over the oracle's area.
 
-    Traps: it falls with the error rate, also if the order is no better: compare methods of unlike
+    Traps: it falls with the error rate even if the order is no better: compare methods of different
     accuracy by `e_aurc` or `augrc`. The few most confident examples weigh most: the first one is
     in every r(k). Geifman et al. take the mean of all r(k), which differs by O(1/N), and many
-    print it times 1,000.
+    papers report it times 1,000.
 
     Reference: Geifman et al. 2019, see the module.
     """
@@ -131,13 +131,9 @@ def aurc(prediction: Prediction, targets: Tensor) -> Score:
     return _score(_curve(by_confidence, by_loss).aurc, _influence_on_aurc(by_confidence))
 
 
-@register(
-    CLASSIFICATION,
+@_error_rate(
     "e_aurc",
     title="E-AURC",
-    unit="error rate",
-    direction="down",
-    family="selective",
     summary="AURC above that of the best possible order of the same errors",
 )
 def e_aurc(prediction: Prediction, targets: Tensor) -> Score:
@@ -156,13 +152,9 @@ def e_aurc(prediction: Prediction, targets: Tensor) -> Score:
     return _score(_curve(by_confidence, by_loss).e_aurc, influence)
 
 
-@register(
-    CLASSIFICATION,
+@_error_rate(
     "augrc",
     title="AUGRC",
-    unit="error rate",
-    direction="down",
-    family="selective",
     summary="share of all examples that are accepted and wrong, averaged over coverages",
 )
 def augrc(prediction: Prediction, targets: Tensor) -> Score:
@@ -172,8 +164,8 @@ def augrc(prediction: Prediction, targets: Tensor) -> Score:
     and the probability a that a right answer is more confident than a wrong one, the area from
     coverage 0 on is :math:`(1 - a)\,e\,(1 - e) + e^2/2`, exactly.
 
-    Traps: that area, of Traub et al., is this one times 1 - 1/N plus half the loss of the first
-    example over N squared: the same to O(1/N). Many print it times 1,000.
+    Traps: that area, from Traub et al., is this one times 1 - 1/N plus half the loss of the first
+    example over N squared: the same to O(1/N). Many papers report it times 1,000.
 
     Reference: Traub et al. 2024, see the module.
     """
@@ -186,13 +178,9 @@ def augrc(prediction: Prediction, targets: Tensor) -> Score:
     return _score(curve.augrc, influence)
 
 
-@register(
-    CLASSIFICATION,
+@_error_rate(
     "risk_at_coverage_80",
     title="risk at 80 % coverage",
-    unit="error rate",
-    direction="down",
-    family="selective",
     summary="error rate among the 80 % most confident examples",
 )
 def risk_at_coverage(prediction: Prediction, targets: Tensor, coverage: float = 0.8) -> Score:
@@ -202,7 +190,7 @@ def risk_at_coverage(prediction: Prediction, targets: Tensor, coverage: float = 
     s² of the accepted losses, and the risk μ at the threshold, which moves from sample to sample:
     the mean loss of the examples within :math:`\sqrt{N c (1 - c)}` ranks of it.
 
-    Traps: where the threshold falls among equal confidences, part of them are accepted at random.
+    Traps: where the threshold falls among equal confidences, some of them are accepted at random.
 
     Args:
         coverage: in (0, 1].
@@ -238,12 +226,12 @@ def risk_at_coverage(prediction: Prediction, targets: Tensor, coverage: float = 
 def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05) -> Score:
     r"""Return the largest :math:`k/N` with :math:`r(k) \le` `risk`, in [0, 1].
 
-    Zero where no k has so little risk: then no example can be accepted. No standard error: the
+    Zero if every k has a higher risk: then no example can be accepted. No standard error: the
     value jumps where the curve only touches the risk.
 
-    Traps: the risk is not monotone in coverage, and smaller coverages may have more of it. The
-    threshold is chosen on the very examples that are counted, so the risk on others is higher.
-    Within ties, it is the expected risk that is compared.
+    Traps: the risk is not monotone in coverage, so a smaller coverage may have a higher risk. The
+    threshold is chosen on the examples that are scored, so the risk on new ones is higher. Within
+    ties the expected risk is compared.
 
     Args:
         risk: in [0, 1].
@@ -260,7 +248,13 @@ def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05
 
 
 class _Sorted(NamedTuple):
-    """Losses (N,) in an order, the group of ties that each is in, and where it was before."""
+    """Sorted losses (N,).
+
+    Attributes:
+        loss: in sorted order.
+        group: the number of each loss's group of ties.
+        places: the position of each loss before sorting.
+    """
 
     loss: Tensor
     group: Tensor
@@ -273,7 +267,7 @@ class _Sorted(NamedTuple):
 
 
 def _sort(confidence: Tensor, loss: Tensor) -> tuple[_Sorted, _Sorted]:
-    """Return losses from confident to not, tied ones from low to high, and all from low to high."""
+    """Return losses by falling confidence, ties by rising loss, and all losses by rising loss."""
     if confidence.dim() != 1 or loss.shape != confidence.shape or len(loss) == 0:
         shapes = f"{tuple(confidence.shape)} and {tuple(loss.shape)}"
         raise ValueError(f"`confidence` and `loss` must both be (N,), N >= 1, got {shapes}")
@@ -288,7 +282,7 @@ def _sort(confidence: Tensor, loss: Tensor) -> tuple[_Sorted, _Sorted]:
 
 
 def _groups(values: Tensor) -> Tensor:
-    """Return the number of the group of equals that each of the sorted values is in."""
+    """Return for each of the sorted values the number of its group of equal values."""
     group = torch.zeros_like(values, dtype=torch.int64)
     group[1:] = (values[1:] != values[:-1]).cumsum(0)
     return group
@@ -302,7 +296,7 @@ def _curve(by_confidence: _Sorted, by_loss: _Sorted) -> RiskCoverage:
 
 
 def _area(curve: Tensor) -> float:
-    """Return the mean height by trapezoids; the height itself of one point."""
+    """Return the mean height by trapezoids; for one point, its height."""
     if len(curve) == 1:
         return curve.item()
     return torch.trapezoid(curve).item() / (len(curve) - 1)
@@ -311,9 +305,9 @@ def _area(curve: Tensor) -> float:
 def _influence_on_aurc(ordered: _Sorted) -> Tensor:
     r"""Return each example's influence up to a constant, :math:`r(j) + \sum_{k \ge j}(l - r(k))/k`.
 
-    The derivative of :math:`\int r` as the example's weight grows: it moves the threshold of its
-    own rank j, and the numerator and denominator of every r(k) it is in; averaged over ties. In
-    the order that the examples had before they were sorted.
+    The derivative of :math:`\int r` with respect to the example's weight, which moves the threshold
+    at its rank j and the numerator and denominator of every r(k) it is in; averaged over ties. In
+    the examples' order before sorting.
     """
     k = torch.arange(1, len(ordered.loss) + 1).to(ordered.loss)
     risk = ordered.pooled(ordered.loss).cumsum(0) / k
@@ -324,13 +318,14 @@ def _influence_on_aurc(ordered: _Sorted) -> Tensor:
     return influence
 
 
-def _judged(prediction: Prediction, targets: Tensor, metric: str) -> tuple[_Sorted, _Sorted]:
-    """Return what `_sort` gives for a prediction's confidence and its wrong classes."""
-    classes, labels = classes_and_labels(prediction, targets, metric)
-    return _sort(-classes.one_minus_confidence, classes.classes != labels)
-
-
 def _score(value: float, influence: Tensor) -> Score:
+    """Return the value with the standard error that the influence of each example gives."""
     n = len(influence)
     error = influence.std(correction=1).item() / math.sqrt(n) if n > 1 else None
     return Score(value, n, error)
+
+
+def _judged(prediction: Prediction, targets: Tensor, metric: str) -> tuple[_Sorted, _Sorted]:
+    """Sort a prediction's examples by confidence and by loss, 1 for a wrong class."""
+    classes, labels = classes_and_labels(prediction, targets, metric)
+    return _sort(-classes.one_minus_confidence, classes.classes != labels)

@@ -119,6 +119,6 @@ def _error_left(uncertainty: Tensor, errors: Tensor) -> Tensor:
     """Return the curve r, (B,), equal uncertainties at their mean error."""
     _, group, sizes = uncertainty.unique(return_inverse=True, return_counts=True)
     means = torch.zeros_like(sizes, dtype=errors.dtype).index_add(0, group, errors) / sizes
-    kept = torch.arange(1, len(errors) + 1, dtype=errors.dtype, device=errors.device)
-    left = means.repeat_interleave(sizes).cumsum(0) / kept
+    remaining = torch.arange(1, len(errors) + 1, dtype=errors.dtype, device=errors.device)
+    left = means.repeat_interleave(sizes).cumsum(0) / remaining
     return left.flip(0) / errors.mean()

@@ -14,8 +14,8 @@ def decimals_for(values: Iterable[float | None], errors: Iterable[float | None] 
     >>> decimals_for([0.974], [0.0042]), decimals_for([0.1], [0.0002]), decimals_for([41386.0])
     (3, 4, 0)
     """
-    known = [error for error in errors if error]
-    wanted = max(3, math.ceil(-math.log10(min(known)))) if known else 3
+    positive = [error for error in errors if error]
+    wanted = max(3, math.ceil(-math.log10(min(positive)))) if positive else 3
     largest = max((abs(value) for value in values if value is not None), default=0.0)
     digits = 1 + math.floor(math.log10(largest)) if largest >= 1 else 1
     return max(0, min(wanted, 5, 5 - digits))

@@ -68,7 +68,7 @@ def input_gradient_distance(post: Posterior, x: Any, targets: Any = None) -> Gra
         raise ValueError(f"inputs must be floats to have gradients, got {inputs.dtype}")
     labels = _labels(post, inputs, targets)
     cosines = torch.zeros(modes, modes, dtype=torch.float64)
-    each, num_zero = [], 0
+    distances, num_zero = [], 0
     heads = 1 if labels is not None else post.target_size
     batch = max(1, GRADIENT_BYTES // (8 * modes * heads * inputs[0].numel()))
     for start in range(0, len(inputs), batch):
@@ -78,10 +78,10 @@ def input_gradient_distance(post: Posterior, x: Any, targets: Any = None) -> Gra
         cosines += units.flatten(1) @ units.flatten(1).T + zero @ zero.T
         zeros = zero.sum(0)
         alike = units.sum(0).square().sum(-1) - (modes - zeros) + zeros * (zeros - 1)
-        each.append(1.0 - alike / (modes * (modes - 1)))
+        distances.append(1.0 - alike / (modes * (modes - 1)))
         num_zero += int(zeros.sum())
     matrix = (1.0 - cosines / len(inputs)).clamp_(0.0, 2.0).fill_diagonal_(0.0)
-    return GradientDistance(matrix, torch.cat(each).clamp_(min=0.0), num_zero)
+    return GradientDistance(matrix, torch.cat(distances).clamp_(min=0.0), num_zero)
 
 
 def _labels(post: Posterior, inputs: Tensor, targets: Any) -> Tensor | None:
@@ -102,7 +102,7 @@ def _labels(post: Posterior, inputs: Tensor, targets: Any) -> Tensor | None:
 
 def _unit_gradients(post: Posterior, inputs: Tensor, labels: Tensor | None) -> Tensor:
     """Return gradients of length 1, or 0 where they vanish, (M, b, ·), float64 on the CPU."""
-    found = []
+    members = []
     x = inputs.detach().requires_grad_()
     for k in range(post.num_modes):
         with torch.enable_grad():
@@ -120,10 +120,10 @@ def _unit_gradients(post: Posterior, inputs: Tensor, labels: Tensor | None) -> T
                 torch.autograd.grad(head, x, retain_graph=True, materialize_grads=True)[0]
                 for head in heads
             ]
-        found.append(torch.cat([part.flatten(1) for part in parts], 1).cpu().double())
-        if not found[-1].isfinite().all():
+        members.append(torch.cat([part.flatten(1) for part in parts], 1).cpu().double())
+        if not members[-1].isfinite().all():
             raise ValueError(f"member {k} has gradients that are not finite: drop it")
-    gradients = torch.stack(found)
+    gradients = torch.stack(members)
     largest = gradients.abs().amax(-1, keepdim=True)
     scaled = gradients / largest.where(largest > 0, 1.0)  # squares of tiny gradients would vanish
     return scaled / scaled.norm(dim=-1, keepdim=True).clamp_(min=1.0)

@@ -61,8 +61,8 @@ def pairwise_mutual_information(predictions: Predictions) -> Tensor:
 
     sums = _mean_over_inputs(predictions, add)
     sums = sums.triu() + sums.triu(1).T  # minus the entropy of the mean of each pair
-    own = sums.diagonal()
-    return (0.5 * (own[:, None] + own) - sums).clamp_(0.0, math.log(2.0))
+    entropies = sums.diagonal()
+    return (0.5 * (entropies[:, None] + entropies) - sums).clamp_(0.0, math.log(2.0))
 
 
 def pairwise_kl(predictions: Predictions) -> Tensor:

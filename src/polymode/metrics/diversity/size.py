@@ -77,8 +77,9 @@ def ensemble_size_curve(
     if members not in ("modes", "samples"):
         raise ValueError(f"`members` must be 'modes' or 'samples', got {members!r}")
     if members == "samples":
-        tensors, rest = prediction.to_arrays()
-        prediction = Prediction.from_arrays(tensors, {**rest, "num_modes": prediction.num_samples})
+        tensors, facts = prediction.to_arrays()
+        facts = {**facts, "num_modes": prediction.num_samples}
+        prediction = Prediction.from_arrays(tensors, facts)
     entry = _entry(prediction, metric)
     number = prediction.num_modes
     if not isinstance(num_subsets, int) or num_subsets < 2:
@@ -179,12 +180,12 @@ def subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int,
         yield from combinations(range(number), size)
         return
     stream = generator(seed, "subsets", size)
-    seen: set[tuple[int, ...]] = set()
-    while len(seen) < most:
+    drawn_before: set[tuple[int, ...]] = set()
+    while len(drawn_before) < most:
         drawn = torch.randperm(number, generator=stream)[:size]
         subset = tuple(sorted(drawn.tolist()))
-        if subset not in seen:
-            seen.add(subset)
+        if subset not in drawn_before:
+            drawn_before.add(subset)
             yield subset
 
 
