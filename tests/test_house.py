@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -99,6 +100,55 @@ def test_one_vocabulary() -> None:
     assert not wrong
 
 
+def functions() -> list[tuple[Path, ast.FunctionDef]]:
+    trees = [(path, ast.parse(path.read_text())) for path in sorted(SOURCE.rglob("*.py"))]
+    return [(p, node) for p, tree in trees for node in ast.walk(tree) if is_function(node)]
+
+
+def is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
 def test_files_are_small() -> None:
     long = {p.name: n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
     assert not long
+
+
+def test_warnings_name_the_line_of_the_user() -> None:
+    """Only `core.warn` counts frames; a number would point into the library after a change."""
+    files = SOURCE.rglob("*.py")
+    counted = {p.name for p in files if re.search(r"stacklevel|warnings\.warn\(", p.read_text())}
+    assert counted == {"warn.py"}
+
+
+VAGUE = set(
+    "found each own kept known mine told said other others rest whole given made seen here there"
+    " both one two shown asked taken".split()
+)
+VAGUE_SHARE = 0.0541  # the goal is 0.01; it only goes down
+LONG_CALLS = 32  # the goal is 0; it only goes down
+
+
+def assigned_names(tree: ast.AST) -> list[str]:
+    names = [
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
+    return names + [n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)]
+
+
+def test_names_say_what_a_thing_is() -> None:
+    """Variables and parameters are called by what they hold, in the words of the field."""
+    names = [n for p in SOURCE.rglob("*.py") for n in assigned_names(ast.parse(p.read_text()))]
+    vague = [name for name in names if name.strip("_") in VAGUE]
+    assert len(vague) / len(names) <= VAGUE_SHARE, f"{len(vague)} of {len(names)}"
+
+
+def positional(function: ast.FunctionDef) -> list[str]:
+    names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def test_functions_take_few_arguments() -> None:
+    """More than six positional arguments want a dataclass that has a name."""
+    long = [f"{p.relative_to(SOURCE)}:{f.name}" for p, f in functions() if len(positional(f)) > 6]
+    assert len(long) <= LONG_CALLS, long

@@ -6,7 +6,6 @@ Shapes: `N` examples, `B` batch, `S` samples.
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
 from polymode.core.checks import OnlyTensor, check_call, check_keywords
+from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, Prediction
@@ -117,9 +117,8 @@ def attack(
     samples = _samples(post, batch_size, samples_per_mode, eval_samples_per_mode)
     _check_adaptive(post, adaptive, weight, samples)
     if wanted is not None and away_from != "labels":
-        warnings.warn(
+        warn(
             f"`away_from={away_from!r}` has no effect with `targets`: the attack leads to these",
-            stacklevel=2,
         )
     if known is not None and keep == "last":
         raise ValueError("`known` inputs are of no use with keep='last'; leave one of them out")
@@ -182,8 +181,8 @@ def _check_adaptive(
     if weight is not None:
         check_number("weight", weight)
         if adaptive is None:
-            warnings.warn(
-                "`weight` has no effect without `adaptive`, the score that it weighs", stacklevel=3
+            warn(
+                "`weight` has no effect without `adaptive`, the score that it weighs",
             )
     if adaptive == "mutual_information" and post.num_modes * min(samples) < 2:
         raise ValueError(

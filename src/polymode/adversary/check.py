@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from polymode.adversary.ball import NORMS, Box
 from polymode.core.checks import as_numbers, shown
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.likelihoods.targets import check_labels
 from polymode.posterior import Posterior
@@ -92,12 +92,11 @@ def warn_of_raw_inputs(post: Posterior, x: Tensor) -> None:
         return
     as_given, if_scaled = _distance(x), _distance(scaling(x))
     if math.isfinite(if_scaled) and as_given > if_scaled + _CLEARLY:
-        warnings.warn(
+        warn(
             f"inputs of mean {x.mean():.3g} and standard deviation {x.std(correction=0):.3g} go to"
             f" the networks as they are, but these were trained on scaled ones, and scaled they"
             f" would have {scaling(x).mean():.3g} and {scaling(x).std(correction=0):.3g}; give"
             " scaling=post.input_scaling",
-            stacklevel=4,
         )
 
 

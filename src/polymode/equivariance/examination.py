@@ -16,7 +16,6 @@ architecture is named in a warning.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from torch import Tensor
 from polymode.core.memory import require_free
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
+from polymode.core.warn import warn
 from polymode.equivariance.check import broken_layers
 from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
@@ -280,7 +280,7 @@ def _row(metric: str, score: Score, kind: str = "") -> Row:
 
 def _warn_of_layers(post: Posterior, acting: Group) -> None:
     for layer in broken_layers(post[:1].members[0], acting, post.input_shape):
-        warnings.warn(str(layer), stacklevel=4)
+        warn(str(layer))
 
 
 def _shown(

@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import hashlib
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from polymode.core.files import (
 from polymode.core.html import html_block
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
+from polymode.core.warn import warn
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.methods import HMC, fit
@@ -188,11 +188,10 @@ def _warn(found: Findings, config: HMC) -> None:
     if value is not None and value > UNMIXED and config.burn_in != 0 and found["r_hat"].n:
         total = config.num_epochs(1)
         if total >= 100:  # shorter ones are trials
-            warnings.warn(
+            warn(
                 f"the chains of the reference have not mixed: R-hat of predictions is up to"
                 f" {value:.3g}, more than {UNMIXED}; take more epochs (now {total}) or"
                 f" leapfrog_steps (now {config.leapfrog_steps})",
-                stacklevel=3,
             )
 
 
@@ -243,10 +242,9 @@ def _kept(folder: Path, key: str, networks: Any) -> Posterior | None:
             raise FileProblem(f"{manifest} is not the one that was written")
         return load(folder, net=networks)
     except FileProblem as problem:
-        warnings.warn(
+        warn(
             f"what is kept in {folder} is not the reference asked for ({problem}): it is fitted"
             " anew",
-            stacklevel=4,
         )
         return None
 

@@ -33,7 +33,6 @@ Shapes: `M` modes, `L` samples per mode.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ from torch import Tensor, fx, nn
 
 from polymode.core.concrete import dropout_layers, with_learned_rates
 from polymode.core.files import TensorForm
+from polymode.core.warn import warn
 from polymode.methods.dropout import (
     Dropout,
     loss_of_passes,
@@ -188,12 +188,11 @@ def _layers(module: nn.Module, x: Tensor) -> dict[str, Layer]:
         found[path] = Layer(weights, _masks(module, path, x))
     alone = [path for path, layer in found.items() if not layer.weights]
     if alone:
-        warnings.warn(
+        warn(
             f"no weights are known that multiply what the dropout layer '{alone[0]}' drops"
             f" ({len(alone)} of {len(found)} layers): of the divergence from the prior only the"
             " entropy acts on its rate, which will be too large. Put nn.Dropout before a linear or"
             " convolutional layer",
-            stacklevel=9,
         )
     return found
 

@@ -39,13 +39,13 @@ Shapes: `M` modes, `K` passes in training, `L` samples per mode, `B` batch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
 from polymode.methods.alpha_divergence import alpha_loss
@@ -127,10 +127,9 @@ def refuse_moving_buffers(stack: Stack, x: Tensor) -> None:
 def warn_of_idle_alpha(config: Dropout) -> None:
     """Warn where alpha has no effect."""
     if config.alpha and config.passes == 1:
-        warnings.warn(
+        warn(
             f"alpha={config.alpha:g} has no effect with num_passes=1: the objective is then that"
             " of alpha=0. Take num_passes=10, or leave both out",
-            stacklevel=7,
         )
 
 

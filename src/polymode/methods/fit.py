@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from polymode.core.checks import Count, Seed, check_call
 from polymode.core.devices import usable_device
 from polymode.core.files import json_safe
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
@@ -251,24 +251,21 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
     """Warn of networks that are never trained, of a rate that a function of yours does not know,
     and of a batch size that a loader does not take."""
     if config.epochs == 0 and not given:
-        warnings.warn(
+        warn(
             "epochs=0 with a function that makes new networks: they keep their initial weights"
             " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
-            stacklevel=4,
         )
     if isinstance(config, Training) and callable(config.optimizer):
         if config.lr != type(config).lr:
-            warnings.warn(
+            warn(
                 f"lr={config.lr:g} has no effect: the optimizer is a function with its own rate",
-                stacklevel=4,
             )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
         return
     own = getattr(task.train.loader, "batch_size", None)
     if config.batch_size not in (own, type(config).batch_size):
-        warnings.warn(
+        warn(
             f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
-            stacklevel=4,
         )
 
 
@@ -280,12 +277,11 @@ def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
     if grown:
         worst = max(grown, key=lambda k: last[k])
-        warnings.warn(
+        warn(
             f"training has diverged: the loss of member {ranks.mode_number(worst)} was"
             f" {first[worst]:.4g} at the first"
             f" step and is {last[worst]:.4g} at the end ({len(grown)} of {len(last)} members)."
             f" {config.advice}",
-            stacklevel=5,
         )
 
 
@@ -295,9 +291,8 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
     fields = [field.name for field in dataclasses.fields(Training) if field.name != "batch_size"]
     idle = [f for f in fields if getattr(config, f, None) != getattr(usual, f, None)]
     if idle:
-        warnings.warn(
+        warn(
             f"{name} uses the given networks as they are: {', '.join(idle)} have no effect",
-            stacklevel=4,
         )
 
 

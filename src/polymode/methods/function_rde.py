@@ -41,7 +41,6 @@ Shapes: `M` modes, `B` batch, `Q` points, `K` network outputs, `C` outputs that 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -51,6 +50,7 @@ from torch import Tensor
 
 from polymode.core.checks import as_numbers
 from polymode.core.rng import fold, generator
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.components import Categories
 from polymode.methods.map import MAP, Info, add_prior_gradient, squared_norms
@@ -156,10 +156,9 @@ def init(config: FunctionRDE, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; warns of members that coincide."""
     warn_of_coincident(stack)
     if config.outputs != type(config).outputs and not problem.likelihood.classification:
-        warnings.warn(
+        warn(
             f"outputs='{config.outputs}' has no effect: in regression members are compared by the"
             " predicted means",
-            stacklevel=2,
         )
     points = None
     if not isinstance(config.points, str):

@@ -30,7 +30,6 @@ Shapes: `M` modes (chains), `L` samples per mode, `P` parameters.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -38,6 +37,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.core.warn import warn
 from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
 from polymode.methods.full_batch.leapfrog import DIVERGED, point_of, transition
 from polymode.methods.full_batch.target import (
@@ -137,13 +137,12 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
     kept = room_for(len(steps_kept(config, problem)), stack)
     burn_in = burn_in_of(config, problem)
     if config.mass != HMC.mass and not windows(burn_in):
-        warnings.warn(
+        warn(
             f"mass='{config.mass}' has no effect: a burn-in of {burn_in} trajectories is too short"
             " to tune a mass",
-            stacklevel=4,
         )
     if config.data_order == "own":
-        warnings.warn("data_order='own' has no effect: the whole data have no order", stacklevel=4)
+        warn("data_order='own' has no effect: the whole data have no order")
     freeze_statistics(problem, stack)
     rows = rows_of(stack)
     counts = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
@@ -231,17 +230,15 @@ def _warn(config: HMC, state: State, taken: int, tuned: bool) -> None:
         remedy = f"target_acceptance={(1 + goal) / 2:.2g} or a longer burn_in"
     judged = tuned or goal is None
     if number and (judged or 2 * number > taken):
-        warnings.warn(
+        warn(
             f"chain {worst}: {number} of {taken} trajectories after burn-in diverged, with energy"
             f" errors above {DIVERGED:g}: its step is too long for where it went, and the samples"
             f" leave such places out; try {remedy}",
-            stacklevel=5,
         )
     elif least < 0.1 and judged:
-        warnings.warn(
+        warn(
             f"a chain accepted {100 * least:.2g} % of {taken} trajectories after burn-in: it hardly"
             f" moved; try {remedy}",
-            stacklevel=5,
         )
 
 

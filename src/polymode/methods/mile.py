@@ -30,13 +30,13 @@ Shapes: `M` modes (chains), `L` samples per mode, `P` parameters.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.warn import warn
 from polymode.methods import map as map_
 from polymode.methods.full_batch.leapfrog import point_of
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
@@ -166,16 +166,14 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
     kept = room_for(len(plan.kept), stack)
     per_epoch = problem.steps_per_epoch
     if callable(config.schedule) and config.schedule_unit == "epoch" and plan.training <= per_epoch:
-        warnings.warn(
+        warn(
             f"schedule has no effect: training takes {plan.training} steps, and an epoch, after"
             f" which it would change the rate, {per_epoch}; take schedule_unit='step'",
-            stacklevel=4,
         )
     if config.energy_variance != MILE.energy_variance and plan.tuning < SHORT:
-        warnings.warn(
+        warn(
             f"energy_variance has hardly an effect: {plan.tuning} steps of tuning are too few to"
             " change the step size by much; take more epochs or a longer burn_in",
-            stacklevel=4,
         )
     optimization = Optimization(config, stack.leaves(), per_epoch, plan.training, len(stack.extra))
     counts = torch.zeros(2, len(stack), dtype=torch.float64, device=stack.device)
@@ -252,11 +250,10 @@ def finish(config: MILE, problem: Problem, state: State) -> Samples:
             "divergences": state.lost,
         }
         if lost := int(state.lost.sum()):
-            warnings.warn(
+            warn(
                 f"{lost} steps of {taken} × {len(state.stack)} after burn-in left the finite"
                 " numbers and were not taken: the step is too long where chains went; try"
                 f" energy_variance={config.energy_variance / 10:.2g} or a longer burn_in",
-                stacklevel=4,
             )
     return kept_samples(state.stack, state.kept, plan.kept, state.step, facts)
 

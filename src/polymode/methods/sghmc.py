@@ -33,12 +33,12 @@ Shapes: `M` modes (chains), `L` samples per mode, `B` batch.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from polymode.core.warn import warn
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
@@ -139,11 +139,10 @@ def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     if steps and measured >= _MEASURED:
         found = float(state.heat.mean()) / measured
         if found > _HOT * config.temperature:
-            warnings.warn(
+            warn(
                 f"the chains ran at a kinetic temperature of {found:.2g}, not"
                 f" {config.temperature:g}: noise of batches, or steps too large for the curvature,"
                 f" heat them. Try lr={config.lr / 10:g}, larger batches, or sgnht",
-                stacklevel=5,
             )
     return kept_samples(state.stack, state.kept, steps, state.step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 
@@ -66,11 +66,10 @@ def _warn_of_softmax(out: Tensor) -> None:
     """Warn of outputs that are probabilities already, where logits are asked for."""
     sums = out.double().sum(1)
     if out.shape[1] > 1 and bool((out >= 0).all()) and bool((sums - 1).abs().max() < 1e-4):
-        warnings.warn(
+        warn(
             "the network's outputs are at least 0 and add up to 1, like those of a softmax; the"
             " likelihood takes logits and applies the softmax itself. Remove the network's, or"
             " probabilities stay nearly equal",
-            stacklevel=6,
         )
 
 
@@ -106,11 +105,10 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
         )
     if likelihood.name == "categorical" and out.shape[1] > needed:
-        warnings.warn(
+        warn(
             f"the network gives {out.shape[1]} outputs for {target_size} classes: the others have"
             " no training examples. Give the network as many outputs as classes, or"
             f" pm.Task(target_size={out.shape[1]}) if all of them can occur",
-            stacklevel=5,
         )
     if likelihood.name == "categorical" and out.shape[1] >= needed:
         _warn_of_softmax(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
+from polymode.core.warn import warn
 from polymode.likelihoods.targets import check_labels, check_values
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.recalibration import affine, one_vs_rest, scale, temperature
@@ -187,8 +187,7 @@ def _warn_of_missing(labels: Tensor, num_classes: int, method: str) -> None:
     if missing and method != "temperature":
         parametric = METHODS.get(method).metadata["samples"]
         fate = "are placed by the regulariser" if parametric else "keep their probabilities"
-        warnings.warn(
+        warn(
             f"{len(missing)} of {num_classes} classes have no label among {len(labels)} examples"
             f" (first: {missing[0]}) and {fate}.",
-            stacklevel=3,
         )

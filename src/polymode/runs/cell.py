@@ -6,11 +6,11 @@ import contextlib
 import importlib
 import time
 import traceback
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 from polymode.core.files import json_safe
+from polymode.core.warn import warn
 from polymode.examinations import NotApplicable, examine, read_asked
 from polymode.methods import fit
 from polymode.metrics import evaluate
@@ -85,8 +85,8 @@ def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         try:
             results = examine(post, task, name, **options).beside(results)
         except NotApplicable as error:
-            warnings.warn(
-                f"{cell.label or cell.method} is not examined by '{name}': {error}", stacklevel=2
+            warn(
+                f"{cell.label or cell.method} is not examined by '{name}': {error}",
             )
     return results
 

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+from polymode.core.warn import warn
 from polymode.runs.cell import Failed, Finished, failure, run_cell
 from polymode.runs.folder import Place
 from polymode.runs.plan import Cell, Recipe
@@ -92,7 +93,7 @@ def _listen(busy: dict[_Worker, Cell], tell: Tell, timeout: float | None = None)
             worker.pipe.close()
             news = _death(worker.process)
         elif isinstance(news, _Warned):
-            warnings.warn(news.text, stacklevel=2)
+            warn(news.text)
             continue
         elif not isinstance(news, Event):
             free.append(worker)

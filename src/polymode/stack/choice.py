@@ -14,7 +14,6 @@ import json
 import math
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from polymode.core.files import cache_folder, locked, replace_file
 from polymode.core.memory import free_bytes, saved_bytes
 from polymode.core.text import parse_json
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.stack.fast.dense import dense_program
 from polymode.stack.fast.prefix import prefix_of
@@ -140,11 +140,10 @@ def _of_machine(job: str, measure: Callable[[], Plan]) -> Plan:
 
 
 def _warn_of_no_cache(error: OSError) -> None:
-    warnings.warn(
+    warn(
         f"the fastest execution cannot be written to {_file()} ({error.strerror or error}): the"
         " next process measures anew, and the same seed may end in other last digits. Set"
         " POLYMODE_CACHE to a folder that can be written, or name one, execution='batched'",
-        stacklevel=2,
     )
 
 

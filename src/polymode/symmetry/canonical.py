@@ -20,7 +20,6 @@ posteriors", ICLR 2024. `M` modes, `V` scalings, `g` blocks, `n` units of a bloc
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 
 import numpy as np
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.stack.stack import Stack
 from polymode.symmetry.act import factors, scaled
 from polymode.symmetry.groups import Rescaling, Symmetries
@@ -92,10 +92,9 @@ def canonical(
 
 def _warn_of(number: int, total: int, what: str) -> None:
     if number:
-        warnings.warn(
+        warn(
             f"canonical: {number:,} of {total:,} networks have {what}; their form keeps the"
             " function, but is not one per orbit",
-            stacklevel=3,
         )
 
 

@@ -7,7 +7,6 @@ here, once. `N` examples, `B` batch, `C` classes, `D` target dimensions, `K` net
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +18,7 @@ from polymode.core.checks import Count, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
 from polymode.core.text import plain
+from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
@@ -184,10 +184,9 @@ class Task:
                 )
         size, least = self.likelihood.target_size(labels), int(labels.min())
         if least > 0:
-            warnings.warn(
+            warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
                 f" label + 1. Subtract {least}, or give `target_size` if the others can occur",
-                stacklevel=3,
             )
         return size
 

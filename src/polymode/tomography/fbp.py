@@ -22,13 +22,13 @@ Shapes: `N` images, `K` angles, `D` detector cells, `n` pixels.
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.tomography.geometry import Geometry
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
@@ -61,10 +61,9 @@ def fbp(projector: LinearOperator, observations: OnlyTensor, filter: str = "ram-
     projector = check_projector(projector)
     text = missing_wedge_text(projector.geometry, arrange_views(projector.geometry))
     if text:
-        warnings.warn(
+        warn(
             f"fbp: {text}; edges along them are not seen and streaks remain. Measure them too, or"
             " take tv_reconstruction or deep_image_prior, which fill in what is missing",
-            stacklevel=2,
         )
     return backproject(projector, observations, filter)
 

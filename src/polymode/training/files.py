@@ -11,7 +11,6 @@ whichever files hold them. All ranks must see the folder.
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.files import FileProblem, read_metadata
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.training.checkpoint import damage_named, read_checkpoint, restored, save_checkpoint
 from polymode.training.history import joined_numbers
@@ -98,11 +98,10 @@ def _newest(folder: Path, num_modes: int) -> list[Part]:
             step = int(read_metadata(whole)["fields"]["step"]["value"])
         complete[step] = [Part(WHOLE, step, 0, num_modes)]
     if not complete:
-        warnings.warn(
+        warn(
             f"{folder} holds no complete checkpoint of {num_modes:,} modes, only"
             f" {', '.join(part.name for part in parts[:3])}: training begins anew. If ranks are on"
             " several machines, all must see this folder",
-            stacklevel=6,
         )
         return []
     return complete[max(complete)]

@@ -12,7 +12,6 @@ import math
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from polymode.core.rng import fold, generator
 from polymode.core.threads import use_threads
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.distributed.meeting import Meeting
 from polymode.stack.execution import limit_threads
@@ -276,11 +276,10 @@ def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S
         if not 0 <= kept.state.step <= total:
             raise ValueError(f"`step` is {kept.state.step}, of {total} in all")
     if before != checkpoint.threads and kept.state.step < total:
-        warnings.warn(
+        warn(
             f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"
             f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
             f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
-            stacklevel=5,
         )
     return kept.state
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.core.files import FileProblem, read_tensors, take_lock, write_tensors
 from polymode.core.rng import fold
+from polymode.core.warn import warn
 from polymode.distributed.ray import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.methods.fit import fit
 from polymode.posterior import Posterior
@@ -198,7 +198,7 @@ def complete(folder: Path) -> set[int]:
         if not (folder / shard.file).exists():
             continue
         if problem := shard_problem(folder, shard):
-            warnings.warn(f"{problem}; shard {shard.number} is made again", stacklevel=3)
+            warn(f"{problem}; shard {shard.number} is made again")
         else:
             whole.add(shard.number)
     return whole

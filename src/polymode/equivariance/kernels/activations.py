@@ -15,7 +15,6 @@ angles that rounding could make up are taken as 0: kernels of equal inputs are t
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polymode.core.warn import warn
 from polymode.equivariance.kernels import finite
 from polymode.equivariance.kernels.covariance import Covariance
 from polymode.equivariance.kernels.layers import Layer
@@ -170,10 +170,9 @@ class Activation(Elementwise):
             beyond = (whole - series.square().sum(-1)).clamp_min(0)
             if each is not slopes and bool((beyond > self.tolerance * whole).any()):
                 part = float((beyond / whole.clamp_min(1e-300)).max())
-                warnings.warn(
+                warn(
                     f"{part:.1%} of E[φ²] lies beyond degree {self.degree} of the series of"
                     f" {self}: its kernel is rough; take a higher `degree`, or a closed form",
-                    stacklevel=2,
                 )
             series = torch.cat([series, beyond.sqrt()[..., None]], -1)
             found.append(series.movedim(-1, 0).to(variance.dtype))

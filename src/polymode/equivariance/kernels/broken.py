@@ -6,9 +6,8 @@ With convolutions, windows, padding and strides have to be symmetric too.
 
 from __future__ import annotations
 
-import warnings
-
 from polymode.core.checks import check_call
+from polymode.core.warn import warn
 from polymode.equivariance.groups import Group
 from polymode.equivariance.kernels.layers import AvgPool, Conv, Layer
 from polymode.equivariance.kernels.serial import Residual, Serial
@@ -43,7 +42,7 @@ def warn_if_broken(kernel: Serial, input_shape: tuple[int, ...], group: Group) -
     check_call(warn_if_broken, locals())
     found = broken_by(kernel, input_shape, group)
     for reason in found:
-        warnings.warn(f"{group.name} is not a symmetry of the kernel: {reason}", stacklevel=2)
+        warn(f"{group.name} is not a symmetry of the kernel: {reason}")
     return bool(found)
 
 

@@ -31,7 +31,6 @@ Shapes: `M` modes, `L` samples per mode, `B` batch, `K` outputs.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +40,7 @@ from torch import Tensor
 
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
+from polymode.core.warn import warn
 from polymode.curvature.tangent import Survey, survey
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
@@ -213,11 +213,10 @@ def settled(config: Laplace, likelihood: Likelihood) -> Laplace:
         return config
     if likelihood.name in COVERED:
         return replace(config, evidence="linear")
-    warnings.warn(
+    warn(
         f"the linear model has no evidence for the likelihood {likelihood.name}, so the prior"
         " precision is that of the largest evidence at the trained weights, which is often too"
         " small; give `prior_precision` where you know better",
-        stacklevel=5,
     )
     return replace(config, evidence="trained")
 
@@ -265,11 +264,10 @@ def _posterior(
         precisions, factor, report = choose_prior(config, problem, found, stack, k)
         evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
         if report["pruned"]:
-            warnings.warn(
+            warn(
                 f"the evidence switched {_some(report['pruned'])} off in mode"  # type: ignore[arg-type]
                 f" {ranks.mode_number(k)}: the data say nothing of these weights, so"
                 " that their prior precision has no bound",
-                stacklevel=5,
             )
     else:
         params = {name: stack.params[name].detach()[k] for name in names}
@@ -308,22 +306,19 @@ def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
     if config.structure == "kron":
         diagonal = [n for n, kind in known.kinds.items() if kind == "single"]
         if diagonal:
-            warnings.warn(
+            warn(
                 f"{_some(diagonal)}: not part of a known linear operation, so no Kronecker factors;"
                 " their blocks are diagonal",
-                stacklevel=5,
             )
         if config.sharing == "reduce" and not known.shared:
-            warnings.warn(
+            warn(
                 "sharing='reduce' changes nothing: no weight of this network is used at several"
                 " positions",
-                stacklevel=5,
             )
     if config.prior == "per_group" and len(set(prior_groups(stack, config.prior).values())) == 1:
-        warnings.warn(
+        warn(
             "prior='per_group' is prior='single' here: normalisation makes no weights of this"
             " network scale-free",
-            stacklevel=5,
         )
     if config.structure == "last_layer" and not known.last:
         raise ValueError(

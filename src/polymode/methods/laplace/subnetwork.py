@@ -24,13 +24,13 @@ Shapes: `P` weights, `S` of the subnetwork, `B` batch, `K` outputs.
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.core.warn import warn
 from polymode.curvature.kronecker import Diagonal
 from polymode.curvature.tangent import Survey, Tangent, survey
 from polymode.likelihoods.components import Moments
@@ -123,11 +123,10 @@ def select(
     idle = found.energy == 0
     share = idle[places].double().mean().item()
     if share == 1.0:
-        warnings.warn(
+        warn(
             f"all {size:,} weights of the subnetwork ('{selection}') have zero curvature: no output"
             " depends on them, so predictions are those of the trained network; take"
             " 'jacobian_energy' or 'obd'",
-            stacklevel=2,
         )
     return places, SubnetworkReport(size, share, idle.double().mean().item())
 

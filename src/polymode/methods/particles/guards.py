@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.map import MAP
@@ -45,11 +45,10 @@ def warn_of_coincident(stack: Stack) -> None:
     pairs = equal.tril(-1).nonzero().tolist()
     if pairs and stack.params:
         second, first = pairs[0]
-        warnings.warn(
+        warn(
             f"members {first} and {second} start at the same weights, and repulsion cannot separate"
             " them: the force between coincident particles is 0. Give members of different"
             " initialisations",
-            stacklevel=3,
         )
 
 
