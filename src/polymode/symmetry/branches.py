@@ -14,10 +14,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from polymode.symmetry.operations import ADDING, MULTIPLYING, name_of
-
-_EITHER_WAY = {name for name in ADDING | MULTIPLYING if "sub" not in name and "div" not in name}
-_LISTS = {"cat", "concat", "concatenate", "stack"}
+from polymode.tracing.operations import operation_at
 
 
 def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
@@ -34,18 +31,21 @@ def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
         behind[node] |= dict.fromkeys(own)
         about = _about(node, module, described, [tuple(shape) for shape in own.values()])
         described[node] = numbers.setdefault(about, len(numbers))
-        lines += _alike(node, described, behind)
+        lines += _alike(node, module, described, behind)
     return list(dict.fromkeys(lines))
 
 
 def _alike(
-    node: fx.Node, described: dict[fx.Node, int], behind: dict[fx.Node, dict[str, None]]
+    node: fx.Node,
+    module: nn.Module,
+    described: dict[fx.Node, int],
+    behind: dict[fx.Node, dict[str, None]],
 ) -> list[str]:
-    """Return lines on the inputs of one node."""
-    name = name_of(node.target) if node.op in ("call_function", "call_method") else None
-    if name not in _EITHER_WAY | _LISTS:
+    """Return lines on the inputs of one node, if they may change places."""
+    entry = operation_at(node, module)
+    if entry is None or entry.kind not in ("sum", "product", "join") or "sub" in entry.name:
         return []
-    parts: Any = node.args[0] if name in _LISTS else node.args[:2]
+    parts: Any = node.args[0] if entry.kind == "join" else node.args[:2]
     nodes = [part for part in parts if isinstance(part, fx.Node)] if _is_list(parts) else []
     lines = []
     for k, one in enumerate(nodes):
@@ -54,7 +54,7 @@ def _alike(
             theirs = [p for p in behind[other] if p not in behind[one]]
             if described[one] == described[other] and mine and theirs:
                 first, second = (p[0].rpartition(".")[0] or p[0] for p in (mine, theirs))
-                lines.append(f"{name} (branches {first} and {second} are alike)")
+                lines.append(f"{entry.name} (branches {first} and {second} are alike)")
     return lines
 
 

@@ -1,8 +1,8 @@
 """Find the symmetries of a network from its traced graph.
 
 The graph is walked once with tensors that have shapes but no values (`walk.py`; rules in
-`layers.py`, `operations.py`). Units with the same record, that is the same places in the same
-tensors and the same operations, form a group (`gather.py`). What was found is then tried: one
+`layer_rules.py`, `operation_rules.py`). Units with the same record, that is the same places in the
+same tensors and the same operations, form a group (`gather.py`). What was found is then tried: one
 random element of the whole group acts on random weights in float64, and outputs must agree.
 
 Sources: R. Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces", 1990
@@ -26,21 +26,18 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.checks import check_call
-from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
 from polymode.stack.stack import Stack
-from polymode.symmetry.attention import attention
 from polymode.symmetry.branches import alike_branches
-from polymode.symmetry.call import Call
 from polymode.symmetry.gather import gather
 from polymode.symmetry.groups import Symmetries
-from polymode.symmetry.layers import rule_for
-from polymode.symmetry.operations import follow, name_of
+from polymode.symmetry.layer_rules import attention, rule_for
+from polymode.symmetry.operation_rules import follow
 from polymode.symmetry.units import Value
-from polymode.symmetry.walk import Walk, each_in, meta
+from polymode.symmetry.walk import Call, Walk, each_in, meta
 from polymode.tracing.graph import traced
 from polymode.tracing.modules import aliases_of, tie_again
-from polymode.tracing.operations import function_of
+from polymode.tracing.operations import function_of, name_of, normalises, operation, operation_at
 
 _BATCH = 2
 _SIDES = (8, 16, 28, 32, 64, 18, 24, 20, 12, 4, 40, 48, 96, 128, 224, 256, 1, 2, 3, 5, 6, 7)
@@ -113,7 +110,7 @@ def _traced(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
             f"{name} has forward hooks, whose effect a graph does not show; remove them"
         )
     try:
-        return traced(module, lambda layer: isinstance(layer, FilterResponseNorm2d))
+        return traced(module, normalises)
     except Exception as error:
         about = str(error).splitlines()[0].split(". ")[0] or type(error).__name__
         raise ValueError(
@@ -275,13 +272,14 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
             return getattr(args[0], args[1])  # a part of several results
         args, function = args[:1], operator.attrgetter(str(args[1]))
     call = Call("", node.name, function, args, kwargs, data, _uses_more_than_first(node))
-    inputs = list(call.values())
+    inputs = call.values()
     if not _has_tensor(data):
         return data
     if not inputs:
         zero = name_of(node.target) == "zeros"
         return each_in(data, lambda t: Value(t, zero=zero) if isinstance(t, Tensor) else t)
-    if node.users and all(_reads_shape(user) for user in node.users):
+    readers = [operation_at(user, module) for user in node.users]
+    if readers and all(reader and reader.kind == "shape" for reader in readers):
         return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     result = _by_rule(walk, node, call)
     if result is NotImplemented:
@@ -309,7 +307,8 @@ def _by_rule(walk: Walk, node: fx.Node, call: Call) -> Any:
             return rule(walk, node.name, layer, str(node.target), x, call.data)
         target: Any = node.args[1] if node.target is getattr else layer or node.target
         call.name = name_of(target) or ""
-        return follow(walk, call) if call.name else NotImplemented
+        call.operation = operation(target, call.args, call.kwargs)
+        return follow(walk, call)
     except Exception:  # no rule for such a call: what it has written is held fixed
         walk.pin_since(before)
         return NotImplemented
@@ -331,17 +330,6 @@ def _uses_more_than_first(node: fx.Node) -> bool:
         return user.target is operator.getitem and str(user.args[1]) == "0"
 
     return not all(is_first(user) for user in node.users)
-
-
-def _reads_shape(node: fx.Node) -> bool:
-    """Whether an operation depends on the shape of its input only."""
-    if node.target is getattr:
-        return node.args[1] in ("shape", "device", "dtype", "ndim")
-    return (
-        name_of(node.target) in ("zeros_like", "new_zeros", "size", "dim")
-        if node.op != "call_module"
-        else False
-    )
 
 
 def _has_tensor(data: Any) -> bool:
