@@ -54,11 +54,11 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
 from polymode.stack.fast.passes import gradients_of_passes, part_of
 from polymode.stack.stack import Stack
+from polymode.tracing.graph import trace
 from polymode.tracing.modules import Tensors, set_mode
 from polymode.tracing.network import Network
 from polymode.tracing.noise import drawing
 from polymode.tracing.operations import called, is_flatten, operation_at, repeat_rows
-from polymode.tracing.rewrite import trace
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
 

@@ -18,11 +18,11 @@ import numpy as np
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from polymode.symmetry.scales import Scales
 from polymode.symmetry.units import (
     PINNED,
     ZERO,
     Label,
+    Scales,
     Units,
     Value,
     aligned,

@@ -19,7 +19,7 @@ finest partition of which every set is a union, and one group `rest` for all els
 every set can follow its scale.
 
 Limits: the small constant eps of a norm is taken for 0. Running statistics of BatchNorm have to be
-those of the scaled network. A network without a graph (see `tracing/rewrite.py`) is refused.
+those of the scaled network. A network without a graph (see `stack/fast/rewrite.py`) is refused.
 Reference: J. Antorán, D. Janz, J. Allingham, E. Daxberger, R. Barbano, E. Nalisnick,
     J. M. Hernández-Lobato, Adapting the linearised Laplace model evidence for modern deep learning,
     ICML 2022.

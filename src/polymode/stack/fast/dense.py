@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from polymode.tracing.graph import trace
 from polymode.tracing.operations import (
     PLAIN,
     function_of,
@@ -30,7 +31,6 @@ from polymode.tracing.operations import (
     operation_at,
     repeat_rows,
 )
-from polymode.tracing.rewrite import trace
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from polymode.core.threads import for_each_member
+from polymode.stack.fast.rewrite import pool_by_2, quicken
+from polymode.tracing.graph import trace
 from polymode.tracing.modules import channels_to_last
 from polymode.tracing.operations import function_of, operation_at
-from polymode.tracing.rewrite import pool_by_2, quicken, trace
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
