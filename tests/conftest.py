@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 import polymode as pm  # noqa: E402
 from polymode.metrics import compare, evaluate  # noqa: E402
-from polymode.stack import choice  # noqa: E402
+from polymode.stack.fast import plan as choice  # noqa: E402
 
 THREADS = torch.get_num_threads()
 BUDGET = 3.0  # seconds of CPU time that a test may take, unless marked `cpu_seconds`

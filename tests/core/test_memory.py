@@ -21,7 +21,7 @@ from polymode.training.optimiser import Optimization, Training
 
 CODE = """
 import resource, statistics, torch
-from polymode.stack import choice
+from polymode.stack.fast import plan as choice
 from polymode.likelihoods.kinds import Categorical
 from polymode.stack.stack import Stack
 from polymode.nets import resnet8

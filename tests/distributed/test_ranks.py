@@ -29,7 +29,7 @@ import torch, torch._dynamo
 import polymode as pm
 import polymode.methods, polymode.metrics.evaluation
 from polymode.distributed import failures, meeting, ranks
-from polymode.stack import choice
+from polymode.stack.fast import plan as choice
 
 torch.set_num_threads(1)
 choice._BUDGET, choice._LEAST, meeting.SECONDS = 0.0, 1, 0.0

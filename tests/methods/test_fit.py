@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import polymode as pm
 from polymode.likelihoods.kinds import Gaussian
-from polymode.stack import choice
-from polymode.stack.choice import Plan
+from polymode.stack.fast import plan as choice
+from polymode.stack.fast.plan import Plan
 from polymode.tasks.augment import Crop, Flip
 from polymode.training.events import Event
 

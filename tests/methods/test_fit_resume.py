@@ -16,8 +16,8 @@ from torch import nn
 import polymode as pm
 from polymode.core.files import FileProblem
 from polymode.likelihoods.kinds import Gaussian
-from polymode.stack import choice
-from polymode.stack.choice import Plan
+from polymode.stack.fast import plan as choice
+from polymode.stack.fast.plan import Plan
 from polymode.training.events import Event, Reporter
 
 from .small_fits import LONG, QUICK, X, Y, net, same, task

@@ -21,8 +21,8 @@ from polymode.core.rng import global_stream, private_stream
 from polymode.core.threads import PerThread, for_each_member
 from polymode.stack.execution import limit_threads
 from polymode.stack.stack import Stack
+from polymode.tracing.graph import trace
 from polymode.tracing.network import Network
-from polymode.tracing.rewrite import trace
 
 SIX = ("deep_ensemble", "dropout", "sghmc", "vi", "swag", "laplace")
 X = torch.linspace(-2, 2, 10).reshape(5, 2)

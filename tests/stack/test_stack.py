@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.likelihoods.kinds import Categorical
-from polymode.stack import choice
-from polymode.stack.choice import Plan
 from polymode.stack.execution import chunks
+from polymode.stack.fast import plan as choice
+from polymode.stack.fast.plan import Plan
 from polymode.stack.stack import Stack
 
 EXECUTIONS = ("batched", "loop", "threads", "chunked", "auto")

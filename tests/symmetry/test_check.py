@@ -14,7 +14,7 @@ from torch import nn
 from polymode import symmetry as sym
 from polymode.core.rng import generator
 from polymode.symmetry import check
-from polymode.symmetry.act import random_order
+from polymode.symmetry.apply import random_order
 from polymode.symmetry.groups import Group, Symmetries
 
 from .made_up import Net

@@ -14,7 +14,7 @@ from torch import nn
 
 from polymode import nets
 from polymode import symmetry as sym
-from polymode.symmetry.act import scaled
+from polymode.symmetry.apply import scaled
 
 from .made_up import NETS, grouped, inputs, joined, randomised, residual
 

@@ -13,6 +13,7 @@ import polymode as pm
 from polymode import nets
 from polymode import symmetry as sym
 from polymode.stack.stack import Stack
+from polymode.tracing import operations
 
 from .made_up import ALL, NETS, OWN, Net, attending, grouped, parameter, residual
 
@@ -208,9 +209,8 @@ def test_constants_and_buffers_hold_units_fixed() -> None:
 
 def test_wrong_rules_are_caught_by_the_check(monkeypatch) -> None:
     """If tanh were taken for homogeneous, the scalings would be dropped and named."""
-    from polymode.symmetry import operations
-
-    monkeypatch.setattr(operations, "KEEPING", operations.KEEPING | {"tanh"})
+    wrong = operations.Operation("tanh", "elementwise", 1)
+    monkeypatch.setattr(operations, "TABLE", {**operations.TABLE, "tanh": wrong})
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     assert sym.find(net, check=False).num_scalings == 5
     found = sym.find(net)
@@ -245,9 +245,8 @@ def test_symmetries_of_another_network_are_refused() -> None:
 
 def test_groups_that_fail_are_dropped_and_the_rest_is_kept(monkeypatch) -> None:
     """If a cumulative sum over units were taken for a function of each of them."""
-    from polymode.symmetry import operations
-
-    monkeypatch.setattr(operations, "KEEPING", operations.KEEPING | {"cumsum"})
+    wrong = operations.Operation("cumsum", "elementwise", 1)
+    monkeypatch.setattr(operations, "TABLE", {**operations.TABLE, "cumsum": wrong})
     net = Net(
         lambda net, x: net.c(F.relu(net.b(net.a(x).cumsum(1)))),
         a=nn.Linear(3, 5), b=nn.Linear(5, 4), c=nn.Linear(4, 2),

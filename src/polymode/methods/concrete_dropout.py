@@ -54,11 +54,11 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
 from polymode.stack.fast.passes import gradients_of_passes, part_of
 from polymode.stack.stack import Stack
+from polymode.tracing.graph import trace
 from polymode.tracing.modules import Tensors, set_mode
 from polymode.tracing.network import Network
 from polymode.tracing.noise import drawing
-from polymode.tracing.operations import ELEMENTWISE, called, is_flatten, repeat_rows
-from polymode.tracing.rewrite import trace
+from polymode.tracing.operations import called, is_flatten, operation_at, repeat_rows
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
 
@@ -203,11 +203,11 @@ def _behind(path: str, module: nn.Module, graph: fx.Graph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     while ahead:
         for user in ahead.pop().users:
-            what = called(user, module)
+            what, operation = called(user, module), operation_at(user, module)
             if isinstance(what, type) and issubclass(what, (nn.Linear, nn.Conv1d, nn.Conv2d)):
                 found[f"{user.target}.weight"] = None
-            elif (what in ELEMENTWISE and len(user.all_input_nodes) == 1) or is_flatten(
-                user, module
+            elif is_flatten(user, module) or (
+                operation is not None and operation.entrywise and len(user.all_input_nodes) == 1
             ):
                 ahead.append(user)
     return tuple(found)

@@ -31,6 +31,8 @@ class FilterResponseNorm2d(nn.Module):
     tensor([1.], grad_fn=<...>)
     """
 
+    normalises = True  # one step of a graph, see `tracing/operations.py`
+
     def __init__(self, num_features: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = eps

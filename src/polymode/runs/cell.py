@@ -19,7 +19,7 @@ from polymode.posterior import Posterior
 from polymode.runs.folder import Place
 from polymode.runs.kept import pack
 from polymode.runs.plan import EVERY_CELL, Cell, Recipe
-from polymode.stack.choice import remembered_in
+from polymode.stack.fast.plan import remembered_in
 from polymode.tasks import Task
 from polymode.training.events import Observer
 

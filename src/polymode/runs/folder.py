@@ -37,7 +37,7 @@ from polymode.runs.kept import Checked, Stored, StoredArrays, digest_of
 from polymode.runs.lines import append_line, raw_lines, read_lines, signed
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
-from polymode.stack.choice import MOST_THREADS
+from polymode.stack.fast.plan import MOST_THREADS
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")

@@ -7,7 +7,7 @@
 - `threads`: members side by side, one core each (`core/threads.py`).
 
 Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures
-the candidates on the first batch and remembers the fastest in `stack/choice.py`, so that the same
+the candidates on the first batch and remembers the fastest (`stack/fast/plan.py`), so that the same
 job on the same machine runs in the same way.
 
 Shapes: `M` modes, `B` batch, `K` outputs.
@@ -27,9 +27,10 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.threads import for_each_member, use_threads
-from polymode.stack.choice import Plan, choose
 from polymode.stack.fast.dense import Forward, dense_program
+from polymode.stack.fast.plan import Plan, choose
 from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
+from polymode.stack.fast.rewrite import quick_module
 from polymode.tracing.attention import plain_attention
 from polymode.tracing.modules import Tensors, channels_to_last, set_mode
 from polymode.tracing.noise import (
@@ -40,7 +41,6 @@ from polymode.tracing.noise import (
     pinned_seeds,
     step_seeds,
 )
-from polymode.tracing.rewrite import quick_module
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack

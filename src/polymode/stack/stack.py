@@ -24,7 +24,7 @@ from polymode.core.registry import suggest
 from polymode.core.rng import fold, fold_each
 from polymode.core.threads import PerThread
 from polymode.stack import execution
-from polymode.stack.choice import Plan
+from polymode.stack.fast.plan import Plan
 from polymode.stack.gathering import gather
 from polymode.stack.statistics import recompute_statistics
 from polymode.stack.views import Views

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.stack.stack import Stack
-from polymode.symmetry.act import identity, permuted, scaled
+from polymode.symmetry.apply import identity, permuted, scaled
 from polymode.symmetry.canonical import unit_scales
 from polymode.symmetry.groups import Group, Place, Symmetries
 from polymode.symmetry.networks import (

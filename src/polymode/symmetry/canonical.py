@@ -30,7 +30,7 @@ from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.core.warn import warn
 from polymode.stack.stack import Stack
-from polymode.symmetry.act import factors, scaled
+from polymode.symmetry.apply import factors, scaled
 from polymode.symmetry.groups import Rescaling, Symmetries
 from polymode.symmetry.networks import (
     IN_CACHE,

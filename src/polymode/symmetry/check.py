@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_aggregate
 
 from polymode.core.rng import generator
-from polymode.symmetry.act import permuted, random_order, random_scales, scaled
+from polymode.symmetry.apply import permuted, random_order, random_scales, scaled
 from polymode.symmetry.groups import Symmetries
 from polymode.tracing.modules import Tensors, aliases_of, named_tensors, tie_again
 

@@ -29,17 +29,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.symmetry.act import identity
-from polymode.symmetry.apply import Element
-from polymode.symmetry.balance import Programme, Term
+from polymode.symmetry.apply import Element, identity
 from polymode.symmetry.groups import Rescaling, Symmetries
 from polymode.symmetry.networks import (
     Networks,
@@ -50,6 +49,283 @@ from polymode.symmetry.networks import (
     tensors_of,
 )
 from polymode.tracing.modules import Tensors
+
+Sums = tuple[Tensor, Tensor, Tensor]
+FEW = 64  # scalings that are all in one Newton step
+MOST_TOGETHER = 200  # factors of a Newton step
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Masses (M, R, C) of a tensor that scale by exp(2 (r + c)).
+
+    r is the sum of `row_power` u[`row`], (R, K), over the K scalings that a row has at most, where
+    number 0 is none; c likewise, (C, K'). `constant` is the mass (M,) that no scaling changes.
+    """
+
+    name: str
+    matrix: Tensor
+    row: Tensor
+    row_power: Tensor
+    column: Tensor
+    column_power: Tensor
+    constant: Tensor
+
+    def row_factor(self, u: Tensor) -> Tensor:
+        return torch.exp(2 * (self.row_power * u[:, self.row]).sum(-1))
+
+    def column_factor(self, u: Tensor) -> Tensor:
+        return torch.exp(2 * (self.column_power * u[:, self.column]).sum(-1))
+
+    def by_row(self, u: Tensor) -> Tensor:
+        """Return masses by row, (M, R)."""
+        factor = self.column_factor(u).unsqueeze(2)
+        return self.row_factor(u) * torch.bmm(self.matrix, factor).squeeze(2)
+
+    def by_column(self, u: Tensor) -> Tensor:
+        """Return masses by column, (M, C)."""
+        factor = self.row_factor(u).unsqueeze(1)
+        return self.column_factor(u) * torch.bmm(factor, self.matrix).squeeze(1)
+
+    def side(self, u: Tensor, rows: bool) -> Sums:
+        """Return masses by row or by column, with their scalings and powers."""
+        if rows:
+            return self.by_row(u), self.row, self.row_power
+        return self.by_column(u), self.column, self.column_power
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Logarithms of scalings u (M, V), residuals and sweeps (M,)."""
+
+    u: Tensor
+    residual: Tensor
+    sweeps: Tensor
+
+
+class Programme:
+    """min over u of the sum of all masses, u[:, 0] = 0.
+
+    Args:
+        terms: the masses.
+        blocks: scalings of each layer; layers whose units meet in a term are taken one by one.
+        num_modes: M. size: V.
+
+    Attributes:
+        lost: for each term, the mass (M,) that goes to 0 for free.
+    """
+
+    def __init__(
+        self, terms: list[Term], blocks: list[np.ndarray], num_modes: int, size: int
+    ) -> None:
+        self.num_modes, self.size = num_modes, size
+        self.terms, self.lost = self._without_vanishing(terms)
+        self.blocks = [torch.from_numpy(part) for block in blocks for part in self._apart(block)]
+        self._of_block = [self._touching(block) for block in self.blocks]
+        self._most = self._largest_powers()
+
+    # ---------------------------------------------------------------- set up
+
+    def _without_vanishing(self, terms: list[Term]) -> tuple[list[Term], list[Tensor]]:
+        """Remove masses around scalings that only ever grow or only ever shrink what they touch."""
+        terms = list(terms)
+        if not terms:
+            return [], []
+        lost = [torch.zeros(len(term.matrix), dtype=torch.float64) for term in terms]
+        u = torch.zeros(len(terms[0].matrix), self.size, dtype=torch.float64)
+        while True:
+            grow, shrink = self._in_and_out(_all_sums(terms, u), len(u))
+            loose = (grow > 0) != (shrink > 0)
+            loose[:, 0] = False
+            if not loose.any():
+                return terms, lost
+            for k, term in enumerate(terms):
+                rows, columns = (loose[:, side].any(-1) for side in (term.row, term.column))
+                out = rows.unsqueeze(2) | columns.unsqueeze(1)
+                lost[k] = lost[k] + (term.matrix * out).sum((1, 2))
+                matrix = torch.where(out, 0.0, term.matrix)
+                terms[k] = Term(**{**vars(term), "matrix": matrix})
+
+    def _in_and_out(self, sums: list[Sums], modes: int) -> tuple[Tensor, Tensor]:
+        """Return the masses (M, V) that grow and that shrink with each scaling, times powers."""
+        both = torch.zeros(2, modes, self.size, dtype=torch.float64)
+        for mass, units, powers in sums:
+            for unit, power in zip(units.unbind(1), powers.unbind(1), strict=True):
+                both[0].index_add_(1, unit, mass * power.clamp(min=0))
+                both[1].index_add_(1, unit, mass * (-power).clamp(min=0))
+        return both[0], both[1]
+
+    def _largest_powers(self) -> Tensor:
+        """Return the largest power (V,) of each scaling in any mass, at least 1."""
+        largest = torch.ones(self.size, dtype=torch.float64)
+        for term in self.terms:
+            total = torch.zeros_like(largest)
+            for units, powers in ((term.row, term.row_power), (term.column, term.column_power)):
+                side = torch.zeros_like(largest)
+                side.scatter_reduce_(0, units.reshape(-1), powers.abs().reshape(-1), "amax")
+                total += side
+            opposed = self._is_opposed(term)
+            largest = torch.where(opposed, largest, largest.maximum(total))
+        return largest
+
+    def _is_opposed(self, term: Term) -> Tensor:
+        """Whether a scaling (V,) of powers ±1 only grows rows and only shrinks columns, or the
+        other way round, so that its powers do not add up."""
+        sides = []
+        for units, powers in ((term.row, term.row_power), (term.column, term.column_power)):
+            for sign in (1, -1):
+                has = torch.zeros(self.size, dtype=torch.bool)
+                has[units[powers * sign > 0]] = True
+                sides.append(has)
+            big = torch.zeros(self.size, dtype=torch.bool)
+            big[units[powers.abs() > 1]] = True
+            sides.append(big)
+        up, down, big, up_column, down_column, big_column = sides
+        return ~(up & up_column) & ~(down & down_column) & ~big & ~big_column
+
+    def _apart(self, block: np.ndarray) -> list[np.ndarray]:
+        """Return the block, or its scalings one by one if two of them meet in a term."""
+        mine = torch.from_numpy(np.isin(np.arange(self.size), block))
+        for term in self.terms:
+            rows, columns = mine[term.row], mine[term.column]
+            meet = rows.any(1)[:, None] & columns.any(1) & (term.matrix > 0).any(0)
+            if meet.any() or (rows.sum(1) > 1).any() or (columns.sum(1) > 1).any():
+                return [block[k : k + 1] for k in range(len(block))]
+        return [block]
+
+    def _touching(self, block: Tensor) -> list[tuple[Term, bool]]:
+        """Return the terms that a block is in, each with whether it is in its rows."""
+        inside = torch.zeros(self.size, dtype=torch.bool)
+        inside[block] = True
+        sides = [(t, True) for t in self.terms if inside[t.row].any()]
+        return sides + [(t, False) for t in self.terms if inside[t.column].any()]
+
+    # ---------------------------------------------------------------- solution
+
+    def masses(self, u: Tensor) -> list[Tensor]:
+        """Return the mass (M,) of each term."""
+        return [term.by_row(u).sum(1) for term in self.terms]
+
+    def solve(self, tolerance: float, most_sweeps: int) -> Solution:
+        """Sweep until every member's residual is at most the tolerance."""
+        modes = self.num_modes
+        u = torch.zeros(modes, self.size, dtype=torch.float64)
+        residual, sweeps = torch.zeros(modes, dtype=torch.float64), torch.zeros(modes).long()
+        active, part = torch.arange(modes), self
+        while len(active) and self.terms:
+            mine = u[active]
+            sums = _all_sums(part.terms, mine)
+            residual[active] = part._residual(sums)
+            left = (residual[active] > tolerance) & (sweeps[active] < most_sweeps)
+            if not left.all():
+                active, mine = active[left], mine[left]
+                part = self._members(active)
+                sums = [(mass[left], units, powers) for mass, units, powers in sums]
+            if len(active):
+                if sweeps[active[0]] > 0:
+                    mine = part._together(mine, sums)
+                part._sweep(mine)
+                u[active] = mine
+                sweeps[active] += 1
+        return Solution(u, residual, sweeps)
+
+    def _residual(self, sums: list[Sums]) -> Tensor:
+        """Return max |incoming - outgoing| / mass, (M,)."""
+        modes = len(sums[0][0])
+        grow, shrink = self._in_and_out(sums, modes)
+        worst = (grow - shrink)[:, 1:].abs().amax(1) if self.size > 1 else torch.zeros(modes)
+        total = sum((t.constant for t in self.terms), torch.zeros(modes))
+        total = sum((mass.sum(1) for mass, _, _ in sums[::2]), total)
+        return worst / total.clamp(min=torch.finfo(torch.float64).tiny)
+
+    def _members(self, which: Tensor) -> Programme:
+        """Return the programme of some members."""
+        part = object.__new__(Programme)
+        part.num_modes, part.size = len(which), self.size
+        part.blocks, part.lost, part._most = self.blocks, self.lost, self._most
+        part.terms = [
+            Term(**{**vars(t), "matrix": t.matrix[which], "constant": t.constant[which]})
+            for t in self.terms
+        ]
+        part._of_block = [part._touching(block) for block in part.blocks]
+        return part
+
+    def _sweep(self, u: Tensor) -> None:
+        """Lower the mass by the scalings of each layer, layer after layer, in place.
+
+        With powers of 1 alone, mass = A exp(2 d) + B exp(-2 d) + C is at its minimum. With powers
+        a <= p, it is at most A/p exp(2 p d) + B/p exp(-2 p d) + C, where A and B are weighted by
+        a (convexity); the minimum of that bound lowers the mass, and at d = 0 it touches it.
+        """
+        for block, sides in zip(self.blocks, self._of_block, strict=True):
+            sums = [term.side(u, row) for term, row in sides]
+            grow, shrink = (side[:, block] for side in self._in_and_out(sums, len(u)))
+            step = torch.log(shrink / grow) / (4 * self._most[block])
+            u[:, block] += torch.where((grow > 0) & (shrink > 0), step, 0.0)
+
+    def _together(self, u: Tensor, sums: list[Sums]) -> Tensor:
+        """Return u after a Newton step in one factor per layer, or per scaling if these are few;
+        where it does not lower the mass, u stays."""
+        layer, count = self._layers()
+        if not 1 < count <= MOST_TOGETHER:
+            return u
+        gradient = u.new_zeros(len(u), count + 1)
+        hessian = u.new_zeros(len(u), (count + 1) ** 2)
+        for mass, units, powers in sums:
+            place = layer[units]
+            for k, power in enumerate(powers.unbind(1)):
+                gradient.index_add_(1, place[:, k], 2 * power * mass)
+                for j, other in enumerate(powers.unbind(1)):
+                    cell = place[:, k] * (count + 1) + place[:, j]
+                    hessian.index_add_(1, cell, 4 * power * other * mass)
+        for number, term in enumerate(self.terms):
+            for rows, columns, mass in self._cross(term, layer, u, sums[2 * number][0]):
+                hessian.index_add_(1, rows * (count + 1) + columns, mass)
+                hessian.index_add_(1, columns * (count + 1) + rows, mass)
+        inner = hessian.reshape(-1, count + 1, count + 1)[:, :count, :count]
+        ridge = 1e-12 * inner.diagonal(dim1=1, dim2=2).amax(1).clamp(min=1e-300)
+        inner = inner + ridge[:, None, None] * torch.eye(count, dtype=u.dtype)
+        step = torch.zeros(len(u), count + 1, dtype=u.dtype)
+        step[:, :count] = -torch.linalg.solve_ex(inner, gradient[:, :count])[0]
+        moved = u + step.clamp(-5, 5)[:, layer]
+        before = sum(mass.sum(1) for mass, _, _ in sums[::2])
+        after = sum(self.masses(moved), torch.zeros(len(u)))
+        return torch.where((after < before)[:, None], moved, u)
+
+    def _layers(self) -> tuple[Tensor, int]:
+        """Return which factor of a Newton step each scaling has, the last for none; how many."""
+        if self.size <= FEW:
+            return torch.arange(self.size) - 1 + self.size * (
+                torch.arange(self.size) == 0
+            ), self.size - 1
+        layer = torch.full((self.size,), len(self.blocks))
+        for k, block in enumerate(self.blocks):
+            layer[block] = k
+        return layer, len(self.blocks)
+
+    def _cross(self, term: Term, layer: Tensor, u: Tensor, by_row: Tensor) -> Iterator[Sums]:
+        """Yield rows, columns and values of the second derivatives between two factors."""
+        rows, columns = layer[term.row], layer[term.column]
+        r, c = term.row_power, term.column_power
+        alike = len(columns.unique(dim=0)) == 1 and len(c.unique(dim=0)) == 1
+        if not alike:
+            factors = term.row_factor(u).unsqueeze(2) * term.column_factor(u).unsqueeze(1)
+            masses = term.matrix * factors
+        for k, j in product(range(r.shape[1]), range(c.shape[1])):
+            if alike:
+                yield rows[:, k], columns[:1, j].expand(len(rows)), 4 * r[:, k] * c[0, j] * by_row
+            else:
+                sides = torch.broadcast_tensors(rows[:, k, None], columns[None, :, j])
+                values = (4 * r[:, k, None] * c[None, :, j] * masses).flatten(1)
+                yield sides[0].reshape(-1), sides[1].reshape(-1), values
+
+
+def _all_sums(terms: list[Term], u: Tensor) -> list[Sums]:
+    """Return masses by row and by column of each term in turn, with scalings and powers."""
+    sums: list[Sums] = []
+    for term in terms:
+        sums += [term.side(u, True), term.side(u, False)]
+    return sums
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Find the symmetries of a network from its traced graph.
 
 The graph is walked once with tensors that have shapes but no values (`walk.py`; rules in
-`layers.py`, `operations.py`). Units with the same record, that is the same places in the same
-tensors and the same operations, form a group (`gather.py`). What was found is then tried: one
+`layer_rules.py`, `operation_rules.py`). Units with the same record, that is the same places in the
+same tensors and the same operations, form a group (`gather.py`). What was found is then tried: one
 random element of the whole group acts on random weights in float64, and outputs must agree.
 
 Sources: R. Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces", 1990
@@ -26,21 +26,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.checks import check_call
-from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.posterior import Posterior
 from polymode.stack.stack import Stack
-from polymode.symmetry.attention import attention
-from polymode.symmetry.branches import alike_branches
-from polymode.symmetry.call import Call
 from polymode.symmetry.gather import gather
 from polymode.symmetry.groups import Symmetries
-from polymode.symmetry.layers import rule_for
-from polymode.symmetry.operations import follow, name_of
+from polymode.symmetry.layer_rules import attention, rule_for
+from polymode.symmetry.operation_rules import follow
 from polymode.symmetry.units import Value
-from polymode.symmetry.walk import Walk, each_in, meta
+from polymode.symmetry.walk import Call, Walk, each_in, meta
 from polymode.tracing.graph import traced
 from polymode.tracing.modules import aliases_of, tie_again
-from polymode.tracing.operations import function_of
+from polymode.tracing.operations import function_of, name_of, normalises, operation, operation_at
 
 _BATCH = 2
 _SIDES = (8, 16, 28, 32, 64, 18, 24, 20, 12, 4, 40, 48, 96, 128, 224, 256, 1, 2, 3, 5, 6, 7)
@@ -113,7 +109,7 @@ def _traced(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
             f"{name} has forward hooks, whose effect a graph does not show; remove them"
         )
     try:
-        return traced(module, lambda layer: isinstance(layer, FilterResponseNorm2d))
+        return traced(module, normalises)
     except Exception as error:
         about = str(error).splitlines()[0].split(". ")[0] or type(error).__name__
         raise ValueError(
@@ -275,13 +271,14 @@ def _step(walk: Walk, node: fx.Node, module: nn.Module, values: dict[fx.Node, An
             return getattr(args[0], args[1])  # a part of several results
         args, function = args[:1], operator.attrgetter(str(args[1]))
     call = Call("", node.name, function, args, kwargs, data, _uses_more_than_first(node))
-    inputs = list(call.values())
+    inputs = call.values()
     if not _has_tensor(data):
         return data
     if not inputs:
         zero = name_of(node.target) == "zeros"
         return each_in(data, lambda t: Value(t, zero=zero) if isinstance(t, Tensor) else t)
-    if node.users and all(_reads_shape(user) for user in node.users):
+    readers = [operation_at(user, module) for user in node.users]
+    if readers and all(reader and reader.kind == "shape" for reader in readers):
         return each_in(data, lambda t: Value(t) if isinstance(t, Tensor) else t)
     result = _by_rule(walk, node, call)
     if result is NotImplemented:
@@ -309,7 +306,8 @@ def _by_rule(walk: Walk, node: fx.Node, call: Call) -> Any:
             return rule(walk, node.name, layer, str(node.target), x, call.data)
         target: Any = node.args[1] if node.target is getattr else layer or node.target
         call.name = name_of(target) or ""
-        return follow(walk, call) if call.name else NotImplemented
+        call.operation = operation(target, call.args, call.kwargs)
+        return follow(walk, call)
     except Exception:  # no rule for such a call: what it has written is held fixed
         walk.pin_since(before)
         return NotImplemented
@@ -333,18 +331,85 @@ def _uses_more_than_first(node: fx.Node) -> bool:
     return not all(is_first(user) for user in node.users)
 
 
-def _reads_shape(node: fx.Node) -> bool:
-    """Whether an operation depends on the shape of its input only."""
-    if node.target is getattr:
-        return node.args[1] in ("shape", "device", "dtype", "ndim")
-    return (
-        name_of(node.target) in ("zeros_like", "new_zeros", "size", "dim")
-        if node.op != "call_module"
-        else False
-    )
-
-
 def _has_tensor(data: Any) -> bool:
     found: list[bool] = []
     each_in(data, lambda t: found.append(isinstance(t, Tensor)))
     return any(found)
+
+
+def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
+    """Return a line for each two branches that are built alike and may change places as a whole.
+
+    Two experts whose outputs are added up are an example. Their exchange moves weights between
+    tensors, which elements of the group of symmetries do not; it is named instead. Every node of
+    the graph is described by what it calls, with which shapes of parameters, on inputs of which
+    description. Branches are two nodes of one description, with different parameters, that meet
+    in a sum, a product, a maximum or a concatenation.
+    """
+    numbers: dict[Any, int] = {}
+    described: dict[fx.Node, int] = {}
+    behind: dict[fx.Node, dict[str, None]] = {}  # parameters that a node depends on
+    lines = []
+    for node in graph.nodes:
+        own = _parameters(node, module)
+        behind[node] = {}
+        for source in node.all_input_nodes:
+            behind[node] |= behind[source]
+        behind[node] |= dict.fromkeys(own)
+        about = _about(node, module, described, [tuple(shape) for shape in own.values()])
+        described[node] = numbers.setdefault(about, len(numbers))
+        lines += _alike(node, module, described, behind)
+    return list(dict.fromkeys(lines))
+
+
+def _alike(
+    node: fx.Node,
+    module: nn.Module,
+    described: dict[fx.Node, int],
+    behind: dict[fx.Node, dict[str, None]],
+) -> list[str]:
+    """Return lines on the inputs of one node, if they may change places."""
+    entry = operation_at(node, module)
+    if entry is None or entry.kind not in ("sum", "product", "join") or "sub" in entry.name:
+        return []
+    parts: Any = node.args[0] if entry.kind == "join" else node.args[:2]
+    nodes = [part for part in parts if isinstance(part, fx.Node)] if _is_list(parts) else []
+    lines = []
+    for k, one in enumerate(nodes):
+        for other in nodes[k + 1 :]:
+            mine = [p for p in behind[one] if p not in behind[other]]
+            theirs = [p for p in behind[other] if p not in behind[one]]
+            if described[one] == described[other] and mine and theirs:
+                first, second = (p[0].rpartition(".")[0] or p[0] for p in (mine, theirs))
+                lines.append(f"{entry.name} (branches {first} and {second} are alike)")
+    return lines
+
+
+def _is_list(parts: Any) -> bool:
+    return isinstance(parts, (list, tuple))
+
+
+def _parameters(node: fx.Node, module: nn.Module) -> dict[str, Any]:
+    """Return shapes of the parameters that a node has, by name."""
+    path = str(node.target)
+    if node.op == "call_module":
+        layer = module.get_submodule(path)
+        return {f"{path}.{name}": p.shape for name, p in layer.named_parameters()}
+    if node.op == "get_attr":
+        home, _, leaf = path.rpartition(".")
+        value = getattr(module.get_submodule(home), leaf)
+        return {path: value.shape} if isinstance(value, nn.Parameter) else {}
+    return {}
+
+
+def _about(
+    node: fx.Node, module: nn.Module, described: dict[fx.Node, int], shapes: list[tuple[int, ...]]
+) -> tuple[Any, ...]:
+    """Return what describes a node."""
+    target: Any = str(node.target)
+    if node.op == "call_module":
+        target = repr(module.get_submodule(str(node.target)))
+    elif node.op == "get_attr" and shapes:
+        target = ""
+    inputs = fx.node.map_arg((node.args, node.kwargs), lambda source: described[source])
+    return node.op, target, repr(inputs), tuple(shapes)

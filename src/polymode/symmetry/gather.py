@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from polymode.symmetry.groups import Group, Place, Rescaling, ScaleGroup, Symmetries
-from polymode.symmetry.scales import Form
-from polymode.symmetry.units import PINNED, compact, varied
+from polymode.symmetry.units import PINNED, Form, compact, varied
 from polymode.symmetry.walk import Factor, Walk
 
 Blocks = dict[tuple[str, int], tuple[str, int]]

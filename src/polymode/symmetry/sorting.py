@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.symmetry.act import identity, permuted
+from polymode.symmetry.apply import identity, permuted
 from polymode.symmetry.groups import Group, Place, Symmetries
 from polymode.tracing.modules import Tensors
 

@@ -18,11 +18,11 @@ import numpy as np
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from polymode.symmetry.scales import Scales
 from polymode.symmetry.units import (
     PINNED,
     ZERO,
     Label,
+    Scales,
     Units,
     Value,
     aligned,
@@ -30,6 +30,7 @@ from polymode.symmetry.units import (
     varied,
     varies,
 )
+from polymode.tracing.operations import Operation
 
 
 @dataclass
@@ -328,6 +329,38 @@ class Walk:
             if value.origin is not None and self.roles[value.origin] == "bias":
                 self.roles[value.origin] = "gain"
         return self.scales.combine(one, other, sign)
+
+
+@dataclass
+class Call:
+    """One operation of the graph: what is called, labelled inputs, the unlabelled result.
+
+    Attributes:
+        name: under which it is reported. token: of the node.
+        operation: what the table knows of it.
+        uses_more_than_first: whether the graph reads another part of a result than its first.
+    """
+
+    name: str
+    token: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    data: Any
+    uses_more_than_first: bool = True
+    operation: Operation | None = None
+
+    def values(self) -> list[Value]:
+        """Return all labelled inputs."""
+        values: list[Value] = []
+        each_in(
+            (self.args, self.kwargs), lambda v: values.append(v) if isinstance(v, Value) else None
+        )
+        return values
+
+    def get(self, name: str, place: int, default: Any) -> Any:
+        """Return an argument by name or place."""
+        return self.kwargs.get(name, self.args[place] if len(self.args) > place else default)
 
 
 def meta(value: Any) -> Any:

@@ -19,15 +19,21 @@ import builtins
 import copy
 import inspect
 import math
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace
+
+from polymode.tracing.noise import NoDraws
+from polymode.tracing.operations import PLAIN
 
 IsLeaf = Callable[[nn.Module], bool]
 
@@ -359,3 +365,77 @@ def _import(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 _BUILTINS = {**vars(builtins), "__import__": _import}
+
+
+# ---------------------------------------------------------------- graphs that a stack can rely on
+
+
+def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
+    """Return a copy of the network with its graph for its present mode, or None if it has none.
+
+    Networks with hooks, with Python code that depends on values, or whose forward pass changes
+    plain attributes or draws from Python's or NumPy's global streams have no graph; neither have
+    those that draw noise whatever the inputs: in a graph it would be drawn once and for all.
+    """
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in template.modules()
+    ):
+        return None
+    before, streams = _state(template), _global_streams()
+    try:
+        with NoDraws():
+            module, graph = traced(template, _runs_for_all)
+            if _global_streams() != streams and _draws_globally(template):
+                return None
+    except Exception:  # fx has no one kind of error for what it cannot do
+        return None
+    return (module, graph) if _state(module) == before else None
+
+
+def _runs_for_all(module: nn.Module) -> bool:
+    """Layers that know how to run for all members are one step, see `stack/fast/dense.py`."""
+    return hasattr(module, "for_all_members")
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """What a forward pass might change without torch knowing."""
+    return {
+        f"{path}.{key}": value
+        for path, sub in module.named_modules()
+        for key, value in vars(sub).items()
+        if isinstance(value, PLAIN)
+    }
+
+
+def _global_streams() -> tuple[Any, ...]:
+    """Where Python's and NumPy's global streams are."""
+    numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return random.getstate(), numpy["pos"], numpy["key"].tobytes()
+
+
+def _draws_globally(template: nn.Module) -> bool:
+    """Whether a forward pass draws from those streams itself: another thread may have done so.
+
+    It does if its code names them. Otherwise it is traced again: a stream that stays where it is
+    once tells that it does not, and streams that move only while it is traced that it does.
+    """
+    if any(
+        name == "random" or isinstance(getattr(value, "__self__", None), _GLOBAL)
+        for name, value in reached_by(template)
+    ):
+        return True
+    still = 0
+    for _ in range(_ATTEMPTS):
+        before, start = _global_streams(), time.perf_counter()
+        traced(template, _runs_for_all)
+        if _global_streams() == before:
+            return False
+        before, taken = _global_streams(), time.perf_counter() - start
+        time.sleep(taken)
+        still += _global_streams() == before
+    return still > _ATTEMPTS / 2
+
+
+_GLOBAL = (random.Random, np.random.RandomState)
+_ATTEMPTS = 16  # traces: a thread that draws now and then moves all of them, but no pause, once in
+# 10^4 at most

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from polymode.core.threads import PerThread
-from polymode.tracing.graph import silent
+from polymode.tracing.graph import silent, trace
 from polymode.tracing.modules import aliases_of, average_by_tensors, set_mode, tie_again
-from polymode.tracing.rewrite import trace
 
 Made = TypeVar("Made")
 
@@ -30,7 +29,8 @@ class Network:
         template: the module on torch's "meta" device, in evaluation mode.
         aliases: first name of each tensor -> all its names (weight tying).
         second_names: pairs (other name, first name).
-        plans: how stacks of so many samples of so many modes are evaluated, see `stack/choice.py`.
+        plans: by number of samples and of modes, how a stack is evaluated, see
+            `stack/fast/plan.py`.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.files import FileProblem, read_tensors, take_lock, write_tensors
-from polymode.stack.choice import Plan, is_plan
+from polymode.stack.fast.plan import Plan, is_plan
 from polymode.stack.stack import Stack
 from polymode.training.optimiser import Optimization
 

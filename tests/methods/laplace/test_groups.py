@@ -101,6 +101,7 @@ class Odd(nn.Module):
         super().__init__()
         self.first, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
         self.last, self.kind = nn.Linear(6, 2), kind
+        self.slope = nn.Parameter(torch.full((6,), 0.25))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
@@ -114,15 +115,54 @@ class Odd(nn.Module):
             h = torch.cat([h[:, :3], h[:, 3:]], 1)
         elif self.kind == "padded":
             h = F.pad(h[:, :5], (0, 1), value=1.0)
+        elif self.kind == "inverse":
+            h = 1.0 / h
+        elif self.kind == "turned":  # another way to the outputs, past the norm
+            return self.last(torch.tanh(self.norm(h))) + h.mT.sum()
+        elif self.kind == "with sizes":
+            h = h + 0.0 * x.shape[0]
+        elif self.kind == "slopes":
+            h = F.prelu(h, self.slope)
         return self.last(torch.tanh(self.norm(h)))
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [("constant", 0), ("square", 0), ("padded", 0), ("half", 1), ("joined", 1)]
-)
+    ("kind", "number"),
+    [
+        ("constant", 0), ("square", 0), ("padded", 0), ("inverse", 0), ("turned", 0),
+        ("with sizes", 0), ("half", 1), ("joined", 1), ("slopes", 1),
+    ],
+)  # fmt: skip
 def test_what_ends_a_set(kind, number) -> None:
     sets = normalised_sets(Stack(lambda: Odd(kind)))
     assert sets == [frozenset(("first.weight", "first.bias"))] * number
+
+
+class Crossed(nn.Module):
+    """A product whose second factor is scaled only because of a sum elsewhere."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.norm, self.last, self.late = nn.RMSNorm(6, 1e-300), nn.Linear(6, 2), late
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.first(x), self.second(x)
+        if self.late:
+            total = a + b
+            product = a * b
+        else:
+            product = a * b
+            total = a + b
+        return self.last(self.norm(total) + self.norm(product + total))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_factor_that_comes_twice_is_no_factor(late) -> None:
+    """k a · k b is not k (a · b), in whichever order the graph is read."""
+    assert not any(
+        "first.weight" in names for names in normalised_sets(Stack(lambda: Crossed(late)))
+    )
 
 
 class Branching(nn.Module):

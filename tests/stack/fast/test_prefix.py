@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.nets import lenet
-from polymode.stack.choice import Plan
+from polymode.stack.fast.plan import Plan
 from polymode.stack.fast.prefix import prefix_of
 from polymode.stack.stack import Stack
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.curvature.kronecker import Block
+from polymode.curvature.blocks import Block
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.kinds import Gaussian, Likelihood

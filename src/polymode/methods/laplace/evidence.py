@@ -1,6 +1,6 @@
 """The evidence with a structured curvature: Kronecker, diagonal, last layer, subnetwork, low rank.
 
-log det H and γ come from the blocks of the posterior (`curvature/kronecker.py`), θ* from conjugate
+log det H and γ come from the blocks of the posterior (`curvature/blocks.py`), θ* from conjugate
 gradients on the whole linear model (`linear_model_solve.py`): the structure approximates how far
 the posterior is spread, never where its mean lies. The formulas are those of `evidence_search.py`;
 `choose_prior` is what `laplace` calls.

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polymode.curvature.full import Dense
-from polymode.curvature.kronecker import Block, Precision
+from polymode.curvature.blocks import Block, Dense, Precision
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Tangent
 from polymode.tracing.modules import Tensors

@@ -19,7 +19,7 @@ finest partition of which every set is a union, and one group `rest` for all els
 every set can follow its scale.
 
 Limits: the small constant eps of a norm is taken for 0. Running statistics of BatchNorm have to be
-those of the scaled network. A network without a graph (see `tracing/rewrite.py`) is refused.
+those of the scaled network. A network without a graph (see `stack/fast/rewrite.py`) is refused.
 Reference: J. Antorán, D. Janz, J. Allingham, E. Daxberger, R. Barbano, E. Nalisnick,
     J. M. Hernández-Lobato, Adapting the linearised Laplace model evidence for modern deep learning,
     ICML 2022.
@@ -27,47 +27,24 @@ Reference: J. Antorán, D. Janz, J. Allingham, E. Daxberger, R. Barbano, E. Nali
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import fx, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import fx
 
-from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.stack.stack import Stack
 from polymode.tracing.graph import traced
-from polymode.tracing.operations import called
+from polymode.tracing.operations import is_linear, normalises, operation_at
 
 KINDS = ("single", "per_layer", "per_group")
 REST = "rest"
 
-_LINEAR = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, FilterResponseNorm2d)
-_PASSES: frozenset[Any] = frozenset((
-    nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten,
-    nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.UpsamplingBilinear2d,
-    nn.UpsamplingNearest2d, nn.ZeroPad2d, F.relu, torch.relu, F.leaky_relu, F.dropout,
-    F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate, F.pad, torch.flatten,
-    torch.mean, torch.sum, torch.reshape, torch.permute, torch.transpose, torch.unbind,
-    torch.squeeze, torch.unsqueeze, torch.neg, operator.neg, operator.getitem,
-    "relu", "flatten", "unflatten", "mean", "sum", "view", "reshape", "permute", "transpose",
-    "expand", "expand_as", "unbind", "squeeze", "unsqueeze", "contiguous", "chunk", "split", "neg",
-    "movedim", "clone",
-))  # fmt: skip
-_SUMS: frozenset[Any] = frozenset((
-    operator.add, operator.iadd, operator.sub, torch.add, torch.sub, torch.cat, torch.stack,
-    torch.maximum, torch.minimum, "add", "add_", "sub",
-))  # fmt: skip
-_PRODUCTS: frozenset[Any] = frozenset((
-    operator.mul, operator.matmul, torch.mul, torch.matmul, torch.bmm, "mul", "matmul", "bmm",
-))  # fmt: skip
-_SHAPES: frozenset[Any] = frozenset((
-    getattr, "size", "dim", "numel", torch.zeros_like, torch.ones_like,
-))  # fmt: skip
+# what operations do to a factor of their input, by their kind, where their degree is 1
+_HAND_ON = {
+    "elementwise": "pass", "random": "pass", "slopes": "pass", "moving": "pass", "padding": "pass",
+    "pooling": "pass", "reduction": "pass", "sum": "sum", "join": "sum",
+}  # fmt: skip
+_PRODUCTS = ("product", "matrix product", "quotient")
 
 
 def prior_groups(stack: Stack, kind: str) -> dict[str, str]:
@@ -117,8 +94,8 @@ class _Scales:
     def __init__(self, stack: Stack) -> None:
         self.trainable = set(stack.params)
         template = stack.network.template_in("eval")
-        try:  # layers of the table above are one step
-            self.module, self.graph = traced(template, lambda layer: isinstance(layer, _NORMS))
+        try:
+            self.module, self.graph = traced(template, normalises)
         except Exception as error:  # fx has no one kind of error for what it cannot do
             raise ValueError(
                 "prior='per_group' reads the normalised weights from the network's graph, which"
@@ -154,15 +131,23 @@ class _Scales:
         """Return what a node does to a factor of its input."""
         if node.op in ("placeholder", "output", "get_attr"):
             return node.op
-        what = called(node, self.module)
-        if what is F.pad and (len(node.args) > 3 or node.kwargs.get("value")):
-            return "opaque"  # padded by other numbers than 0
-        if node.op == "call_module" and issubclass(what, _NORMS):
-            return "norm"
-        if node.op == "call_module" and issubclass(what, _LINEAR):
-            return "linear"
-        table = {"pass": _PASSES, "sum": _SUMS, "product": _PRODUCTS, "shape": _SHAPES}
-        return next((kind for kind, known in table.items() if what in known), "opaque")
+        if node.op == "call_module":
+            layer = self.module.get_submodule(str(node.target))
+            if normalises(layer):
+                return "norm"
+            if is_linear(layer):
+                return "linear"
+        operation = operation_at(node, self.module)
+        if operation is None:
+            return "opaque"
+        if operation.kind in (*_PRODUCTS, "shape"):
+            return operation.kind
+        return _HAND_ON.get(operation.kind, "opaque") if operation.degree == 1 else "opaque"
+
+    def joins(self, node: fx.Node) -> bool:
+        """Whether a node puts tensors beside each other, with numbers that say where."""
+        operation = operation_at(node, self.module)
+        return operation is not None and operation.kind == "join"
 
 
 class _Factor:
@@ -180,6 +165,8 @@ class _Factor:
                 self._hand_on(self.forward.pop())
             else:
                 self._explain(self.open.pop())
+        if not all(map(self._has_one_factor, self.results)):
+            raise _Infeasible
 
     def _scale(self, name: str) -> None:
         """Give a parameter the factor."""
@@ -203,44 +190,56 @@ class _Factor:
             kind = self.scales.kind(user)
             if kind in ("output", "opaque"):
                 raise _Infeasible
-            if kind in ("linear", "pass", "sum", "product"):
+            if kind not in ("norm", "shape"):
                 self._add(user)
 
+    def _inputs(self, node: fx.Node) -> list[fx.Node]:
+        return [source for source in node.all_input_nodes if self.scales.kind(source) != "shape"]
+
     def _explain(self, node: fx.Node) -> None:
-        """Let the inputs and weights of a layer give its result the factor, once."""
+        """Let the inputs and weights of a layer give its result the factor."""
         kind, weights = self.scales.kind(node), self.scales.weights[node]
-        inputs = [each for each in node.all_input_nodes if self.scales.kind(each) != "shape"]
+        inputs = self._inputs(node)
+        if kind in ("linear", "pass") and not inputs:
+            raise _Infeasible
         if kind == "get_attr" and weights:
             self._scale(weights["value"])
         elif kind == "norm" and weights:
             for name in weights.values():
                 self._scale(name)
         elif kind == "linear":
-            given = inputs[0] in self.results
-            if given and weights["weight"] in self.scaled:
-                raise _Infeasible  # the factor twice
             for role, name in weights.items():
-                if role != "weight" or not given:
+                if role != "weight" or inputs[0] not in self.results:
                     self._scale(name)
         elif kind == "pass":
             self._add(inputs[0])
         elif kind == "sum":
-            joins = called(node, self.scales.module) in (torch.cat, torch.stack)
-            if not joins and any(_is_constant(each) for each in node.args):
+            if not self.scales.joins(node) and any(_is_constant(term) for term in node.args):
                 raise _Infeasible
-            for each in inputs:
-                self._add(each)
-        elif kind == "product":
-            having = [each for each in inputs if each in self.results]
-            parameters = [each for each in inputs if each.op == "get_attr"]
-            if not having and len(parameters) == 1:
-                having = parameters
+            for source in inputs:
+                self._add(source)
+        elif kind in _PRODUCTS:
+            parameters = [source for source in inputs if source.op == "get_attr"]
+            if not any(source in self.results for source in inputs):
+                if len(parameters) != 1:
+                    raise _Infeasible
                 self._add(parameters[0])
-            twice = len(inputs) == 1 and sum(each is inputs[0] for each in node.args) > 1
-            if len(having) != 1 or twice:
-                raise _Infeasible
         else:
             raise _Infeasible
+
+    def _has_one_factor(self, node: fx.Node) -> bool:
+        """Whether what enters a result has the factor once: others than sums may have it twice."""
+        kind, weights = self.scales.kind(node), self.scales.weights[node]
+        scaled = [source in self.results for source in self._inputs(node)]
+        if kind == "linear":
+            return scaled[0] != (weights["weight"] in self.scaled)
+        if kind == "pass":  # neither places nor slopes may have it
+            return scaled[0] and not any(scaled[1:]) and not self.scaled & {*weights.values()}
+        if kind in _PRODUCTS:
+            terms = [*node.args, *node.kwargs.values()]
+            having = [isinstance(term, fx.Node) and term in self.results for term in terms]
+            return having.count(True) == 1 and (kind != "quotient" or having[0])
+        return True
 
 
 def _is_constant(argument: Any) -> bool:

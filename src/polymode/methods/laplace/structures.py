@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.curvature.full import ROWS, Dense, index_of, jacobian
-from polymode.curvature.kronecker import Block, Diagonal, Kronecker, eigen
-from polymode.curvature.low_rank import LowRank
+from polymode.curvature.blocks import (
+    ROWS,
+    Block,
+    Dense,
+    Diagonal,
+    Kronecker,
+    LowRank,
+    eigen,
+    index_of,
+    jacobian,
+)
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Tangent
 from polymode.tracing.modules import Tensors

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from polymode.core.rng import generator
 from polymode.core.warn import warn
-from polymode.curvature.kronecker import Diagonal
+from polymode.curvature.blocks import Diagonal
 from polymode.curvature.tangent import Survey, Tangent, survey
 from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.curvature import Setting, curvature

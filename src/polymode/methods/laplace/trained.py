@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.curvature.kronecker import Precision
+from polymode.curvature.blocks import Precision
 from polymode.methods.laplace.curvature import Curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior
 from polymode.tracing.modules import Tensors

@@ -21,9 +21,7 @@ from torch import Tensor
 from polymode.core.files import TensorForm
 from polymode.core.memory import free_bytes, human
 from polymode.core.threads import PerThread
-from polymode.curvature.full import Dense
-from polymode.curvature.kronecker import Block, Diagonal, Kronecker
-from polymode.curvature.low_rank import LowRank
+from polymode.curvature.blocks import Block, Dense, Diagonal, Kronecker, LowRank
 from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.files import file_layout

@@ -37,8 +37,8 @@ from polymode.methods.particles.second_order.dense_chain import DenseChain, dens
 from polymode.methods.particles.second_order.plain import Plain
 from polymode.methods.particles.terms import Terms
 from polymode.stack import execution
-from polymode.stack.choice import Plan, members_that_fit
 from polymode.stack.execution import limit_threads
+from polymode.stack.fast.plan import Plan, members_that_fit
 from polymode.stack.stack import Stack
 from polymode.tracing.noise import Streams
 

@@ -23,15 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from polymode.tracing.graph import trace
 from polymode.tracing.operations import (
-    ELEMENTWISE,
     PLAIN,
-    called,
     function_of,
     is_flatten,
+    operation_at,
     repeat_rows,
 )
-from polymode.tracing.rewrite import trace
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
@@ -95,7 +94,8 @@ def _compile(node: fx.Node, template: nn.Module) -> _Step | None:
         source, times = _name(node.args[0]), node.args[1]
         assert isinstance(times, int)
         return lambda run: repeat_rows(run[source], times, axis=1)
-    if called(node, template) in ELEMENTWISE:
+    operation = operation_at(node, template)
+    if operation is not None and operation.entrywise and not operation.in_place:
         return _elementwise_step(node, function_of(node, template))
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
         assert isinstance(target, str)

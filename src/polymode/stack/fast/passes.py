@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polymode.core.rng import private_stream
 from polymode.stack.execution import in_layout_of
 from polymode.stack.stack import Stack
+from polymode.tracing.graph import trace
 from polymode.tracing.modules import Tensors, set_mode
 from polymode.tracing.network import Network
 from polymode.tracing.noise import batch_axes, drawing
 from polymode.tracing.operations import function_of, repeat_rows
-from polymode.tracing.rewrite import trace
 
 _PIECE = 2**25  # bytes of intermediate results at a time: more leave the caches
 

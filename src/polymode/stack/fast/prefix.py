@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from polymode.core.threads import for_each_member
+from polymode.stack.fast.rewrite import pool_by_2, quicken
+from polymode.tracing.graph import trace
 from polymode.tracing.modules import channels_to_last
-from polymode.tracing.operations import CHANNELWISE, called, function_of
-from polymode.tracing.rewrite import pool_by_2, quicken, trace
+from polymode.tracing.operations import function_of, operation_at
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
@@ -117,11 +118,12 @@ def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tenso
     args, kwargs = node.args[1:], dict(node.kwargs)
     if any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
         return None
-    what = called(node, template)
-    if what is not pool_by_2 and what not in CHANNELWISE:
+    operation = operation_at(node, template)
+    by_channel = operation is not None and operation.channelwise and not operation.in_place
+    if node.target is not pool_by_2 and not by_channel:
         return None
     function = function_of(node, template)
-    if getattr(function, "return_indices", False):
+    if getattr(function, "return_indices", False) or kwargs.get("return_indices"):
         return None
     return lambda h: function(h, *args, **kwargs)
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from polymode.core.memory import count_saved
 from polymode.methods.particles.terms import Terms
 from polymode.stack.stack import Stack
+from polymode.tracing.graph import trace
 from polymode.tracing.operations import is_flatten, is_kind, is_relu
-from polymode.tracing.rewrite import trace
 
 _NARROW = 12  # columns below which a right factor is up to four times slower row by row in memory:
 # ten products 64 × 64 × 128 with two columns take 90 µs row by row, 20 µs column by column

@@ -1,4 +1,4 @@
-"""The graph of a network, and the same network in fewer passes over memory.
+"""The same network in fewer passes over memory.
 
 Two rewritings, neither of which changes a bit of outputs or gradients: max-pooling before a ReLU
 instead of after it (the largest value of a window stays the largest, and a ReLU of a quarter of the
@@ -8,89 +8,14 @@ as two maxima of slices, without indices, and ReLUs in the memory of a layer's r
 
 from __future__ import annotations
 
-import random
-import time
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from polymode.tracing.graph import reached_by, traced
-from polymode.tracing.noise import NoDraws
-from polymode.tracing.operations import PLAIN, called, is_kind, is_relu
-
-
-def trace(template: nn.Module) -> tuple[nn.Module, fx.Graph] | None:
-    """Return a copy of the network with its graph for its present mode, or None if it has none.
-
-    Networks with hooks, with Python code that depends on values, or whose forward pass changes
-    plain attributes or draws from Python's or NumPy's global streams have no graph; neither have
-    those that draw noise whatever the inputs: in a graph it would be drawn once and for all.
-    """
-    if any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in template.modules()
-    ):
-        return None
-    before, streams = _state(template), _global_streams()
-    try:
-        with NoDraws():
-            module, graph = traced(template, _runs_for_all)
-            if _global_streams() != streams and _draws_globally(template):
-                return None
-    except Exception:  # fx has no one kind of error for what it cannot do
-        return None
-    return (module, graph) if _state(module) == before else None
-
-
-def _runs_for_all(module: nn.Module) -> bool:
-    """Layers that know how to run for all members are one step, see `stack/fast/dense.py`."""
-    return hasattr(module, "for_all_members")
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """What a forward pass might change without torch knowing."""
-    return {
-        f"{path}.{key}": value
-        for path, sub in module.named_modules()
-        for key, value in vars(sub).items()
-        if isinstance(value, PLAIN)
-    }
-
-
-def _global_streams() -> tuple[Any, ...]:
-    """Where Python's and NumPy's global streams are."""
-    numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    return random.getstate(), numpy["pos"], numpy["key"].tobytes()
-
-
-def _draws_globally(template: nn.Module) -> bool:
-    """Whether a forward pass draws from those streams itself: another thread may have done so.
-
-    It does if its code names them. Otherwise it is traced again: a stream that stays where it is
-    once tells that it does not, and streams that move only while it is traced that it does.
-    """
-    if any(
-        name == "random" or isinstance(getattr(value, "__self__", None), _GLOBAL)
-        for name, value in reached_by(template)
-    ):
-        return True
-    still = 0
-    for _ in range(_ATTEMPTS):
-        before, start = _global_streams(), time.perf_counter()
-        traced(template, _runs_for_all)
-        if _global_streams() == before:
-            return False
-        before, taken = _global_streams(), time.perf_counter() - start
-        time.sleep(taken)
-        still += _global_streams() == before
-    return still > _ATTEMPTS / 2
-
-
-_GLOBAL = (random.Random, np.random.RandomState)
-_ATTEMPTS = 16  # traces: a thread that draws now and then moves all of them, but no pause, once in
-# 10^4 at most
+from polymode.tracing.graph import trace
+from polymode.tracing.operations import called, is_kind, is_relu
 
 
 def quicken(module: nn.Module, graph: fx.Graph, *, gradients: bool) -> bool:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from polymode.stack import choice
-from polymode.stack.choice import Plan
+from polymode.stack.fast import plan as choice
+from polymode.stack.fast.plan import Plan
 from polymode.stack.stack import Stack
 from polymode.tracing.code import _plain
 

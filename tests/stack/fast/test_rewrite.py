@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from polymode.nets import lenet
-from polymode.tracing.rewrite import pool_by_2, quick_module, quicken, trace
+from polymode.stack.fast.rewrite import pool_by_2, quick_module, quicken
+from polymode.tracing.graph import trace
 
 
 class Pooled(nn.Module):
