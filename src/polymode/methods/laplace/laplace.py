@@ -6,7 +6,7 @@ r"""Linearised Laplace: a Gaussian around a trained network, made linear in its 
 Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one
 number for all parameters, per layer, or per group. `structure` says which entries of the curvature
 are kept (`curvature.py`). Predictions are those of the linear model: in closed form for values,
-for classes by draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
+for classes by draws of the logits, the probit approximation or the Laplace bridge (`weights.py`).
 
 Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained
 as by `map` first. `num_modes` networks give a mixture of Laplace approximations.
@@ -47,17 +47,14 @@ from polymode.curvature.tangent import Survey, survey
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
-from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
+from polymode.methods.laplace.curvature import FISHERS, STRUCTURES, Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import choose_prior
-from polymode.methods.laplace.fisher import FISHERS
-from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.gaussian import GaussianPosterior, by_parameter, choose
 from polymode.methods.laplace.groups import KINDS as PRIORS
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model_observed import COVERED
-from polymode.methods.laplace.links import LINKS
+from polymode.methods.laplace.linear_model import COVERED
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
-from polymode.methods.laplace.trained import by_parameter, choose
-from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace.weights import LINKS, LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack
