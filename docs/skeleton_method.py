@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from polymode.core.options import option
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
@@ -31,21 +32,15 @@ from polymode.training.options import kept_steps
 
 @dataclass(frozen=True, kw_only=True)
 class Trail(MAP):
-    """Options of `trail`: those of `map`, and
+    """Options of `trail`: those of `map`, and"""
 
-    Args:
-        noise_scale: σ, standard deviation of the gradient noise, ≥ 0.
-        samples_per_mode: L networks that are kept of each mode, ≥ 1; fewer where there are fewer
-            steps.
-    """
-
-    noise_scale: float = 0.01
-    samples_per_mode: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.noise_scale >= 0, "noise_scale", "≥ 0")
-        self._require_integer("samples_per_mode", 1)
+    noise_scale: float = option(0.01, ge=0, doc="σ, standard deviation of the gradient noise")
+    samples_per_mode: int = option(
+        5,
+        ge=1,
+        doc="L networks that are kept of each mode",
+        more="Fewer where there are fewer steps.",
+    )
 
 
 class State(NamedTuple):

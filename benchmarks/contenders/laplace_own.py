@@ -9,8 +9,7 @@ import torch
 from polymode.curvature.tangent import Tangent, survey
 from polymode.likelihoods.kinds import Categorical
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
-from polymode.methods.laplace.gaussian import GaussianPosterior, output_moments
-from polymode.methods.laplace.trained import log_evidence
+from polymode.methods.laplace.gaussian import GaussianPosterior, log_evidence, output_moments
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Arrays

@@ -119,7 +119,7 @@ def test_normalisation_is_frozen_and_dropout_off_while_sampling() -> None:
         ({"lr": 0.0}, "`lr` of HMC must be > 0, got 0.0"),
         ({"temperature": 0.0}, "`temperature` of HMC must be > 0 .*`map`.*, got 0.0"),
         ({"burn_in": 25}, "burn_in=25 leaves nothing to keep of a run of 20 steps; take more"),
-        ({"target_acceptance": 1.0}, r"`target_acceptance` of HMC must be in \(0, 1\), or None"),
+        ({"target_acceptance": 1.0}, r"`target_acceptance` of HMC must be in \(0, 1\) or None"),
         ({"leapfrog_steps": 0}, "`leapfrog_steps` of HMC must be an integer of at least 1, got 0"),
         ({"mass": "diagnoal"}, "`mass` of HMC must be one of .* Did you mean 'diagonal'"),
         ({"augment": lambda x, g: x}, "`augment` of HMC must be None: chains on the whole data"),

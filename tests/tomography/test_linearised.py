@@ -10,7 +10,7 @@ import torch
 
 from polymode.core.rng import generator
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
-from polymode.methods.laplace.linear_model_observed import Observed
+from polymode.methods.laplace.linear_model import Observed
 from polymode.methods.laplace.linear_model_solve import solve_primal
 from polymode.tomography.evidence import Evidence, maximise
 from polymode.tomography.filter_prior import Hyper

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from polymode.adversary.ball import NORMS, Box
-from polymode.core.checks import as_numbers, shown
+from polymode.core.checks import as_numbers, is_number, shown
 from polymode.core.registry import suggest
 from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.likelihoods.targets import check_labels
 from polymode.posterior import Posterior
-from polymode.training.options import is_number
 
 _CLEARLY = 0.25  # by how much scaled inputs must be nearer to mean 0 and deviation 1
 

@@ -123,6 +123,11 @@ def as_numbers(name: str, values: Any) -> Tensor:
     return tensor
 
 
+def is_number(value: Any) -> bool:
+    """Whether an option is a finite number, and not a truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def shown(value: Any) -> str:
     """Return a value in one short line, as messages have it.
 
@@ -279,7 +284,7 @@ def _is_integer(value: Any) -> bool:
     return whole and abs(int(value)) <= _LARGEST
 
 
-def _is_number(value: Any) -> bool:
+def _is_real(value: Any) -> bool:
     if isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta:
         value = value.item()
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -301,7 +306,7 @@ def _is_array(value: Any) -> bool:
 _SIMPLE: dict[Any, Rule | None] = {
     Any: None,
     int: Rule("an integer", _is_integer),
-    float: Rule("a number", _is_number),
+    float: Rule("a number", _is_real),
     bool: Rule("True or False", lambda value: isinstance(value, (bool, np.bool_))),
     str: Rule("text", lambda value: isinstance(value, str)),
     Path: Rule("a path", lambda value: isinstance(value, Path)),

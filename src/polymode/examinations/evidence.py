@@ -7,7 +7,7 @@ all weights of a subnetwork are such, predictions are the trained network's: `la
 then 0 (see `methods/laplace/subnetwork.py`).
 
 Traps: the log evidence is of all training data, so only models of the same data compare; with the
-evidence at the trained weights it is not that of any model (`methods/laplace/evidence_search.py`).
+evidence at the trained weights it is not that of any model (`methods/laplace/evidence.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from torch import Tensor
 
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
-from polymode.methods.laplace.evidence import free_weights, masked_products
-from polymode.methods.laplace.evidence_search import PRUNED
+from polymode.methods.laplace.evidence import PRUNED, free_weights, masked_products
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.span import Multiply, distance
+from polymode.methods.laplace.linear_model import Multiply, Tangent, distance
 from polymode.methods.laplace.subnetwork import largest_change
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.metrics.results import Row

@@ -24,8 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.core.checks import OnlyTensor, check_call
-from polymode.training.options import is_number
+from polymode.core.checks import OnlyTensor, check_call, is_number
 
 _LEAST = 1e-30  # below, α times a difference may underflow; the loss is that of 0 to 1e-30
 

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polymode.core.checks import Rule
+from polymode.core.options import option
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
@@ -33,48 +35,51 @@ from polymode.training.loop import Batch
 from polymode.training.options import kept_steps
 
 
+def _left_out(spread: str) -> Rule:
+    """Return the rule that `at` leaves nothing to say for an option that spreads the networks."""
+    return Rule(
+        f"`at` of {{name}} says which networks are kept: leave out {spread}",
+        lambda config: config.at is None or getattr(config, spread) is None,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointEnsemble(MAP):
-    """Options of `checkpoint_ensemble`: those of `map`, and
+    """Options of `checkpoint_ensemble`: those of `map`, and"""
 
-    Args:
-        at: numbers of the epochs or steps after which the networks are kept, from 1 and ascending;
-            None spreads them by the options below.
-        unit: what `at` counts, "epoch" or "step".
-        burn_in: steps before the first that is kept, ≥ 0; None is half of all.
-        thinning: steps from one to the next, ≥ 1; None spreads them evenly.
-        samples_per_mode: networks L that each run keeps, ≥ 1; None is 20, or as many as there are
-            steps for.
-    """
+    at: Sequence[int] | None = option(
+        None,
+        rule=Rule("ascending whole numbers from 1", lambda at: _ascends(at)),
+        doc="numbers of the epochs or steps after which the networks are kept",
+        none="spreads them by the options below",
+    )
+    unit: str = option("epoch", choices=("epoch", "step"), doc="what `at` counts")
+    burn_in: int | None = option(
+        None, ge=0, doc="steps before the first that is kept", none="is half of all"
+    )
+    thinning: int | None = option(
+        None, ge=1, doc="steps from one to the next", none="spreads them evenly"
+    )
+    samples_per_mode: int | None = option(
+        None,
+        ge=1,
+        doc="networks L that each run keeps",
+        none="is 20, or as many as there are steps for",
+    )
+    rules = (
+        Rule(
+            "`unit` of {name} belongs to `at`: give both or none",
+            lambda config: config.at is not None or config.unit == "epoch",
+        ),
+        *(_left_out(spread) for spread in ("burn_in", "thinning", "samples_per_mode")),
+    )
 
-    at: Sequence[int] | None = None
-    unit: str = "epoch"
-    burn_in: int | None = None
-    thinning: int | None = None
-    samples_per_mode: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_name("unit", ("epoch", "step"))
-        spread = [("burn_in", 0), ("thinning", 1), ("samples_per_mode", 1)]
-        for field, least in spread:
-            if getattr(self, field) is not None:
-                self._require_integer(field, least)
-        if self.at is None:
-            if self.unit != "epoch":
-                raise ValueError("`unit` of CheckpointEnsemble belongs to `at`: give both or none")
-            return
-        whole = isinstance(self.at, Sequence) and all(type(number) is int for number in self.at)
-        rule = "ascending whole numbers from 1"
-        self._require(whole and len(self.at) > 0 and self.at[0] > 0, "at", rule)
-        pairs = zip(self.at, self.at[1:], strict=False)
-        self._require(all(a < b for a, b in pairs), "at", rule)
-        given = [field for field, _ in spread if getattr(self, field) is not None]
-        if given:
-            raise ValueError(
-                f"`at` of CheckpointEnsemble says which networks are kept: leave out"
-                f" {', '.join(given)}"
-            )
+def _ascends(at: object) -> bool:
+    """Whether these are whole numbers from 1, each larger than the one before."""
+    if not isinstance(at, Sequence) or not all(type(number) is int for number in at):
+        return False
+    return len(at) > 0 and at[0] > 0 and all(a < b for a, b in zip(at, at[1:], strict=False))
 
 
 def steps_kept(config: CheckpointEnsemble, problem: Problem) -> Sequence[int]:

@@ -42,6 +42,7 @@ from torch import Tensor, fx, nn
 
 from polymode.core.concrete import dropout_layers, with_learned_rates
 from polymode.core.files import TensorForm
+from polymode.core.options import option
 from polymode.core.warn import warn
 from polymode.methods.dropout import (
     Dropout,
@@ -65,18 +66,15 @@ from polymode.training.optimiser import Optimization
 
 @dataclass(frozen=True, kw_only=True)
 class ConcreteDropout(Dropout):
-    """Options of `concrete_dropout`: those of `dropout`, and
+    """Options of `concrete_dropout`: those of `dropout`, and"""
 
-    Args:
-        relaxation: temperature t of the relaxed masks, > 0: the smaller, the nearer they are to 0
-            and 1, and the noisier the gradient of the rates. The paper's is 0.1.
-    """
-
-    relaxation: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_positive("relaxation")
+    relaxation: float = option(
+        0.1,
+        gt=0,
+        doc="temperature t of the relaxed masks",
+        more="The smaller, the nearer they are to 0 and 1, and the noisier the gradient of the"
+        " rates. The paper's is 0.1.",
+    )
 
 
 class Layer(NamedTuple):

@@ -33,13 +33,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymode.methods.map import add_noise, require_modes_and_prior
-from polymode.methods.method import METHODS, Method, Problem
+from polymode.core.checks import Rule
+from polymode.core.options import option
+from polymode.methods.map import add_noise
+from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.methods.sampling.chains import first_metric, posterior_gradients, scales
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.integrators import baoab, kinetic_temperature
@@ -49,61 +51,56 @@ from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
-from polymode.training.options import NOT_ZERO, Passes, is_number
+from polymode.training.options import NOT_ZERO, Passes
 
 _SAMPLES = 5  # of a cycle, where nothing is said
 
 
 @dataclass(frozen=True, kw_only=True)
-class CyclicalSGMCMC(Passes):
-    """Options of `cyclical_sgmcmc`: those of `Passes`, and
+class CyclicalSGMCMC(Members, Passes):
+    """Options of `cyclical_sgmcmc`: those of `Passes` and `Members`, and"""
 
-    Args:
-        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
-            are given, and 1 where a factory is.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        lr: step at the beginning of each cycle, in the units of `sghmc`, > 0.
-        temperature: temperature of the sampling stages, > 0: 1 is the posterior itself.
-        friction: share 1 − c of the momentum that is replaced in each step, in (0, 1]; with 1 it is
-            forgotten.
-        num_cycles: cycles of the step size, ≥ 1.
-        exploration: share β of each cycle without noise, in [0, 1); the paper's 0.8.
-        samples_per_cycle: samples that each cycle keeps, ≥ 1; None is 5, or as many as its sampling
-            stage has steps.
-        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
-            while cycles explore; None has none.
-    """
-
-    usual_modes: ClassVar[int] = 1
-    num_modes: int | None = None
-    prior_precision: float = 1.0
-    lr: float = 0.1
-    temperature: float = 1.0
-    friction: float = 0.1
-    num_cycles: int = 4
-    exploration: float = 0.8
-    samples_per_cycle: int | None = None
-    preconditioner: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_modes_and_prior(self)
-        self._require_positive("lr")
-        self._require_positive("temperature", NOT_ZERO)
-        valid = is_number(self.friction) and 0 < self.friction <= 1
-        self._require(valid, "friction", "in (0, 1]")
-        self._require_integer("num_cycles", 1)
-        valid = is_number(self.exploration) and 0 <= self.exploration < 1
-        self._require(valid, "exploration", "in [0, 1)")
-        if self.samples_per_cycle is not None:
-            self._require_integer("samples_per_cycle", 1)
-        if self.preconditioner is not None:
-            self._require_name("preconditioner", (FROZEN,))
-            if self.exploration == 0:
-                raise ValueError(
-                    f"`preconditioner` '{FROZEN}' of {type(self).__name__} is learnt during"
-                    " exploration, which is 0 of a cycle; take exploration=0.8, or None"
-                )
+    lr: float = option(
+        0.1, gt=0, doc="step at the beginning of each cycle, in the units of `sghmc`"
+    )
+    temperature: float = option(
+        1.0,
+        gt=0,
+        because=NOT_ZERO,
+        doc="temperature of the sampling stages",
+        more="1 is the posterior itself.",
+    )
+    friction: float = option(
+        0.1,
+        gt=0,
+        le=1,
+        doc="share 1 − c of the momentum that is replaced in each step",
+        more="With 1 it is forgotten.",
+    )
+    num_cycles: int = option(4, ge=1, doc="cycles of the step size")
+    exploration: float = option(
+        0.8, ge=0, lt=1, doc="share β of each cycle without noise", more="The paper's is 0.8."
+    )
+    samples_per_cycle: int | None = option(
+        None,
+        ge=1,
+        doc="samples that each cycle keeps",
+        none="is 5, or as many as its sampling stage has steps",
+    )
+    preconditioner: str | None = option(
+        None,
+        choices=(FROZEN,),
+        doc="steps that suit the size of each parameter's gradients",
+        none="has none",
+        more=f"'{FROZEN}' learns it while cycles explore.",
+    )
+    rules = (
+        Rule(
+            "`preconditioner` '{config.preconditioner}' of {name} is learnt during exploration,"
+            " which is 0 of a cycle; take exploration=0.8, or None",
+            lambda config: config.preconditioner is None or config.exploration > 0,
+        ),
+    )
 
     @property
     def advice(self) -> str:

@@ -45,6 +45,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
@@ -59,32 +60,28 @@ from polymode.tracing.modules import Tensors, set_mode
 from polymode.tracing.noise import shapes_drawn
 from polymode.tracing.operations import repeat_rows
 from polymode.training.loop import Batch
-from polymode.training.options import is_number
 
 _PASSES = 10  # the paper's K
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(MAP):
-    """Options of `dropout`: those of `map`, and
+    """Options of `dropout`: those of `map`, and"""
 
-    Args:
-        alpha: α of the divergence, ≥ 0: 0 is variational inference, 0.5 and 1 are the paper's.
-        num_passes: K noisy passes of each example in a training step, ≥ 1; None is 1 for alpha = 0
-            and 10 otherwise, as in the paper. With one pass alpha has no effect.
-        samples_per_mode: L noisy passes of each network in a prediction, ≥ 1.
-    """
-
-    alpha: float = 0.0
-    num_passes: int | None = None
-    samples_per_mode: int = 30
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(is_number(self.alpha) and self.alpha >= 0, "alpha", "finite and ≥ 0")
-        if self.num_passes is not None:
-            self._require_integer("num_passes", 1)
-        self._require_integer("samples_per_mode", 1)
+    alpha: float = option(
+        0.0,
+        ge=0,
+        doc="α of the divergence",
+        more="0 is variational inference, 0.5 and 1 are the paper's.",
+    )
+    num_passes: int | None = option(
+        None,
+        ge=1,
+        doc="K noisy passes of each example in a training step",
+        none="is 1 for alpha = 0 and 10 otherwise, as in the paper",
+        more="With one pass alpha has no effect.",
+    )
+    samples_per_mode: int = option(30, ge=1, doc="L noisy passes of each network in a prediction")
 
     @property
     def passes(self) -> int:

@@ -36,13 +36,13 @@ Shapes: `M` modes, `B` batch, `F` features, `K` projected dimensions.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from polymode.core.options import option
 from polymode.core.rng import private_stream
 from polymode.distributed import ranks
 from polymode.methods import map as map_
@@ -51,8 +51,8 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.estimators import DENSITY_ESTIMATORS, coefficients
 from polymode.methods.particles.guards import (
     check_shared,
-    require_shared_order,
-    require_weight,
+    repulsion_weight,
+    shared_order,
     warn_of_coincident,
 )
 from polymode.methods.particles.kernel import squared_distances
@@ -61,44 +61,33 @@ from polymode.stack.execution import in_layout_of
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
-from polymode.training.options import is_number
 
 _LEAST = 1e-10  # of the largest eigenvalue: directions below are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRDE(MAP):
-    """Options of `feature_rde`: those of `map`, and
-
-    Args:
-        num_modes: members M, ≥ 1; the papers use 10.
-        weight: w of repulsion and feature prior compared with the mean loss: "batch" (1/B), "data"
-            (1/N) or a number ≥ 0.
-        estimator: how the density of the features is estimated: "kde", "sge" or "ssge".
-        num_components: K, dimensions that features are projected to, ≥ 1; None keeps all M.
-        prior_scale: scale s of the features' prior, ≥ 0; 0 is no prior.
-        head: whose last layer: "own": each member has one of its own; "shared": one for all, at
-            the start that of member 0.
-        data_order: only "shared": members are compared at the same inputs.
-    """
+    """Options of `feature_rde`: those of `map`, and"""
 
     usual_modes = 10
-    weight: str | float = "batch"
-    estimator: str = "kde"
-    num_components: int | None = 5
-    prior_scale: float = 1e-3
-    head: str = "own"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_weight(self)
-        require_shared_order(self)
-        self._require_name("estimator", DENSITY_ESTIMATORS)
-        self._require_name("head", ("own", "shared"))
-        valid = is_number(self.prior_scale) and 0 <= self.prior_scale < math.inf
-        self._require(valid, "prior_scale", "finite and ≥ 0")
-        if self.num_components is not None:
-            self._require_integer("num_components", 1)
+    num_modes: int | None = option(None, doc="members M", more="The papers use 10.")
+    weight: str | float = repulsion_weight()
+    estimator: str = option(
+        "kde", choices=DENSITY_ESTIMATORS, doc="how the density of the features is estimated"
+    )
+    num_components: int | None = option(
+        5, ge=1, doc="K, dimensions that features are projected to", none="keeps all M"
+    )
+    prior_scale: float = option(
+        1e-3, ge=0, doc="scale s of the features' prior", more="0 is no prior."
+    )
+    head: str = option(
+        "own",
+        choices=("own", "shared"),
+        doc="whose last layer",
+        more="'own': each member has one; 'shared': one for all, at the start that of member 0.",
+    )
+    data_order: str = shared_order()
 
 
 class State(NamedTuple):

@@ -55,6 +55,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rule, is_number
+from polymode.core.options import option
 from polymode.distributed import ranks
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, add_prior
@@ -62,8 +64,8 @@ from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.particles.guards import (
     check_batch,
     check_finite,
-    require_shared_order,
-    require_weight,
+    repulsion_weight,
+    shared_order,
     warn_of_coincident,
 )
 from polymode.methods.particles.input_gradients import repelled_gradients
@@ -82,91 +84,102 @@ from polymode.tasks.task import Task
 from polymode.tasks.validation import Makers, validation_shifts
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
-from polymode.training.options import is_number
 
 ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)  # the paper's sweep
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoRDE(MAP):
-    """Options of `forde`: those of `map`, and
-
-    Args:
-        num_modes: members M, ≥ 1; the paper uses 10.
-        weight: w of the repulsion compared with the mean loss: "batch" (1/B), "data" (1/N) or a
-            number ≥ 0.
-        scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
-            regression the sum of the means), or "log_prob" of the target.
-        bandwidth: which median distance sets the kernel's width: "reference" or "all", see above.
-        lengthscales: how inputs are weighted in the kernel: "identity", "pca" of the training
-            inputs, or "tuned": pca with the alpha that is best on the shifted validation set, which
-            the task must have.
-        alpha: blend of identity (0) and pca (1), in [0, 1]; for lengthscales="pca". None is 1.
-        alphas: candidates for alpha, in [0, 1]; for lengthscales='tuned'. The default is the
-            paper's.
-        num_components: eigenvectors kept for 'pca' and 'tuned', ≥ 1; None keeps all.
-        directions: where the directions J are drawn: among all "inputs", or among the kept
-            "components", see above.
-        every: steps from one repulsion to the next, ≥ 1; it then has `every` times the weight.
-        fraction: part of each batch on which members repel, in (0, 1].
-        data_order: only "shared": members are compared at the same inputs.
-    """
+    """Options of `forde`: those of `map`, and"""
 
     usual_modes = 10
-    weight: str | float = "batch"
-    scalar: str = "logit"
-    bandwidth: str = "reference"
-    lengthscales: str = "identity"
-    alpha: float | None = None
-    alphas: Sequence[float] = ALPHAS
-    num_components: int | None = None
-    directions: str = "inputs"
-    every: int = 1
-    fraction: float = 1.0
+    num_modes: int | None = option(None, doc="members M", more="The paper uses 10.")
+    weight: str | float = repulsion_weight()
+    scalar: str = option(
+        "logit",
+        choices=SCALARS,
+        doc="what is differentiated with respect to the inputs",
+        more="'logit' of the true class (in regression the sum of the means), or 'log_prob' of the"
+        " target.",
+    )
+    bandwidth: str = option(
+        "reference", choices=BANDWIDTHS, doc="which median distance sets the kernel's width"
+    )
+    lengthscales: str = option(
+        "identity",
+        choices=(*LENGTHSCALES, "tuned"),
+        doc="how inputs are weighted in the kernel",
+        more="'pca' is that of the training inputs; 'tuned' is pca with the alpha that is best on"
+        " the shifted validation set, which the task must have.",
+    )
+    alpha: float | None = option(
+        None,
+        ge=0,
+        le=1,
+        doc="blend of identity (0) and pca (1)",
+        none="is 1",
+        more="For lengthscales='pca'.",
+    )
+    alphas: Sequence[float] = option(
+        ALPHAS,
+        ge=0,
+        le=1,
+        rule=Rule("different numbers in [0, 1], at least one", lambda alphas: _differ(alphas)),
+        doc="candidates for alpha",
+        more="For lengthscales='tuned'. The default is the paper's.",
+    )
+    num_components: int | None = option(
+        None, ge=1, doc="eigenvectors kept for 'pca' and 'tuned'", none="keeps all"
+    )
+    directions: str = option(
+        "inputs",
+        choices=("inputs", "components"),
+        doc="where the directions J are drawn",
+        more="Among all inputs, or among the kept components.",
+    )
+    every: int = option(
+        1,
+        ge=1,
+        doc="steps from one repulsion to the next",
+        more="The repulsion then has `every` times the weight.",
+    )
+    fraction: float = option(1.0, gt=0, le=1, doc="part of each batch on which members repel")
+    data_order: str = shared_order()
+    rules = (
+        Rule(
+            "`alphas` of {name} belong to lengthscales='tuned', not to {config.lengthscales!r}",
+            lambda config: config.alphas == ALPHAS or config.lengthscales == "tuned",
+        ),
+        Rule(
+            "lengthscales='tuned' of {name} chooses alpha, but alpha={config.alpha:g} is given;"
+            " leave it out, or take lengthscales='pca' with it",
+            lambda config: config.alpha is None or config.lengthscales != "tuned",
+        ),
+        Rule(
+            "`alpha` and `num_components` of {name} belong to lengthscales='pca', not to"
+            " 'identity'",
+            lambda config: (
+                config.lengthscales != "identity" or config.alpha is config.num_components is None
+            ),
+        ),
+        Rule(
+            "directions='components' of {name} needs their number: give lengthscales='pca' with"
+            " num_components, 64 for instance",
+            lambda config: config.directions == "inputs" or config.num_components is not None,
+        ),
+    )
 
     def __post_init__(self) -> None:
+        if _differ(self.alphas):
+            object.__setattr__(self, "alphas", tuple(map(float, self.alphas)))
         super().__post_init__()
-        require_weight(self)
-        self._require_name("scalar", SCALARS)
-        self._require_name("bandwidth", BANDWIDTHS)
-        self._require_name("lengthscales", (*LENGTHSCALES, "tuned"))
-        self._require_name("directions", ("inputs", "components"))
-        self._require(self.alpha is None or _in_unit(self.alpha), "alpha", "in [0, 1]")
-        self._require_integer("every", 1)
-        valid = is_number(self.fraction) and 0 < self.fraction <= 1
-        self._require(valid, "fraction", "in (0, 1]")
-        if self.num_components is not None:
-            self._require_integer("num_components", 1)
-        self._check_lengthscales()
-        require_shared_order(self)
 
-    def _check_lengthscales(self) -> None:
-        """Refuse options of other lengthscales than those chosen."""
-        alphas = self.alphas
-        valid = isinstance(alphas, Sequence) and not isinstance(alphas, str) and len(alphas) > 0
-        valid = valid and all(map(_in_unit, alphas)) and len(set(alphas)) == len(alphas)
-        self._require(valid, "alphas", "different numbers in [0, 1], at least one")
-        object.__setattr__(self, "alphas", tuple(map(float, alphas)))
-        if self.alphas != ALPHAS and self.lengthscales != "tuned":
-            raise ValueError(
-                f"`alphas` of FoRDE belong to lengthscales='tuned', not to '{self.lengthscales}'"
-            )
-        if self.alpha is not None and self.lengthscales == "tuned":
-            raise ValueError(
-                f"lengthscales='tuned' of FoRDE chooses alpha, but alpha={self.alpha:g} is given;"
-                f" leave it out, or take lengthscales='pca' with it"
-            )
-        given = self.alpha is not None or self.num_components is not None
-        if self.lengthscales == "identity" and given:
-            raise ValueError(
-                "`alpha` and `num_components` of FoRDE belong to lengthscales='pca', not to"
-                " 'identity'"
-            )
-        if self.directions == "components" and self.num_components is None:
-            raise ValueError(
-                "directions='components' of FoRDE needs their number: give lengthscales='pca' with"
-                " num_components, 64 for instance"
-            )
+
+def _differ(alphas: object) -> bool:
+    """Whether these are different numbers in [0, 1], at least one."""
+    if not isinstance(alphas, Sequence) or isinstance(alphas, str):
+        return False
+    return 0 < len(alphas) == len(set(alphas)) and all(map(_in_unit, alphas))
 
 
 def _in_unit(value: object) -> bool:

@@ -40,7 +40,6 @@ Shapes: `M` modes, `B` batch, `Q` points, `K` network outputs, `C` outputs that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,7 +47,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import as_numbers
+from polymode.core.checks import Rule, as_numbers
+from polymode.core.options import option
 from polymode.core.rng import fold, generator
 from polymode.core.warn import warn
 from polymode.distributed import ranks
@@ -71,70 +71,75 @@ from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
 
-Rows = Sequence[Any]
 _PRIOR_WIDTH = 4.0  # h of the prior's kernel in medians; narrower ones miss the score's direction
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionRDE(MAP):
-    """Options of `function_rde`: those of `map`, with five members, and
-
-    Args:
-        estimator: how the members' density is estimated: "kde", "sge", "ssge", or "svgd" for
-            f-SVGD.
-        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
-        outputs: which outputs of classifiers are compared: "probs" or "logits"; regression always
-            compares means.
-        points: where members repel: "batch", "perturbed" (the batch with noise) or your own inputs
-            (Q, ...), a tensor or nested lists, scaled as the training inputs are. Points other than
-            the batch cost a second forward and backward pass.
-        points_noise: standard deviation of the noise of "perturbed", in units of the inputs, > 0.
-        prior: over what the prior is: "weight" (as in `map`) or "function" (estimated from newly
-            drawn networks).
-    """
+    """Options of `function_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
-    estimator: str = "kde"
-    annealing: str = "none"
-    outputs: str = "probs"
-    points: str | Rows | Tensor = "batch"
-    points_noise: float = 0.25
-    prior: str = "weight"
+    estimator: str = option(
+        "kde",
+        choices=ESTIMATORS,
+        doc="how the members' density is estimated",
+        more="'svgd' is f-SVGD.",
+    )
+    annealing: str = option("none", choices=ANNEALING, doc="how the driving force grows")
+    outputs: str = option(
+        "probs",
+        choices=("probs", "logits"),
+        doc="which outputs of classifiers are compared",
+        more="Regression always compares means.",
+    )
+    points: str | Sequence[Any] | Tensor = option(
+        "batch",
+        choices=("batch", "perturbed"),
+        rule=Rule("finite inputs (Q, ...), at least one", lambda points: _are_inputs(points)),
+        doc="where members repel",
+        more="'perturbed' is the batch with noise. Or your own inputs (Q, ...), a tensor or nested"
+        " lists, scaled as the training inputs are. Points other than the batch cost a second"
+        " forward and backward pass.",
+    )
+    points_noise: float = option(
+        0.25, gt=0, doc="standard deviation of the noise of 'perturbed', in units of the inputs"
+    )
+    prior: str = option(
+        "weight",
+        choices=("weight", "function"),
+        doc="over what the prior is",
+        more="'weight' as in `map`, or 'function', estimated from newly drawn networks.",
+    )
+    rules = (
+        Rule(
+            "`points_noise` of {name} belongs to points='perturbed', the batch with noise",
+            lambda config: (
+                config.points_noise == type(config).points_noise
+                or (isinstance(config.points, str) and config.points == "perturbed")
+            ),
+        ),
+        Rule(
+            "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
+            " got 0; use prior='weight' for no prior at all",
+            lambda config: config.prior != "function" or config.prior_precision > 0,
+        ),
+        Rule(
+            "data_order='own' gives every member another batch, and functions are compared at the"
+            " same points: points={config.points!r} needs data_order='shared'",
+            lambda config: not isinstance(config.points, str) or config.data_order != "own",
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_name("estimator", ESTIMATORS)
-        self._require_name("annealing", tuple(ANNEALING))
-        self._require_name("outputs", ("probs", "logits"))
-        self._require_name("prior", ("weight", "function"))
-        noise = self.points_noise
-        valid = isinstance(noise, (int, float)) and 0 < noise < math.inf
-        self._require(valid, "points_noise", "finite and > 0")
-        if noise != type(self).points_noise and self.points != "perturbed":
-            raise ValueError(
-                "`points_noise` of FunctionRDE belongs to points='perturbed', not to"
-                f" {repr(self.points) if isinstance(self.points, str) else 'given inputs'}"
-            )
-        if self.prior == "function" and self.prior_precision == 0:
-            raise ValueError(
-                "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
-                " got 0; use prior='weight' for no prior at all"
-            )
-        if isinstance(self.points, str):
-            self._require_name("points", ("batch", "perturbed"))
-            if self.data_order == "own":
-                raise ValueError(
-                    "data_order='own' gives every member another batch, and functions are compared"
-                    f" at the same points: points='{self.points}' needs data_order='shared'"
-                )
-        else:
-            points = as_numbers("`points` of FunctionRDE", self.points)
-            if points.dim() < 2 or len(points) == 0 or not torch.isfinite(points).all():
-                raise ValueError(
-                    "`points` of FunctionRDE must be 'batch', 'perturbed' or finite inputs"
-                    f" (Q, ...) with Q ≥ 1, got a tensor of shape {tuple(points.shape)}"
-                )
-            object.__setattr__(self, "points", points.tolist())  # kept in files as numbers
+        if not isinstance(self.points, str):  # kept in files as numbers
+            object.__setattr__(self, "points", torch.as_tensor(self.points).tolist())
+
+
+def _are_inputs(points: Any) -> bool:
+    """Whether these are numbers (Q, ...), finite and not none."""
+    inputs = as_numbers("`points` of FunctionRDE", points)
+    return inputs.dim() > 1 and len(inputs) > 0 and bool(torch.isfinite(inputs).all())
 
 
 class State(NamedTuple):

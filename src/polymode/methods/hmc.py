@@ -31,69 +31,62 @@ Shapes: `M` modes (chains), `L` samples per mode, `P` parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.core.rng import generator
 from polymode.core.warn import warn
 from polymode.methods.full_batch.adaptation import adapt, start, step_size, windows
 from polymode.methods.full_batch.leapfrog import DIVERGED, point_of, transition
 from polymode.methods.full_batch.target import (
+    FIXED_EXAMPLES,
     LogPosterior,
     freeze_statistics,
-    require_fixed_examples,
     rows_of,
     whole,
 )
-from polymode.methods.map import add_noise, require_modes_and_prior
-from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.map import add_noise
+from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.methods.sampling.chains import burn_in_of, steps_kept
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
-from polymode.training.options import Sampling, is_number
+from polymode.training.options import Sampling
 
 MASSES = ("diagonal", "identity")
 TUNED = 50  # trajectories of burn-in from which chains are expected to have found their step
 
 
 @dataclass(frozen=True, kw_only=True)
-class HMC(Sampling):
-    """Options of `hmc`: those of `Sampling`, in which a step is a trajectory, and
+class HMC(Members, Sampling):
+    """Options of `hmc`: those of `Sampling`, in which a step is a trajectory, of `Members`, and"""
 
-    Args:
-        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
-            are given, and 4 where a factory is.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        lr: step size ε at the start, > 0; from there it is tuned during burn-in.
-        leapfrog_steps: mean number of leapfrog steps, and gradients, of a trajectory, ≥ 1.
-        target_acceptance: acceptance that the step size is tuned for, in (0, 1); None tunes
-            nothing: the step is `lr`, and the mass the identity.
-        mass: "diagonal", inverse variances of the parameters seen during burn-in; or "identity".
-    """
-
-    usual_modes: ClassVar[int] = 4
-    num_modes: int | None = None
-    prior_precision: float = 1.0
-    lr: float = 1e-2
+    usual_modes = 4
+    lr: float = option(
+        1e-2, doc="step size ε at the start", more="From there it is tuned during burn-in."
+    )
     batch_size: int = 8192
-    leapfrog_steps: int = 20
-    target_acceptance: float | None = 0.8
-    mass: str = "diagonal"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_modes_and_prior(self)
-        require_fixed_examples(self)
-        self._require_integer("leapfrog_steps", 1)
-        goal = self.target_acceptance
-        valid = goal is None or (is_number(goal) and 0 < goal < 1)
-        self._require(valid, "target_acceptance", "in (0, 1), or None")
-        self._require_name("mass", MASSES)
+    leapfrog_steps: int = option(
+        20, ge=1, doc="mean number of leapfrog steps, and gradients, of a trajectory"
+    )
+    target_acceptance: float | None = option(
+        0.8,
+        gt=0,
+        lt=1,
+        doc="acceptance that the step size is tuned for",
+        none="tunes nothing: the step is `lr`, and the mass the identity",
+    )
+    mass: str = option(
+        "diagonal",
+        choices=MASSES,
+        doc="inverse variances of the parameters during burn-in, or the identity",
+    )
+    rules = (FIXED_EXAMPLES,)
 
     @property
     def advice(self) -> str:

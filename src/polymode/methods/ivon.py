@@ -37,13 +37,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymode.methods.map import add_noise, require_modes_and_prior
-from polymode.methods.method import METHODS, Method, Problem
+from polymode.core.options import option
+from polymode.methods.map import add_noise
+from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.methods.variational.priors import entropy, kl_divergence
 from polymode.posterior import Gaussian, Weights
@@ -52,54 +53,42 @@ from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
 from polymode.training.optimiser import NOISE_LR, SCHEDULES, Optimization, Training
-from polymode.training.options import Passes, is_number
+from polymode.training.options import Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class IVON(Passes):
-    """Options of `ivon`: those of `Passes`, and
+class IVON(Members, Passes):
+    """Options of `ivon`: those of `Passes` and `Members`, and"""
 
-    Args:
-        num_modes: how many Gaussians, each from its own initialisation, ≥ 1. None is the number of
-            modules that are given, and 1 where a factory is.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        lr: step size in Newton's units, > 0: 1 would jump to the optimum of a quadratic.
-        schedule: factor of `lr` at each step, as in `Training`: "constant", "cosine", "linear" or
-            "ramp".
-        momentum: β₁ of the average gradient, in [0, 1).
-        hessian_memory: β₂ of the average Hessian, in [0, 1); h looks back over 1/(1 − β₂) updates.
-        hessian_init: the Hessian h at the start, > 0. More is more careful, and σ begins
-            smaller.
-        num_passes: K draws of the weights per batch, ≥ 1.
-        accumulate: batches that make one update, ≥ 1.
-        temperature: T of the posterior, > 0: 1 is the posterior itself, less is colder.
-        samples_per_mode: L draws in a prediction, ≥ 1.
-    """
-
-    usual_modes: ClassVar[int] = 1
-    num_modes: int | None = None
-    prior_precision: float = 1.0
-    lr: float = 0.3
-    schedule: str = "cosine"
-    momentum: float = 0.9
-    hessian_memory: float = 0.999
-    hessian_init: float = 1.0
-    num_passes: int = 1
-    accumulate: int = 1
-    temperature: float = 1.0
-    samples_per_mode: int = 30
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_modes_and_prior(self)
-        for field in ("lr", "hessian_init", "temperature"):
-            self._require_positive(field)
-        for field in ("momentum", "hessian_memory"):
-            value = getattr(self, field)
-            self._require(is_number(value) and 0 <= value < 1, field, "in [0, 1)")
-        self._require_name("schedule", tuple(SCHEDULES))
-        for field in ("num_passes", "accumulate", "samples_per_mode"):
-            self._require_integer(field, 1)
+    lr: float = option(
+        0.3,
+        gt=0,
+        doc="step size in Newton's units",
+        more="1 would jump to the optimum of a quadratic.",
+    )
+    schedule: str = option(
+        "cosine", choices=SCHEDULES, doc="factor of `lr` at each step, as in `Training`"
+    )
+    momentum: float = option(0.9, ge=0, lt=1, doc="β₁ of the average gradient")
+    hessian_memory: float = option(
+        0.999,
+        ge=0,
+        lt=1,
+        doc="β₂ of the average Hessian",
+        more="h looks back over 1/(1 − β₂) updates.",
+    )
+    hessian_init: float = option(
+        1.0,
+        gt=0,
+        doc="the Hessian h at the start",
+        more="More is more careful, and σ begins smaller.",
+    )
+    num_passes: int = option(1, ge=1, doc="K draws of the weights per batch")
+    accumulate: int = option(1, ge=1, doc="batches that make one update")
+    temperature: float = option(
+        1.0, gt=0, doc="T of the posterior", more="1 is the posterior itself, less is colder."
+    )
+    samples_per_mode: int = option(30, ge=1, doc="L draws in a prediction")
 
     @property
     def advice(self) -> str:

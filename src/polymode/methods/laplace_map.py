@@ -37,13 +37,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.curvature.tangent import survey
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
-from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.gaussian import GaussianPosterior, log_evidence
 from polymode.methods.laplace.groups import KINDS, prior_groups
 from polymode.methods.laplace.laplace import refuse_low_precision
-from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
@@ -56,33 +56,20 @@ _LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMAP(MAP):
-    """Options of `laplace_map`: those of `map`, and
+    """Options of `laplace_map`: those of `map`, and"""
 
-    Args:
-        prior_precision: λ to begin with, > 0.
-        structure: of the curvature: "kron" or "diag".
-        prior: which parameters share a precision: "single", "per_layer" or "per_group".
-        burn_in: steps before the first update of λ, ≥ 0; None is a fifth of all.
-        evidence_every: steps from one update to the next, ≥ 1; None is five epochs.
-        samples_per_mode: L draws of the logits in a prediction, ≥ 1.
-    """
-
-    structure: str = "kron"
-    prior: str = "per_layer"
-    burn_in: int | None = None
-    evidence_every: int | None = None
-    samples_per_mode: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_name("structure", ("kron", "diag"))
-        self._require_name("prior", KINDS)
-        self._require(self.prior_precision > 0, "prior_precision", "> 0, the λ to begin with")
-        if self.burn_in is not None:
-            self._require_integer("burn_in", 0)
-        if self.evidence_every is not None:
-            self._require_integer("evidence_every", 1)
-        self._require_integer("samples_per_mode", 1)
+    prior_precision: float = option(
+        1.0, gt=0, because="the evidence starts there", doc="λ to begin with"
+    )
+    structure: str = option("kron", choices=("kron", "diag"), doc="of the curvature")
+    prior: str = option("per_layer", choices=KINDS, doc="which parameters share a precision")
+    burn_in: int | None = option(
+        None, ge=0, doc="steps before the first update of λ", none="is a fifth of all"
+    )
+    evidence_every: int | None = option(
+        None, ge=1, doc="steps from one update to the next", none="is five epochs"
+    )
+    samples_per_mode: int = option(100, ge=1, doc="L draws of the logits in a prediction")
 
     @property
     def setting(self) -> Setting:

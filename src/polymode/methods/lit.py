@@ -41,6 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.distributed import ranks
 from polymode.methods.map import MAP, State, add_prior
 from polymode.methods.map import init as init_map
@@ -48,39 +49,31 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.guards import (
     check_batch,
     check_finite,
-    require_shared_order,
+    shared_order,
     warn_of_coincident,
 )
 from polymode.methods.particles.input_gradients import repelled_gradients
 from polymode.methods.particles.terms import SCALARS, terms_of
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
-from polymode.training.options import is_number
 
 _EPS = 1e-24
 
 
 @dataclass(frozen=True, kw_only=True)
 class LIT(MAP):
-    """Options of `lit`: those of `map`, with five members, and
-
-    Args:
-        weight: w of the penalty compared with the mean loss, a number ≥ 0.
-        scalar: what is differentiated with respect to the inputs: "logit" of the true class (in
-            regression the sum of the means), or "log_prob" of the target.
-        data_order: only "shared": members are compared at the same inputs.
-    """
+    """Options of `lit`: those of `map`, with five members, and"""
 
     usual_modes = 5
-    weight: float = 1.0
-    scalar: str = "logit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        valid = is_number(self.weight) and 0 <= self.weight < math.inf
-        self._require(valid, "weight", "finite and ≥ 0")
-        self._require_name("scalar", SCALARS)
-        require_shared_order(self)
+    weight: float = option(1.0, ge=0, doc="w of the penalty compared with the mean loss")
+    scalar: str = option(
+        "logit",
+        choices=SCALARS,
+        doc="what is differentiated with respect to the inputs",
+        more="'logit' of the true class (in regression the sum of the means), or 'log_prob' of the"
+        " target.",
+    )
+    data_order: str = shared_order()
 
 
 class Info(NamedTuple):

@@ -18,45 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Pair
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization, Training
-from polymode.training.options import Passes, is_number
+from polymode.training.options import Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAP(Training):
-    """Options of `map`: those of `Training`, and
-
-    Args:
-        num_modes: how many networks, each from its own initialisation, ≥ 1. None is the number of
-            modules that are given, or `usual_modes` if a factory is given.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0; 1 is the usual prior of
-            Bayesian neural networks.
-    """
-
-    usual_modes: ClassVar[int] = 1
-    num_modes: int | None = None
-    prior_precision: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_modes_and_prior(self)
-
-
-def require_modes_and_prior(config: Any) -> None:
-    """Refuse options that cannot be a number of modes and a precision."""
-    if config.num_modes is not None:
-        config._require_integer("num_modes", 1)
-    valid = is_number(config.prior_precision) and config.prior_precision >= 0
-    config._require(valid, "prior_precision", "finite and ≥ 0")
+class MAP(Members, Training):
+    """Options of `map`: those of `Training`, and of `Members`."""
 
 
 class State(NamedTuple):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from polymode.core.options import Config, option
 from polymode.core.registry import Registry
 from polymode.likelihoods.kinds import Likelihood
 from polymode.posterior import Posterior, Samples, Weights
@@ -41,6 +43,26 @@ class Problem(NamedTuple):
         if self.data is None:
             raise ValueError("this needs the training data: give Problem(..., data=task.train)")
         return (x for x, _ in self.data.batches(batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members(Config):
+    """Options of networks under a Gaussian prior:"""
+
+    usual_modes: ClassVar[int] = 1
+    num_modes: int | None = option(
+        None,
+        ge=1,
+        doc="how many networks, each from its own initialisation",
+        more="None is the number of modules that are given; for a factory, what the method usually"
+        " takes.",
+    )
+    prior_precision: float = option(
+        1.0,
+        ge=0,
+        doc="λ of the Gaussian prior over the weights",
+        more="1 is the usual prior of Bayesian neural networks.",
+    )
 
 
 class Search(NamedTuple):

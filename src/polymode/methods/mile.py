@@ -36,15 +36,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rule
+from polymode.core.options import option
 from polymode.core.warn import warn
 from polymode.methods import map as map_
 from polymode.methods.full_batch.leapfrog import point_of
 from polymode.methods.full_batch.microcanonical import directions, langevin_step
 from polymode.methods.full_batch.microcanonical_tuning import start, tune
 from polymode.methods.full_batch.target import (
+    FIXED_EXAMPLES,
     LogPosterior,
     freeze_statistics,
-    require_fixed_examples,
     rows_of,
     whole,
 )
@@ -63,40 +65,47 @@ SHORT = 10  # steps in which the step size cannot come to what it should be
 
 @dataclass(frozen=True, kw_only=True)
 class MILE(MAP):
-    """Options of `mile`: those of `map`, for the training of the members, and
-
-    Args:
-        burn_in: steps of training and tuning, ≥ 0; None is three quarters of all.
-        training_steps: steps of training among them, ≥ 0; None is two thirds of `burn_in`. With 0
-            the chains begin at the networks as they are given.
-        thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly.
-        samples_per_mode: samples L that each chain keeps, ≥ 1; None is 20, or as many as there are
-            steps after `burn_in` where these are fewer.
-        energy_variance: mean of ΔE²/d that the step size is tuned for, > 0.
-        temperature: T > 0 of the posterior that is sampled; 1 is the posterior itself.
-    """
+    """Options of `mile`: those of `map`, for the training of the members, and"""
 
     usual_modes = 8
-    burn_in: int | None = None
-    training_steps: int | None = None
-    thinning: int | None = None
-    samples_per_mode: int | None = None
-    energy_variance: float = 5e-4
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field, least in (
-            ("burn_in", 0), ("training_steps", 0), ("thinning", 1), ("samples_per_mode", 1),
-        ):  # fmt: skip
-            if getattr(self, field) is not None:
-                self._require_integer(field, least)
-        self._require_positive("energy_variance")
-        self._require_positive("temperature", NOT_ZERO)
-        require_fixed_examples(self)
-        if None not in (self.burn_in, self.training_steps):
-            fits = self.training_steps <= self.burn_in  # type: ignore[operator]
-            self._require(fits, "training_steps", f"at most burn_in={self.burn_in}")
+    burn_in: int | None = option(
+        None, ge=0, doc="steps of training and tuning", none="is three quarters of all"
+    )
+    training_steps: int | None = option(
+        None,
+        ge=0,
+        doc="steps of training among them",
+        none="is two thirds of `burn_in`",
+        more="With 0 the chains begin at the networks as they are given.",
+    )
+    thinning: int | None = option(
+        None, ge=1, doc="steps from one kept sample to the next", none="spreads the samples evenly"
+    )
+    samples_per_mode: int | None = option(
+        None,
+        ge=1,
+        doc="samples L that each chain keeps",
+        none="is 20, or as many as there are steps after `burn_in` where these are fewer",
+    )
+    energy_variance: float = option(5e-4, gt=0, doc="mean of ΔE²/d that the step size is tuned for")
+    temperature: float = option(
+        1.0,
+        gt=0,
+        because=NOT_ZERO,
+        doc="T of the posterior that is sampled",
+        more="1 is the posterior itself.",
+    )
+    rules = (
+        FIXED_EXAMPLES,
+        Rule(
+            "`training_steps` of {name} must be at most burn_in={config.burn_in}, got"
+            " {config.training_steps}",
+            lambda config: (
+                None in (config.burn_in, config.training_steps)
+                or config.training_steps <= config.burn_in
+            ),
+        ),
+    )
 
 
 class Phases(NamedTuple):

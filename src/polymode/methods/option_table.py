@@ -1,31 +1,17 @@
-"""The options of a method as a table: default, what is allowed, meaning.
-
-Everything comes from the class of options: its fields, and the `Args` of its docstring and of those
-it inherits from. So the table cannot tell another story than `help(pm.methods.FoRDE)`.
-"""
+"""The options of a method as a table of default, allowed values and meaning."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from polymode.core.columns import left_table, terminal_width
 from polymode.core.html import html_block, html_table
+from polymode.core.options import declarations
 from polymode.methods.method import METHODS
 from polymode.training.options import Passes
 
-_RANGE = re.compile(r",? ?(?:a number )?((?:≥|>|≤|<) -?[\d.]*\d|in [\[(][^\])]+[\])])(?! for)")
-_CHOICE = re.compile(r'"(\w+)"')
-_KINDS = {
-    "tuple[float, float]": "two numbers",
-    "Make": "a function",
-    "Augment": "a name or a function",
-    "Tensor": "a tensor",
-}
 _HEADER = ("option", "default", "allowed", "meaning")
 
 
@@ -89,64 +75,33 @@ def options(method: str | type[Passes] | Passes) -> Options:
     >>> options("forde")["fraction"]
     Option(name='fraction', default=1.0, allowed='in (0, 1]', meaning='part of each batch ...')
     """
-    kind = method if isinstance(method, type) else type(method)
+    kind: type = method if isinstance(method, type) else type(method)
     if isinstance(method, str):
-        name, kind, given = method, METHODS.get(method).value.config, None
+        name, kind = method, METHODS.get(method).value.config
     elif issubclass(kind, Passes):
-        known = {METHODS.get(each).value.config: each for each in METHODS.names()}
-        name, given = known.get(kind, kind.__name__), None if isinstance(method, type) else method
+        names = {METHODS.get(entry).value.config: entry for entry in METHODS.names()}
+        name = names.get(kind, kind.__name__)
     else:
         raise ValueError(
             f"options takes a method's name such as 'forde', got a {type(method).__name__};"
             " see pm.list_methods()"
         )
-    texts = _documented(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    rank = {name: place for place, name in enumerate(texts)}
-    names = sorted(fields, key=lambda name: rank.get(name, len(rank)))
-    return Options(name, tuple(_option(kind, fields[n], texts.get(n, ""), given) for n in names))
+    return Options(name, _entries(kind, method if isinstance(method, Passes) else kind))
 
 
-def _documented(kind: type) -> dict[str, str]:
-    """Return what docstrings say of each option; the class itself goes before its parents."""
-    texts: dict[str, str] = {}
-    for each in kind.__mro__[:-1]:
-        _, _, part = (inspect.cleandoc(each.__doc__ or "")).partition("Args:\n")
-        for found in re.finditer(r"^    (\w+): (.+(?:\n        .+)*)", part, re.M):
-            texts.setdefault(found[1], " ".join(found[2].split()))
-    return texts
-
-
-def _option(kind: type, field: dataclasses.Field[Any], text: str, given: Any) -> Option:
-    default = field.default if given is None else getattr(given, field.name)
-    if field.name == "num_modes" and default is None:
-        default = getattr(kind, "usual_modes", None)
-    return Option(field.name, default, _allowed(field, text), _meaning(text, default is None))
-
-
-def _allowed(field: dataclasses.Field[Any], text: str) -> str:
-    """Return the range or the choices that the text names."""
-    if field.type == "bool":
-        return "True, False"
-    words = list(dict.fromkeys(_CHOICE.findall(text))) if "str" in str(field.type) else []
-    found = _RANGE.search(text)
-    parts = [", ".join(words)] if words else []
-    if found and re.search("int|float", str(field.type)):
-        parts.append(found[1])
-    for word, shown in _KINDS.items():
-        if word in str(field.type):
-            parts.append(shown)
-    if "None" in str(field.type):
-        parts.append("None")
-    return " or ".join(parts)
-
-
-def _meaning(text: str, unset: bool) -> str:
-    """Return the first thing that is said, without the range; and what None means, if it can be."""
-    clauses = [part.strip() for part in re.split(r"; |(?<!e\.g)(?<!i\.e)\. |: ", text.rstrip("."))]
-    said = clauses[1] if clauses[0].startswith("only ") else _RANGE.sub("", clauses[0]).strip(" ,")
-    none = [part for part in clauses[1:] if part.startswith("None ")] if unset else []
-    return "; ".join([said, *none[:1]])
+def _entries(kind: type, values: Any) -> tuple[Option, ...]:
+    """Return the options of a class, its own first, with the values of an object or the class."""
+    names = [option for base in kind.__mro__ for option in vars(base).get("declared", ())]
+    rank = {name: place for place, name in reversed([*enumerate(names)])}
+    declared = declarations(kind)
+    entries = []
+    for name in sorted(declared, key=lambda name: rank.get(name, len(rank))):
+        default = getattr(values, name)
+        if name == "num_modes" and default is None:
+            default = getattr(kind, "usual_modes", None)
+        meaning = declared[name].meaning(default is None)
+        entries.append(Option(name, default, declared[name].allowed, meaning))
+    return tuple(entries)
 
 
 def _short(value: Any) -> str:

@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.core.warn import warn
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
@@ -54,26 +55,21 @@ from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
-from polymode.training.options import is_number
 
 _MEASURED, _HOT = 100, 1.5  # steps, and times the temperature, from which on a chain is warned of
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGHMC(Chains):
-    """Options of `sghmc`: those of chains, and
+    """Options of `sghmc`: those of `Chains`, and"""
 
-    Args:
-        friction: share 1 − c of the momentum that noise replaces in each step, in (0, 1]; with 1
-            the momentum is forgotten, and the chain is a Langevin one.
-    """
-
-    friction: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        valid = is_number(self.friction) and 0 < self.friction <= 1
-        self._require(valid, "friction", "in (0, 1]")
+    friction: float = option(
+        0.1,
+        gt=0,
+        le=1,
+        doc="share 1 − c of the momentum that noise replaces in each step",
+        more="With 1 the momentum is forgotten, and the chain is a Langevin one.",
+    )
 
 
 class State(NamedTuple):

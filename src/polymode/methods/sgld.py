@@ -34,10 +34,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
@@ -60,24 +61,23 @@ INTEGRATORS = ("leimkuhler_matthews", "euler")
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(Chains):
-    """Options of `sgld`: those of chains, and
+    """Options of `sgld`: those of `Chains`, and"""
 
-    Args:
-        lr: step size, > 0; lr times the largest curvature of U/N must stay below 2.
-        integrator: how noise is added: "leimkuhler_matthews" (exact for Gaussians) or "euler" (the
-            paper's).
-        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
-            during `burn_in` and then freezes it, "rmsprop_moving" never does, which is biased; None
-            has none.
-    """
-
-    preconditioners: ClassVar[tuple[str, ...]] = (FROZEN, MOVING)
-    lr: float = 0.05
-    integrator: str = "leimkuhler_matthews"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_name("integrator", INTEGRATORS)
+    lr: float = option(
+        0.05, doc="step size", more="lr times the largest curvature of U/N must stay below 2."
+    )
+    integrator: str = option(
+        "leimkuhler_matthews",
+        choices=INTEGRATORS,
+        doc="how noise is added",
+        more="'leimkuhler_matthews' is exact for Gaussians, 'euler' is the paper's.",
+    )
+    preconditioner: str | None = option(
+        None,
+        choices=(FROZEN, MOVING),
+        more=f"'{FROZEN}' learns it during `burn_in` and then freezes it; '{MOVING}' never does,"
+        " which is biased.",
+    )
 
 
 class State(NamedTuple):

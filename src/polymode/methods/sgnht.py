@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
@@ -53,27 +54,22 @@ from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
-from polymode.training.options import is_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGNHT(Chains):
-    """Options of `sgnht`: those of chains, and
+    """Options of `sgnht`: those of `Chains`, and"""
 
-    Args:
-        friction: share 1 − e^{−a} of the momentum that noise replaces in each step while the
-            gradient has none, in (0, 1).
-        thermostat: change γ of the friction in a step per unit of temperature, > 0.
-    """
-
-    friction: float = 0.1
-    thermostat: float = 1e-2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        valid = is_number(self.friction) and 0 < self.friction < 1
-        self._require(valid, "friction", "in (0, 1)")
-        self._require_positive("thermostat")
+    friction: float = option(
+        0.1,
+        gt=0,
+        lt=1,
+        doc="share 1 − e^{−a} of the momentum that noise replaces in each step while the gradient"
+        " has none",
+    )
+    thermostat: float = option(
+        1e-2, gt=0, doc="change γ of the friction in a step per unit of temperature"
+    )
 
     @property
     def diffusion(self) -> float:

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polymode.core.checks import Rule
+from polymode.core.options import option
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.cycles import cycle_ends, place
@@ -36,32 +38,33 @@ from polymode.training.optimiser import MakeOptimizer, MakeSchedule
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(MAP):
-    """Options of `snapshot`: those of `map`, by default with SGD, and
-
-    Args:
-        schedule: factor of `lr`, from its beginning to its end in each cycle: "cosine" (the
-            paper's), "linear", "ramp" or "constant". Or a function from the optimiser to a torch
-            scheduler, which is not restarted: its cycles are its own.
-        num_cycles: cycles of the learning rate, ≥ 1; the paper has 5 or 6.
-        samples_per_mode: last L cycles whose networks are kept, ≥ 1 and at most `num_cycles`; None
-            keeps all.
-    """
+    """Options of `snapshot`: those of `map`, by default with SGD, and"""
 
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
-    schedule: str | MakeSchedule = "cosine"
-    num_cycles: int = 5
-    samples_per_mode: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_integer("num_cycles", 1)
-        if self.samples_per_mode is not None:
-            self._require_integer("samples_per_mode", 1)
-            most = self.samples_per_mode <= self.num_cycles
-            rule = f"at most num_cycles={self.num_cycles}, a network of each cycle"
-            self._require(most, "samples_per_mode", rule)
+    schedule: str | MakeSchedule = option(
+        "cosine",
+        doc="factor of `lr`, from its beginning to its end in each cycle",
+        more="'cosine' is the paper's. A function from the optimiser to a torch scheduler is not"
+        " restarted: its cycles are its own.",
+    )
+    num_cycles: int = option(
+        5, ge=1, doc="cycles of the learning rate", more="The paper has 5 or 6."
+    )
+    samples_per_mode: int | None = option(
+        None,
+        ge=1,
+        doc="last L cycles whose networks are kept, at most `num_cycles`",
+        none="keeps all",
+    )
+    rules = (
+        Rule(
+            "`samples_per_mode` of {name} must be at most num_cycles={config.num_cycles}, a network"
+            " of each cycle, got {config.samples_per_mode}",
+            lambda config: (config.samples_per_mode or 1) <= config.num_cycles,
+        ),
+    )
 
 
 def _ends(config: Snapshot, problem: Problem) -> tuple[int, ...]:

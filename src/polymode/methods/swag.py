@@ -40,6 +40,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core.checks import Rule
+from polymode.core.options import option
 from polymode.methods import map as map_
 from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
@@ -60,38 +62,36 @@ from polymode.training.options import kept_steps
 
 @dataclass(frozen=True, kw_only=True)
 class SWAG(MAP):
-    """Options of `swag`: those of `map`, by default with SGD of a constant rate, and
-
-    Args:
-        burn_in: steps before the first snapshot, ≥ 0; None is half of all.
-        thinning: steps from one snapshot to the next, ≥ 1; None spreads them evenly.
-        num_snapshots: snapshots T, ≥ 1; None is 20, or as many as there are steps for.
-        rank: rank K of the low-rank part, from the last snapshots, 0 or from 2 to T; None is the
-            paper's 20, or T if that is less.
-        diagonal: whether the covariance has the diagonal part.
-        samples_per_mode: draws L per mode in a prediction, ≥ 1; the paper uses 30.
-    """
+    """Options of `swag`: those of `map`, by default with SGD of a constant rate, and"""
 
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
-    burn_in: int | None = None
-    thinning: int | None = None
-    num_snapshots: int | None = None
-    rank: int | None = None
-    diagonal: bool = True
-    samples_per_mode: int = 30
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field, least in (("burn_in", 0), ("thinning", 1), ("num_snapshots", 1)):
-            if getattr(self, field) is not None:
-                self._require_integer(field, least)
-        if self.rank is not None:
-            self._require_integer("rank", 0)
-        self._require(self.rank != 1, "rank", "0 or at least 2: one deviation has no spread")
-        self._require(isinstance(self.diagonal, bool), "diagonal", "True or False")
-        self._require_integer("samples_per_mode", 1)
+    burn_in: int | None = option(
+        None, ge=0, doc="steps before the first snapshot", none="is half of all"
+    )
+    thinning: int | None = option(
+        None, ge=1, doc="steps from one snapshot to the next", none="spreads them evenly"
+    )
+    num_snapshots: int | None = option(
+        None, ge=1, doc="snapshots T", none="is 20, or as many as there are steps for"
+    )
+    rank: int | None = option(
+        None,
+        ge=0,
+        doc="rank K of the low-rank part, from the last snapshots, 0 or from 2 to T",
+        none="is the paper's 20, or T if that is less",
+    )
+    diagonal: bool = option(True, doc="whether the covariance has the diagonal part")
+    samples_per_mode: int = option(
+        30, ge=1, doc="draws L per mode in a prediction", more="The paper uses 30."
+    )
+    rules = (
+        Rule(
+            "`rank` of {name} must be 0 or at least 2: one deviation has no spread, got 1",
+            lambda config: config.rank != 1,
+        ),
+    )
 
 
 class State(NamedTuple):

@@ -44,6 +44,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rule, is_number
+from polymode.core.options import option
 from polymode.methods.dropout import loss_of_passes
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
@@ -62,7 +64,6 @@ from polymode.stack.fast.passes import gradients_of_passes
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
-from polymode.training.options import is_number
 
 _PASSES = 10  # of the α-objective, as for dropout
 _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among the stack's extra
@@ -70,57 +71,53 @@ _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among
 
 @dataclass(frozen=True, kw_only=True)
 class VI(MAP):
-    """Options of `vi`: those of `map`, and
+    """Options of `vi`: those of `map`, and"""
 
-    Args:
-        estimator: how weights are drawn in training: "local", "flipout" or "weights".
-        prior_precision: λ of the prior, > 0.
-        initial_std: σ at the start, > 0.
-        std_lr: learning rate of log σ, > 0.
-        mixture: share π and ratio r of a scale-mixture prior, between 0 and 1; None is a Gaussian.
-        temperature: T of the posterior p(θ | D)^(1/T) that is approximated, > 0: 1 is the posterior
-            itself, less is colder.
-        kl_weight: w, the weight of the KL compared with the log-likelihood, > 0: 1 is the evidence
-            lower bound, less trusts the data more.
-        alpha: of the α-objective, ≥ 0; 0 is the expected log-likelihood.
-        num_passes: K draws of each example in a training step, ≥ 1; None is 1 for alpha = 0 and 10
-            otherwise. More than one needs "local" or "flipout".
-        samples_per_mode: L draws in a prediction, ≥ 1.
-    """
-
-    estimator: str = "local"
-    initial_std: float = 0.02
-    std_lr: float = 0.01
-    mixture: tuple[float, float] | None = None
-    temperature: float = 1.0
-    kl_weight: float = 1.0
-    alpha: float = 0.0
-    num_passes: int | None = None
-    samples_per_mode: int = 30
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_name("estimator", tuple(KINDS))
-        for field in ("prior_precision", "initial_std", "std_lr", "temperature", "kl_weight"):
-            self._require_positive(field)
-        if self.mixture is not None:
-            pair = isinstance(self.mixture, (tuple, list)) and len(self.mixture) == 2
-            valid = pair and all(is_number(v) and 0 < v < 1 for v in self.mixture)
-            self._require(valid, "mixture", "None or two numbers in (0, 1)")
-        self._require(is_number(self.alpha) and self.alpha >= 0, "alpha", "finite and ≥ 0")
-        if self.num_passes is not None:
-            self._require_integer("num_passes", 1)
-        self._require_integer("samples_per_mode", 1)
-        if self.estimator == "weights" and self.passes > 1:
-            raise ValueError(
-                f"num_passes={self.passes} needs draws for each example: take estimator='local' or"
-                " 'flipout', or num_passes=1 and alpha=0 with 'weights'"
-            )
-        if self.alpha and self.passes == 1:
-            raise ValueError(
-                f"alpha={self.alpha:g} has no effect with num_passes=1: take num_passes=10, or"
-                " alpha=0"
-            )
+    estimator: str = option("local", choices=KINDS, doc="how weights are drawn in training")
+    prior_precision: float = option(1.0, gt=0, doc="λ of the prior")
+    initial_std: float = option(0.02, gt=0, doc="σ at the start")
+    std_lr: float = option(0.01, gt=0, doc="learning rate of log σ")
+    mixture: tuple[float, float] | None = option(
+        None,
+        rule=Rule("None or two numbers between 0 and 1", lambda mixture: _are_shares(mixture)),
+        doc="share π and ratio r of a scale-mixture prior",
+        none="is a Gaussian",
+    )
+    temperature: float = option(
+        1.0,
+        gt=0,
+        doc="T of the posterior p(θ | D)^(1/T) that is approximated",
+        more="1 is the posterior itself, less is colder.",
+    )
+    kl_weight: float = option(
+        1.0,
+        gt=0,
+        doc="w, the weight of the KL compared with the log-likelihood",
+        more="1 is the evidence lower bound, less trusts the data more.",
+    )
+    alpha: float = option(
+        0.0, ge=0, doc="of the α-objective", more="0 is the expected log-likelihood."
+    )
+    num_passes: int | None = option(
+        None,
+        ge=1,
+        doc="K draws of each example in a training step",
+        none="is 1 for alpha = 0 and 10 otherwise",
+        more="More than one needs 'local' or 'flipout'.",
+    )
+    samples_per_mode: int = option(30, ge=1, doc="L draws in a prediction")
+    rules = (
+        Rule(
+            "num_passes={config.passes} needs draws for each example: take estimator='local' or"
+            " 'flipout', or num_passes=1 and alpha=0 with 'weights'",
+            lambda config: config.estimator != "weights" or config.passes == 1,
+        ),
+        Rule(
+            "alpha={config.alpha:g} has no effect with num_passes=1: take num_passes=10, or"
+            " alpha=0",
+            lambda config: not config.alpha or config.passes > 1,
+        ),
+    )
 
     @property
     def passes(self) -> int:
@@ -128,6 +125,13 @@ class VI(MAP):
         if self.num_passes is None:
             return _PASSES if self.alpha else 1
         return self.num_passes
+
+
+def _are_shares(mixture: object) -> bool:
+    """Whether these are two numbers between 0 and 1."""
+    if not isinstance(mixture, tuple | list) or len(mixture) != 2:
+        return False
+    return all(is_number(share) and 0 < share < 1 for share in mixture)
 
 
 class State(NamedTuple):

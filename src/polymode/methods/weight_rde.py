@@ -43,6 +43,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.distributed import ranks
 from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.map import init as init_map
@@ -57,22 +58,16 @@ from polymode.training.loop import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class WeightRDE(MAP):
-    """Options of `weight_rde`: those of `map`, with five members, and
-
-    Args:
-        estimator: how the members' density is estimated: "sge", "ssge", "kde", or "svgd"
-            for Stein's direction.
-        annealing: how the driving force grows: "none", "linear", "hyper" or "cyclic".
-    """
+    """Options of `weight_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
-    estimator: str = "sge"
-    annealing: str = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_name("estimator", ESTIMATORS)
-        self._require_name("annealing", tuple(ANNEALING))
+    estimator: str = option(
+        "sge",
+        choices=ESTIMATORS,
+        doc="how the members' density is estimated",
+        more="'svgd' is Stein's direction.",
+    )
+    annealing: str = option("none", choices=ANNEALING, doc="how the driving force grows")
 
 
 def init(config: WeightRDE, problem: Problem, stack: Stack) -> State:

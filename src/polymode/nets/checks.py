@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polymode.training.options import is_number
+from polymode.core.checks import is_number
 
 
 def check_sizes(

@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from polymode.core.checks import is_number
 from polymode.core.registry import suggest
 from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
-from polymode.training.options import is_number
 
 OUTSIDE = {"zero": "zeros", "reflect": "reflection"}  # as torch calls them
 

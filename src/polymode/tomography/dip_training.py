@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import check_call, is_number
 from polymode.stack.stack import Stack
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.scan import Scan
 from polymode.tomography.tv import total_variation
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization, Training
-from polymode.training.options import is_number
 
 _INPUTS = ("auto", "fbp", "noise")
 _STOPS = ("steps", "discrepancy")

@@ -11,14 +11,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from polymode.core.checks import Rule
 from polymode.core.memory import require_free
-from polymode.training.options import Passes, is_number
+from polymode.core.options import option
+from polymode.training.options import Passes
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 MakeSchedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -52,54 +54,63 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Passes):
-    """Options of gradient training: those of `Passes`, and
+    """Options of gradient training: those of `Passes`, and"""
 
-    Args:
-        optimizer: the optimiser: "adam", "adamw", "sgd", "nesterov", "rmsprop", "adagrad", or a
-            function from the list of stacked tensors to a `torch.optim.Optimizer`, e.g. `lambda p:
-            torch.optim.SGD(p, lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no weight
-            decay, since the prior is the method's `prior_precision`; it is then the same as adam.
-        lr: learning rate of a named optimiser, > 0. Learned noise has a rate of its own with adam,
-            adamw and rmsprop, whose steps are as long as the rate: 0.02, or `lr` if that is more.
-        momentum: momentum of sgd, nesterov and rmsprop, in [0, 1); nesterov needs > 0.
-        schedule: factor of `lr` at each step: "constant"; "cosine" and "linear", down to 0 at the
-            end; "ramp", 1 for the first half, then linear to 0.01 at nine tenths. Or a function
-            from the optimiser to a torch scheduler, stepped once every `schedule_unit`.
-        schedule_unit: how often a torch scheduler steps: once per "epoch" or per "step".
-        clip_norm: largest norm of each member's own gradient, > 0; None does not clip.
-    """
-
-    optimizer: str | MakeOptimizer = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.0
-    schedule: str | MakeSchedule = "constant"
-    schedule_unit: str = "epoch"
-    clip_norm: float | None = None
+    optimizer: str | MakeOptimizer = option(
+        "adam",
+        choices=OPTIMIZERS,
+        doc="the optimiser",
+        more="Or a function from the list of stacked tensors to a `torch.optim.Optimizer`, e.g."
+        " `lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.1, momentum=0.9)`. A named adamw has no"
+        " weight decay, since the prior is the method's `prior_precision`; it is then adam.",
+    )
+    lr: float = option(
+        1e-3,
+        gt=0,
+        doc="learning rate of a named optimiser",
+        more="Learned noise has a rate of its own with adam, adamw and rmsprop, whose steps are as"
+        " long as the rate: 0.02, or `lr` if that is more.",
+    )
+    momentum: float = option(0.0, ge=0, lt=1, doc="momentum of sgd, nesterov and rmsprop")
+    schedule: str | MakeSchedule = option(
+        "constant",
+        choices=SCHEDULES,
+        doc="factor of `lr` at each step",
+        more="'cosine' and 'linear' go down to 0 at the end; 'ramp' is 1 for the first half, then"
+        " linear to 0.01 at nine tenths. Or a function from the optimiser to a torch scheduler,"
+        " stepped once every `schedule_unit`.",
+    )
+    schedule_unit: str = option(
+        "epoch", choices=("epoch", "step"), doc="how often a torch scheduler steps"
+    )
+    clip_norm: float | None = option(
+        None, gt=0, doc="largest norm of each member's own gradient", none="does not clip"
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "`schedule_unit` of {name} belongs to a schedule that is a function, not to"
+            " {config.schedule!r}, which is followed step by step",
+            lambda config: config.schedule_unit == "epoch" or callable(config.schedule),
+        ),
+        Rule(
+            f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {{config.optimizer_name}}",
+            lambda config: not config.momentum or config.optimizer in _MOMENTUM,
+        ),
+        Rule(
+            "`momentum` of {name} must be > 0 for nesterov, got {config.momentum:g}",
+            lambda config: config.optimizer != "nesterov" or config.momentum > 0,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_positive("lr")
-        self._require(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
-        if self.clip_norm is not None:
-            clips = is_number(self.clip_norm) and self.clip_norm > 0
-            self._require(clips, "clip_norm", "> 0 or None")
-        self._require_name("schedule_unit", ("epoch", "step"))
-        if self.schedule_unit != "epoch" and not callable(self.schedule):
-            raise ValueError(
-                f"`schedule_unit` of {type(self).__name__} belongs to a schedule that is a"
-                f" function, not to '{self.schedule}', which is followed step by step"
-            )
-        if not callable(self.optimizer):
-            self._require_name("optimizer", tuple(OPTIMIZERS))
-        if not callable(self.schedule):
-            self._require_name("schedule", tuple(SCHEDULES))
-        if self.momentum and self.optimizer not in _MOMENTUM:
-            if self.momentum != type(self).momentum:
-                kind = "a function" if callable(self.optimizer) else self.optimizer
-                raise ValueError(f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {kind}")
+        if self.momentum == type(self).momentum and self.optimizer not in _MOMENTUM:
             object.__setattr__(self, "momentum", 0.0)  # a default, of another optimiser
-        if self.optimizer == "nesterov":
-            self._require(self.momentum > 0, "momentum", "> 0 for nesterov")
+        super().__post_init__()
+
+    @property
+    def optimizer_name(self) -> str:
+        """The name of the optimiser, for messages."""
+        return self.optimizer if isinstance(self.optimizer, str) else "a function"
 
     @property
     def advice(self) -> str:

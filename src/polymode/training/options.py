@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymode.core.checks import shown
-from polymode.core.registry import suggest
+from polymode.core.checks import Rule
+from polymode.core.options import Config, option
 
 _EPOCHS, _STEPS = 50, 1000  # 200 values of a noisy sine are not learnt in 400 steps of Adam
-NOT_ZERO = " (the maximum of the posterior is found by `map`)"  # of a temperature
+NOT_ZERO = "the maximum of the posterior is found by `map`"  # of a temperature
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def is_number(value: Any) -> bool:
-    """Whether an option is a finite number, and not a truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """Options of passes over the training data.
+class Passes(Config):
+    """Options of passes over the training data."""
 
-    Args:
-        epochs: passes over the training data, ≥ 0; None is 50, or as many as make 1,000 steps
-            where that is more: small data sets have few steps per pass.
-        batch_size: examples per step, ≥ 1; a `DataLoader` keeps its own.
-        data_order: whether members share their batches: "shared": all see the same ones; "own":
-            each member shuffles the data with its own random stream.
-        augment: augmentation of every training batch: a name such as 'crop+flip' (see
-            `tasks/augment.py`), or a function (inputs (B, ...), generator) -> inputs; None is none.
-            With a method `pairs` (inputs, targets, generator) -> both, it may change targets too.
-    """
-
-    epochs: int | None = None
-    batch_size: int = 128
-    data_order: str = "shared"
-    augment: Augment | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None:
-            self._require_integer("epochs", 0)
-        self._require_integer("batch_size", 1)
-        self._require_name("data_order", ("shared", "own"))
-        named = isinstance(self.augment, (str, dict))
-        if self.augment is not None and not named and not callable(self.augment):
-            rule = "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None"
-            self._require(False, "augment", rule)
+    epochs: int | None = option(
+        None,
+        ge=0,
+        doc="passes over the training data",
+        none="is 50, or as many as make 1,000 steps where that is more",
+        more="Small data sets have few steps per pass.",
+    )
+    batch_size: int = option(
+        128, ge=1, doc="examples per step", more="A `DataLoader` keeps its own."
+    )
+    data_order: str = option(
+        "shared",
+        choices=("shared", "own"),
+        doc="whether members share their batches",
+        more="'shared': all see the same ones; 'own': each shuffles the data with its own stream.",
+    )
+    augment: Augment | str | None = option(
+        None,
+        rule=Rule(
+            "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None",
+            lambda value: isinstance(value, str | dict) or callable(value),
+        ),
+        doc="augmentation of every training batch",
+        none="is none",
+        more="With a method `pairs` (inputs, targets, generator) -> both, a function may change"
+        " targets too. Names are in `tasks/augment.py`.",
+    )
 
     def num_epochs(self, steps_per_epoch: int) -> int:
         """Return how many passes there are over data that come in so many batches."""
@@ -69,60 +65,34 @@ class Passes:
         """What to try where the loss leaves the finite numbers."""
         return "Try a smaller learning rate, and check the scale of the inputs"
 
-    def _require(self, holds: bool, field: str, rule: str) -> None:
-        """Raise in the one form in which options are refused."""
-        if not holds:
-            name = type(self).__name__
-            raise ValueError(
-                f"`{field}` of {name} must be {rule}, got {shown(getattr(self, field))}"
-            )
-
-    def _require_integer(self, field: str, least: int) -> None:
-        value = getattr(self, field)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        self._require(whole and value >= least, field, f"an integer of at least {least}")
-
-    def _require_positive(self, field: str, instead: str = "") -> None:
-        value = getattr(self, field)
-        self._require(is_number(value) and value > 0, field, f"> 0{instead}")
-
-    def _require_name(self, field: str, names: Sequence[str]) -> None:
-        value = getattr(self, field)
-        if value not in names:
-            raise ValueError(
-                f"`{field}` of {type(self).__name__} must be one of {', '.join(names)}, got"
-                f" {shown(value)}.{suggest(str(value), names)}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Passes):
-    """Options of Markov chains: those of `Passes`, and
+    """Options of Markov chains: those of `Passes`, and"""
 
-    Args:
-        lr: step size in the units of the method, > 0.
-        temperature: temperature of the posterior that is sampled, > 0: 1 is the posterior itself,
-            less is colder (narrower).
-        burn_in: steps before the first sample that is kept, ≥ 0; None is half of all.
-        thinning: steps from one kept sample to the next, ≥ 1; None spreads the samples evenly over
-            the steps after `burn_in`.
-        samples_per_mode: samples L that each chain keeps, ≥ 1; None is 20, or as many as there are
-            steps after `burn_in` where these are fewer.
-    """
-
-    lr: float = 1e-4
-    temperature: float = 1.0
-    burn_in: int | None = None
-    thinning: int | None = None
-    samples_per_mode: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_positive("lr")
-        self._require_positive("temperature", NOT_ZERO)
-        for field, least in (("burn_in", 0), ("thinning", 1), ("samples_per_mode", 1)):
-            if getattr(self, field) is not None:
-                self._require_integer(field, least)
+    lr: float = option(1e-4, gt=0, doc="step size in the units of the method")
+    temperature: float = option(
+        1.0,
+        gt=0,
+        because=NOT_ZERO,
+        doc="temperature of the posterior that is sampled",
+        more="1 is the posterior itself, less is colder (narrower).",
+    )
+    burn_in: int | None = option(
+        None, ge=0, doc="steps before the first sample that is kept", none="is half of all"
+    )
+    thinning: int | None = option(
+        None,
+        ge=1,
+        doc="steps from one kept sample to the next",
+        none="spreads the samples evenly over the steps after `burn_in`",
+    )
+    samples_per_mode: int | None = option(
+        None,
+        ge=1,
+        doc="samples L that each chain keeps",
+        none="is 20, or as many as there are steps after `burn_in` where these are fewer",
+    )
 
     @property
     def advice(self) -> str:

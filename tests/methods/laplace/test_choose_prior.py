@@ -14,18 +14,19 @@ from polymode.curvature.tangent import survey
 from polymode.likelihoods.kinds import Categorical, Gaussian, StudentT
 from polymode.methods.laplace import evidence as module
 from polymode.methods.laplace.curvature import Setting, curvature
-from polymode.methods.laplace.evidence import _evidence, choose_prior, free_weights
-from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
-from polymode.methods.laplace.evidence_search import (
+from polymode.methods.laplace.evidence import (
     Search,
     Terms,
+    _evidence,
     _MacKay,
+    choose_prior,
+    free_weights,
     maximise,
     starting_precision,
 )
+from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import observed
+from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.methods.laplace.linear_model_solve import Products
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack

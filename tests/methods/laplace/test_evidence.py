@@ -9,17 +9,15 @@ import torch
 
 from polymode import nets
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian
+from polymode.methods.laplace.evidence import Search, maximise, starting_precision
 from polymode.methods.laplace.evidence_dual import (
     DualEvidence,
     check_rows,
     kernels_between,
     kernels_of,
 )
-from polymode.methods.laplace.evidence_sampling import SampledEvidence
-from polymode.methods.laplace.evidence_search import Search, maximise, starting_precision
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import observed
+from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.methods.laplace.linear_model_solve import (
     Products,
     solve_dual,
@@ -190,39 +188,6 @@ def test_covariance_of_predictions_is_that_of_the_weights() -> None:
         rows = (data.root(p.outputs).mT @ p.jacobian).flatten(0, 1)
         inverse = torch.linalg.inv(rows.T @ rows + p.full(p.precision).diag())
         torch.testing.assert_close(found, features @ inverse @ features.mT, rtol=0, atol=1e-9)
-
-
-@pytest.mark.cpu_seconds(6)
-def test_samples_have_the_covariance_of_the_posterior() -> None:
-    """800 samples against H⁻¹ in units of its diagonal: standard error 1/√800 = 0.035 per
-    entry, √2 times that on the diagonal; the largest of 1,000 lies beyond 0.25 (5 σ) with a
-    probability below 1e-3."""
-    p = Problem("categorical")
-    batches = [p.tangent.outputs(x) for x in X.split(10)]
-    sampled = SampledEvidence(_matrix_products(p), batches, p.index, samples=800, accuracy=1e-8)
-    drawn = sampled.draw(p.precision)
-    rows = (p.data.root(p.outputs).mT @ p.jacobian).flatten(0, 1)
-    inverse = torch.linalg.inv(rows.T @ rows + p.full(p.precision).diag())
-    scale = inverse.diagonal().rsqrt()
-    difference = (drawn.T @ drawn / 800 - inverse) * scale * scale.unsqueeze(-1)
-    assert difference.abs().max() < 0.25
-    exact, estimate = p.evidence()(p.precision, NONE), sampled(p.precision, NONE)
-    torch.testing.assert_close(estimate.effective, exact.effective, rtol=0.1, atol=0.1)
-    torch.testing.assert_close(estimate.squares, exact.squares, rtol=1e-2, atol=1e-4)
-
-
-def _matrix_products(p: Problem) -> Products:
-    """The same products by the written-out Jacobian: thousands of them take no time."""
-    rows = {x[0, 0].item(): p.tangent.jacobian(x) for x in X.split(10)}
-
-    def multiply(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return rows[x[0, 0].item()] @ vector
-
-    def transpose(cotangent: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return rows[x[0, 0].item()].flatten(0, 1).T @ cotangent.flatten()
-
-    batches = [(x, p.tangent.shift(x)) for x in X.split(10)]
-    return Products(multiply, transpose, batches, p.data)
 
 
 def test_kernels_that_do_not_fit_are_refused_with_numbers() -> None:

@@ -14,7 +14,7 @@ from polymode.likelihoods.kinds import (
     Likelihood,
     StudentT,
 )
-from polymode.methods.laplace.fisher import roots
+from polymode.methods.laplace.curvature import roots
 
 OUTPUTS = torch.tensor([[0.3, -1.2, 0.8], [2.0, 0.1, -0.4]], dtype=torch.float64)
 

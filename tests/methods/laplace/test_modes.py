@@ -14,12 +14,11 @@ from polymode.curvature.tangent import survey
 from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import laplace_map
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
-from polymode.methods.laplace.evidence import StructuredEvidence, _evidence, free_weights
-from polymode.methods.laplace.evidence_search import Terms
+from polymode.methods.laplace.evidence import StructuredEvidence, Terms, _evidence, free_weights
+from polymode.methods.laplace.gaussian import log_evidence
 from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.laplace import Laplace, finish
 from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.trained import log_evidence
 from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.methods.laplace_map import LaplaceMAP, updated
 from polymode.methods.method import Problem

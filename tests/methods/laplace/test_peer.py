@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import polymode as pm
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.laplace.curvature import Curvature
-from polymode.methods.laplace.trained import log_evidence
+from polymode.methods.laplace.gaussian import log_evidence
 from polymode.stack.stack import Stack
 
 with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import polymode as pm
-from polymode.methods.laplace.span import TOLERANCE, distance
+from polymode.methods.laplace.linear_model import TOLERANCE, distance
 
 STREAM = torch.Generator().manual_seed(3)
 X = torch.randn(30, 2, generator=STREAM, dtype=torch.float64)

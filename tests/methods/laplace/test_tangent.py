@@ -8,11 +8,10 @@ from torch import nn
 
 from polymode import nets
 from polymode.likelihoods.kinds import Gaussian
+from polymode.methods.laplace.evidence import Search, maximise, starting_precision
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between, kernels_of
-from polymode.methods.laplace.evidence_search import Search, maximise, starting_precision
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import observed
+from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.stack.stack import Stack
 
 from ...curvature.cases import CASES

@@ -12,7 +12,7 @@ import polymode as pm
 from polymode.curvature.tangent import survey
 from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
-from polymode.methods.laplace.trained import by_parameter, choose, log_evidence
+from polymode.methods.laplace.gaussian import by_parameter, choose, log_evidence
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Arrays

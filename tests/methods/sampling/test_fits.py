@@ -115,7 +115,7 @@ def test_temperature_zero_is_refused(name) -> None:
         ("sgld", {"lr": 0.0}, "`lr` of SGLD must be > 0, got 0.0"),
         ("sgld", {"integrator": "eulr"}, "one of .*, got 'eulr'.* Did you mean 'euler'"),
         ("sghmc", {"friction": -0.1}, r"`friction` of SGHMC must be in \(0, 1\], got -0.1"),
-        ("sghmc", {"preconditioner": "adam"}, "`preconditioner` of SGHMC must be one of rmsprop"),
+        ("sghmc", {"preconditioner": "adam"}, "`preconditioner` of SGHMC must be 'rmsprop'"),
         ("sgnht", {"friction": 1.0}, r"`friction` of SGNHT must be in \(0, 1\), got 1.0"),
         ("sgnht", {"thermostat": 0}, "`thermostat` of SGNHT must be > 0, got 0"),
         ("sgnht", {"burn_in": 20}, "burn_in=20 leaves nothing to keep of a run of 20"),

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rule
 from polymode.core.rng import fold
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Arrays, Pair
 from polymode.training.loop import Batch
-from polymode.training.options import Passes
 
 LogDensity = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From rows (M, P) to log-densities (M,) and their gradients (M, P)."""
@@ -136,7 +136,8 @@ def freeze_statistics(problem: Problem, stack: Stack) -> None:
         stack.recompute_statistics(problem.inputs(ROWS))
 
 
-def require_fixed_examples(config: Passes) -> None:
-    """Refuse an augmentation, with which the whole data would be others at each step."""
-    rule = "None: chains on the whole data need fixed examples"
-    config._require(config.augment is None, "augment", rule)
+FIXED_EXAMPLES = Rule(
+    "`augment` of {name} must be None: chains on the whole data need fixed examples, got"
+    " {config.augment!r}",
+    lambda config: config.augment is None,
+)

@@ -1,9 +1,9 @@
-"""Curvature of the log-likelihood at the weights of one network, in the structure that is wanted.
+r"""Curvature of the log-likelihood at the weights of one network, in the structure that is wanted.
 
-    C = Σ_n J_nᵀ Λ_n J_n,        J_n = ∂f(x_n)/∂θ,   Λ_n = Σ_r v_rn v_rnᵀ  (`fisher.py`)
+    C = Σ_n J_nᵀ Λ_n J_n,        J_n = ∂f(x_n)/∂θ,   Λ_n = Σ_r v_rn v_rnᵀ
 
 Gradients come back from each v_r to the layers, and each structure takes its own sums of the two
-parts of J (`curvature/records.py`, `structures.py`):
+parts of J (`curvature/records.py`):
 
 ============  =====================================================================================
 kron          Σ m mᵀ ⊗ (1/N) Σ a aᵀ per matrix and per bias; diagonal for scales and shifts and for
@@ -15,28 +15,316 @@ subnetwork    the same over chosen numbers
 low_rank      the leading eigenvectors by subspace iteration: a few passes over the data
 ============  =====================================================================================
 
-Shapes: `R` cotangents, `B` batch, `N` examples, `P` parameters.
+`roots` gives v, roots of a likelihood's curvature with respect to the outputs, as cotangents:
+
+.. math:: \Lambda_n = E_{y \sim p(y \mid f_n)}[\nabla \log p \, \nabla \log p^\top]
+          = \sum_r v_{rn} v_{rn}^\top
+
+==========  ======================================================================================
+exact       the Fisher information in closed form, R = K: √p_r (e_r − p) of classes, e_r / σ of
+            Gaussian values; with softmax and with Gaussian noise this is the GGN
+mc          R = `mc_samples` gradients at targets drawn from the prediction, unbiased
+empirical   R = 1, the gradient at the target itself: not an approximation of the Fisher information
+            (Kunstner et al., NeurIPS 2019), for comparison
+==========  ======================================================================================
+
+Shapes: `R` cotangents, `B` batch, `N` examples, `P` parameters, `K` outputs, `D` targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polymode.core.rng import generator
-from polymode.curvature.blocks import Block
+from polymode.curvature.blocks import (
+    ROWS,
+    Block,
+    Dense,
+    Diagonal,
+    Kronecker,
+    LowRank,
+    eigen,
+    index_of,
+    jacobian,
+)
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Survey, Tangent
-from polymode.likelihoods.kinds import Gaussian, Likelihood
-from polymode.methods.laplace.fisher import roots
-from polymode.methods.laplace.structures import SUMS, low_rank
+from polymode.likelihoods.base import Params
+from polymode.likelihoods.components import Categories
+from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian, Likelihood
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
+
+FISHERS = ("exact", "mc", "empirical")
+
+
+def roots(
+    likelihood: Likelihood,
+    outputs: Tensor,
+    targets: Tensor,
+    params: Params,
+    *,
+    fisher: str = "exact",
+    mc_samples: int = 1,
+    stream: torch.Generator | None = None,
+) -> Tensor:
+    """Return the cotangents (R, B, K) of one network's outputs (B, K).
+
+    Args:
+        targets: as `likelihood.check` returns them; used by "empirical" alone.
+        params: the likelihood's own parameters of this network.
+        stream: what "mc" draws targets from.
+    """
+    outputs = outputs.detach()
+    if fisher == "exact":
+        return _exact(likelihood, outputs, params)
+    if fisher == "empirical":
+        return _gradient(likelihood, outputs, targets, params)[None]
+    assert stream is not None
+    drawn = [_drawn(likelihood, outputs, params, stream) for _ in range(mc_samples)]
+    gradients = [_gradient(likelihood, outputs, y, params) for y in drawn]
+    return torch.stack(gradients) / math.sqrt(mc_samples)
+
+
+def _exact(likelihood: Likelihood, outputs: Tensor, params: Params) -> Tensor:
+    made = likelihood.components(outputs, params)
+    if isinstance(made, Categories):
+        probs = made.log_probs.exp()
+        if outputs.shape[-1] == 1:  # one logit for two classes
+            return probs.prod(-1, keepdim=True).sqrt()[None]
+        unit = torch.eye(probs.shape[-1]).to(probs)
+        return (unit[:, None] - probs) * probs.sqrt().mT.unsqueeze(-1)
+    scale = made.scale
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        slope = F.logsigmoid(outputs.chunk(2, -1)[1]).exp()  # of softplus
+        each = torch.cat([1 / scale, math.sqrt(2.0) * slope / scale], -1)
+    else:
+        df = made.df
+        each = 1 / scale if df is None else math.sqrt((df + 1) / (df + 3)) / scale
+    return each.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
+
+
+def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+    """Return the gradient of log p of each example with respect to its outputs, (B, K)."""
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        total = likelihood.log_prob(leaf, targets, params).sum()
+    return torch.autograd.grad(total, leaf)[0]
+
+
+def _drawn(
+    likelihood: Likelihood, outputs: Tensor, params: Params, stream: torch.Generator
+) -> Tensor:
+    """Return targets drawn from the prediction."""
+    made = likelihood.components(outputs, params)
+    if isinstance(made, Categories):
+        probs = made.log_probs.double().cpu().exp()
+        return torch.multinomial(probs, 1, generator=stream)[:, 0].to(outputs.device)
+    noise = torch.randn(made.loc.shape, generator=stream, dtype=torch.float64)
+    if made.df is not None:  # a Student-t is a Gaussian over the root of a chi-square
+        half = torch.full(made.loc.shape, made.df / 2, dtype=torch.float64)
+        noise = noise * (half / torch._standard_gamma(half, generator=stream)).sqrt()
+    return made.loc + made.scale * noise.to(made.loc)
+
+
+Parts = Iterator[Iterator[tuple[str, Record]]]
+"""For each part of the data the records of each parameter, one after another."""
+
+_OVERSAMPLING = 10  # further directions that make the leading ones converge faster
+
+
+def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
+    """Return Kronecker factors of matrices and biases, and diagonals of the rest."""
+    moving: Tensors = {}  # by the first of the parameters that the same gradients come back to
+    fixed: Tensors = {}
+    diagonals: Tensors = {}
+    about: dict[str, tuple[str, bool]] = {}  # that first one, and the layout
+    number = 0
+    for part in parts:
+        sources: dict[tuple[int, ...], str] = {}
+        for name, record in part:
+            if tangent.survey.kinds[name] not in ("matrix", "bias"):
+                _add(diagonals, name, record.squares())
+                continue
+            source = sources.setdefault(_memory(record.moving), name)
+            if source == name:
+                _add(moving, name, record.moving_factor(reduce))
+            _add(fixed, name, record.fixed_factor(reduce))
+            about[name] = source, record.fixed_first
+            number += record.moving.shape[2] if name == next(iter(about)) else 0
+    bases = {name: eigen(total) for name, total in moving.items()}
+    blocks: list[Block] = []
+    for name in tangent.wanted:
+        if name in about:
+            source, fixed_first = about[name]
+            block = Kronecker.of(name, bases[source], fixed[name] / number, fixed_first)
+            blocks.append(block.to(tangent.params[name].dtype))
+        else:
+            blocks.append(_diagonal(name, diagonals, tangent))
+    return tuple(blocks)
+
+
+def _memory(moving: Tensor) -> tuple[int, ...]:
+    """Return where a tensor lies: a weight and a bias of one call share their gradients."""
+    return moving.data_ptr(), *moving.shape
+
+
+def diag(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:
+    """Return the diagonal of every parameter."""
+    totals: Tensors = {}
+    for part in parts:
+        for name, record in part:
+            _add(totals, name, record.squares())
+    return tuple(_diagonal(name, totals, tangent) for name in tangent.wanted)
+
+
+def full(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:
+    """Return one block of all parameters."""
+    return subnetwork(parts, tangent, None)
+
+
+def subnetwork(parts: Parts, tangent: Tangent, chosen: Tensor | None) -> tuple[Block, ...]:
+    """Return one block of some numbers of the parameters."""
+    lengths = {name: tangent.params[name].numel() for name in tangent.wanted}
+    index = None if chosen is None else index_of(chosen, list(lengths.values()))
+    size = sum(lengths.values()) if chosen is None else len(chosen)
+    dtype = next(iter(tangent.params.values())).dtype
+    total = torch.zeros(size, size, dtype=torch.float64)
+    for part in parts:
+        records = _complete(dict(part), tangent)
+        number, batch = next(iter(records.values())).moving.shape[0:3:2]
+        step = max(1, ROWS // (number * size))
+        for start in range(0, batch, step):
+            rows = jacobian(records, tangent.wanted, index, slice(start, start + step))
+            flat = rows.flatten(0, 1)
+            total += flat.mT @ flat
+    return (Dense.of(lengths, total, chosen, dtype=dtype),)
+
+
+def last_layer(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:
+    """Return one block of the last layer, Σ_n (Σ_r g gᵀ) ⊗ (a, 1)(a, 1)ᵀ.
+
+    Both are symmetric: one product of their upper halves serves all examples.
+    """
+    weight = tangent.wanted[0]
+    if weight in tangent.survey.shared or tangent.survey.kinds[weight] != "matrix":
+        return full(parts, tangent)
+    lengths = {name: tangent.params[name].numel() for name in tangent.wanted}
+    total: Tensor | None = None
+    for part in parts:
+        record = dict(part)[weight]
+        inputs = record.fixed[0, :, 0]
+        if len(lengths) == 2:
+            inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
+        g = record.moving[:, 0, :, 0].transpose(0, 1)  # (B, R, O)
+        total = _halves(g.mT @ g).mT @ _halves(inputs.unsqueeze(-1) * inputs.unsqueeze(-2)) + (
+            0.0 if total is None else total
+        )
+    assert total is not None
+    outputs, width = tangent.params[weight].shape
+    matrix = _from_halves(total, outputs, width + len(lengths) - 1)
+    order = _weight_then_bias(outputs, width, len(lengths) == 2)
+    matrix = matrix[order][:, order]
+    dtype = tangent.params[weight].dtype
+    return (Dense.of(lengths, matrix.double(), one_layer=True, dtype=dtype),)
+
+
+def _halves(symmetric: Tensor) -> Tensor:
+    """Return the upper halves of matrices (B, n, n) as rows."""
+    size = symmetric.shape[-1]
+    a, b = torch.triu_indices(size, size)
+    return symmetric[:, a, b]
+
+
+def _from_halves(total: Tensor, outputs: int, width: int) -> Tensor:
+    """Return (O, I, O, I) as a matrix, from the upper halves of both pairs of axes."""
+    places = []
+    for size in (outputs, width):
+        a, b = torch.triu_indices(size, size)
+        place = torch.empty(size, size, dtype=torch.long)
+        place[a, b] = place[b, a] = torch.arange(len(a))
+        places.append(place)
+    whole = total[places[0]][:, :, places[1]]  # (O, O, I, I)
+    return whole.transpose(1, 2).reshape(outputs * width, outputs * width)
+
+
+def _weight_then_bias(outputs: int, width: int, bias: bool) -> Tensor:
+    """Return where the numbers of (weight, bias) are in rows (weight, bias) of each output."""
+    places = torch.arange(outputs * (width + bias)).view(outputs, width + bias)
+    return torch.cat([places[:, :width].flatten(), places[:, width:].flatten()])
+
+
+def low_rank(
+    passes: Callable[[], Parts], tangent: Tangent, rank: int, number: int, stream: torch.Generator
+) -> tuple[Block, ...]:
+    """Return the leading eigenvectors by subspace iteration, one pass over the data per step
+    (Halko et al., SIAM Review 2011, algorithm 4.4), then the eigenvalues on their span."""
+    lengths = [tangent.params[name].numel() for name in tangent.wanted]
+    like = next(iter(tangent.params.values()))
+    columns = min(rank + _OVERSAMPLING, sum(lengths))
+    start = torch.randn(sum(lengths), columns, generator=stream, dtype=torch.float64)
+    basis = torch.linalg.qr(start.to(like))[0]
+    for _ in range(number - 1):
+        basis = torch.linalg.qr(_times(passes(), tangent, basis, lengths))[0]
+    image = _times(passes(), tangent, basis, lengths)
+    values, vectors = torch.linalg.eigh((basis.mT @ image).double())
+    kept = min(rank, columns)
+    values, vectors = values[-kept:].clamp_min(0).to(like), vectors[:, -kept:].to(like)
+    rows = (basis @ vectors).mT.split(lengths, 1)
+    directions = {name: part.contiguous() for name, part in zip(tangent.wanted, rows, strict=True)}
+    return (LowRank(directions, values),)
+
+
+def _times(parts: Parts, tangent: Tangent, columns: Tensor, lengths: list[int]) -> Tensor:
+    """Return C times some columns (P, K)."""
+    rows = dict(zip(tangent.wanted, columns.mT.split(lengths, 1), strict=True))
+    total = {name: torch.zeros_like(part) for name, part in rows.items()}
+    for part in parts:
+        records = dict(part)
+        along: Any = sum(record.along(rows[name]) for name, record in records.items())
+        for name, record in records.items():
+            total[name] += record.against(along)
+    return torch.cat(list(total.values()), 1).mT
+
+
+def _add(totals: Tensors, name: str, more: Tensor) -> None:
+    """Add in float64: many small batches add up."""
+    totals[name] = more.double() if name not in totals else totals[name] + more
+
+
+def _diagonal(name: str, totals: Tensors, tangent: Tangent) -> Diagonal:
+    parameter = tangent.params[name]
+    zeros = torch.zeros(parameter.numel(), dtype=torch.float64)  # of what outputs do not depend on
+    return Diagonal(name, totals.get(name, zeros).to(parameter))
+
+
+def _complete(records: dict[str, Record], tangent: Tangent) -> dict[str, Record]:
+    """Return the records with zeros for parameters that outputs do not depend on."""
+    like = next(iter(records.values()))
+    number, _, batch = like.moving.shape[:3]
+    for name in tangent.wanted:
+        if name not in records:
+            moving = like.moving.new_zeros(number, 1, batch, 1, tangent.params[name].numel())
+            records[name] = Record(moving, moving.new_ones(1, batch, 1, 1), 1)
+    return records
+
+
+SUMS: dict[str, Callable[..., tuple[Block, ...]]] = {
+    "kron": kron,
+    "diag": diag,
+    "full": full,
+    "last_layer": last_layer,
+    "subnetwork": subnetwork,
+}
+
 
 STRUCTURES = ("kron", "diag", "full", "last_layer", "subnetwork", "low_rank")
 
@@ -46,7 +334,7 @@ class Setting:
     """What curvature is wanted.
 
     Args:
-        structure: one of `STRUCTURES`. fisher, mc_samples: see `fisher.py`.
+        structure: one of `STRUCTURES`. fisher, mc_samples: see `roots`.
         sharing: "expand" or "reduce", how kron treats weights used at several positions.
         rank: of low_rank. passes: over the data, of low_rank.
         batch_size: examples at a time.

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.memory import free_bytes
-from polymode.methods.laplace.evidence_search import Terms
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import Observed
+from polymode.methods.laplace.evidence import Terms
+from polymode.methods.laplace.linear_model import Observed, Tangent
 from polymode.methods.laplace.linear_model_solve import between, solve_dual, with_identity
 
 

@@ -6,7 +6,7 @@ r"""Linearised Laplace: a Gaussian around a trained network, made linear in its 
 Λ_n is the curvature of the likelihood at the outputs (`fisher`), Λ the prior's precision, one
 number for all parameters, per layer, or per group. `structure` says which entries of the curvature
 are kept (`curvature.py`). Predictions are those of the linear model: in closed form for values,
-for classes by draws of the logits, the probit approximation or the Laplace bridge (`links.py`).
+for classes by draws of the logits, the probit approximation or the Laplace bridge (`weights.py`).
 
 Post-hoc: networks that are given are taken as they are, with θ̃ their weights. Factories are trained
 as by `map` first. `num_modes` networks give a mixture of Laplace approximations.
@@ -38,24 +38,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Rule
 from polymode.core.memory import free_bytes, human
+from polymode.core.options import belongs, option
 from polymode.core.rng import fold
 from polymode.core.warn import warn
 from polymode.curvature.tangent import Survey, survey
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
-from polymode.methods.laplace.curvature import STRUCTURES, Curvature, Setting, curvature
+from polymode.methods.laplace.curvature import FISHERS, STRUCTURES, Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import choose_prior
-from polymode.methods.laplace.fisher import FISHERS
-from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.gaussian import GaussianPosterior, by_parameter, choose
 from polymode.methods.laplace.groups import KINDS as PRIORS
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model_observed import COVERED
-from polymode.methods.laplace.links import LINKS
+from polymode.methods.laplace.linear_model import COVERED
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
-from polymode.methods.laplace.trained import by_parameter, choose
-from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace.weights import LINKS, LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack
@@ -63,49 +62,106 @@ from polymode.stack.stack import Stack
 EVIDENCES = ("auto", "trained", "linear")
 
 
+def _counts(numbers: object) -> bool:
+    """Whether these are integers of at least 0, one or more."""
+    if not isinstance(numbers, Sequence) or not numbers:
+        return False
+    return all(type(number) is int and number >= 0 for number in numbers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Laplace(MAP):
-    """Options of `laplace`: those of `map`, and
+    """Options of `laplace`: those of `map`, and"""
 
-    Args:
-        structure: of the curvature: "kron", "diag", "full", "last_layer", "subnetwork" or
-            "low_rank".
-        prior: which parameters share a precision that the evidence finds: "single", "per_layer" or
-            "per_group" (weights that normalisation makes scale-free have their own).
-        evidence: how the prior is found: "trained", "linear", or "auto": linear, and trained for
-            likelihoods that the linear model does not cover. None is `prior_precision` as it is
-            given, and "auto" where it is not.
-        prior_precision: λ of the prior, > 0; where the evidence finds it, of the training of a
-            factory's networks, by default 1.
-        fisher: "exact", "mc" (targets drawn from the prediction) or "empirical" (not a curvature of
-            the loss; for comparison).
-        mc_samples: targets drawn per example with fisher="mc", ≥ 1.
-        sharing: how kron treats weights that are used at several positions: "expand" or "reduce".
-        rank: directions of structure="low_rank", ≥ 1.
-        subnetwork: numbers of the weights that structure="subnetwork" keeps, counted from 0 over
-            all trainable parameters in a row; or how they are chosen: "largest_variance",
-            "jacobian_energy", "obd" or "random" (`subnetwork.py`).
-        subnetwork_size: how many are chosen, ≥ 1.
-        predictive: "linearised", or "sampled": networks with drawn weights, for comparison.
-        link: from Gaussian logits to classes: "mc", "probit" or "bridge".
-        output_covariance: "full", or "diagonal": outputs as if independent.
-        samples_per_mode: L draws, ≥ 1, of logits or of networks; the closed links have one.
-    """
-
-    prior_precision: float = None  # type: ignore[assignment]  # a number once it is made
-    structure: str = "kron"
-    prior: str = "single"
-    evidence: str | None = None
-    fisher: str = "exact"
-    mc_samples: int = 1
-    sharing: str = "expand"
-    rank: int = 20
-    subnetwork: Sequence[int] | str | None = None
-    subnetwork_size: int | None = None
-    predictive: str = "linearised"
-    link: str = "mc"
-    output_covariance: str = "full"
-    samples_per_mode: int = 100
+    structure: str = option("kron", choices=STRUCTURES, doc="of the curvature")
+    prior: str = option(
+        "single",
+        choices=PRIORS,
+        doc="which parameters share a precision that the evidence finds",
+        more="With 'per_group', weights that normalisation makes scale-free have their own.",
+    )
+    evidence: str | None = option(
+        None,
+        choices=EVIDENCES,
+        doc="how the prior is found",
+        none="is `prior_precision` as it is given, and 'auto' where it is not",
+        more="'auto' is linear, and trained for likelihoods that the linear model does not cover.",
+    )
+    prior_precision: float = option(
+        None,
+        gt=0,
+        because="H would be singular",
+        doc="λ of the prior",
+        more="Where the evidence finds it, of the training of a factory's networks, by default 1.",
+    )
+    fisher: str = option(
+        "exact",
+        choices=FISHERS,
+        doc="which curvature of the loss",
+        more="'mc' draws targets from the prediction; 'empirical' is not a curvature of the loss,"
+        " and for comparison.",
+    )
+    mc_samples: int = option(1, ge=1, doc="targets drawn per example with fisher='mc'")
+    sharing: str = option(
+        "expand",
+        choices=("expand", "reduce"),
+        doc="how kron treats weights that are used at several positions",
+    )
+    rank: int = option(20, ge=1, doc="directions of structure='low_rank'")
+    subnetwork: Sequence[int] | str | None = option(
+        None,
+        choices=SELECTIONS,
+        rule=Rule("numbers of weights, integers of at least 0", lambda chosen: _counts(chosen)),
+        doc="which weights structure='subnetwork' keeps",
+        more="Numbers count from 0 over all trainable parameters in a row; names say how they are"
+        " chosen (`subnetwork.py`).",
+    )
+    subnetwork_size: int | None = option(None, ge=1, doc="how many are chosen")
+    predictive: str = option(
+        "linearised",
+        choices=("linearised", "sampled"),
+        doc="how it predicts",
+        more="'sampled' are networks with drawn weights, for comparison.",
+    )
+    link: str = option("mc", choices=LINKS, doc="from Gaussian logits to classes")
+    output_covariance: str = option(
+        "full",
+        choices=("full", "diagonal"),
+        doc="covariance of the outputs",
+        more="'diagonal': as if they were independent.",
+    )
+    samples_per_mode: int = option(
+        100, ge=1, doc="L draws of logits or of networks", more="The closed links have one."
+    )
+    rules = (
+        Rule(
+            "`subnetwork_size` of {name} must be an integer of at least 1, got None: a `subnetwork`"
+            " that is a name chooses so many",
+            lambda config: not isinstance(config.subnetwork, str) or config.subnetwork_size,
+        ),
+        Rule(
+            "`subnetwork_size` of {name} belongs to a `subnetwork` that is a name",
+            lambda config: config.subnetwork_size is None or isinstance(config.subnetwork, str),
+        ),
+        Rule(
+            "`subnetwork` of {name} must be numbers of weights, or how they are chosen, where"
+            " structure='subnetwork', got None",
+            lambda config: config.structure != "subnetwork" or config.subnetwork is not None,
+        ),
+        belongs("mc_samples", fisher="mc"),
+        belongs("rank", structure="low_rank"),
+        belongs("sharing", structure="kron"),
+        belongs("subnetwork", structure="subnetwork"),
+        Rule(
+            "`prior` of {name} is {config.prior!r}, but with a given `prior_precision` all"
+            " parameters have that; leave it out, or take evidence='linear' or 'trained', which"
+            " find one for each",
+            lambda config: config.prior == "single" or config.evidence is not None,
+        ),
+        belongs("samples_per_mode", link="mc"),
+        belongs("link", predictive="linearised"),
+        belongs("output_covariance", predictive="linearised"),
+    )
 
     def __post_init__(self) -> None:
         if self.prior_precision is None:
@@ -113,67 +169,6 @@ class Laplace(MAP):
             if self.evidence is None:
                 object.__setattr__(self, "evidence", "auto")
         super().__post_init__()
-        self._require_name("structure", STRUCTURES)
-        self._require_name("prior", PRIORS)
-        if self.evidence is not None:
-            self._require_name("evidence", EVIDENCES)
-        self._require_name("fisher", FISHERS)
-        self._require_name("sharing", ("expand", "reduce"))
-        self._require_name("predictive", ("linearised", "sampled"))
-        self._require_name("link", LINKS)
-        self._require_name("output_covariance", ("full", "diagonal"))
-        for field in ("mc_samples", "rank", "samples_per_mode"):
-            self._require_integer(field, 1)
-        self._require(self.prior_precision > 0, "prior_precision", "> 0: H would be singular")
-        chosen = isinstance(self.subnetwork, str)
-        if chosen or self.subnetwork_size is not None:
-            self._require_integer("subnetwork_size", 1)
-        if chosen:
-            self._require_name("subnetwork", SELECTIONS)
-        elif self.subnetwork_size is not None:
-            raise ValueError(
-                "`subnetwork_size` of Laplace belongs to a `subnetwork` that is a name"
-            )
-        elif self.structure == "subnetwork" or self.subnetwork is not None:
-            numbers = isinstance(self.subnetwork, Sequence) and len(self.subnetwork) > 0
-            whole = numbers and all(type(n) is int and n >= 0 for n in self.subnetwork or ())
-            rule = "numbers of weights, integers of at least 0, where structure='subnetwork'"
-            self._require(whole, "subnetwork", rule)
-        self._require_partners()
-
-    def _require_partners(self) -> None:
-        """Refuse options that other options leave without effect."""
-        usual = type(self)
-        alone = {
-            "mc_samples": ("fisher", "mc"),
-            "rank": ("structure", "low_rank"),
-            "sharing": ("structure", "kron"),
-            "subnetwork": ("structure", "subnetwork"),
-        }
-        for field, (partner, value) in alone.items():
-            if getattr(self, field) != getattr(usual, field) and getattr(self, partner) != value:
-                raise ValueError(
-                    f"`{field}` of Laplace belongs to {partner}='{value}', not to"
-                    f" '{getattr(self, partner)}'"
-                )
-        if self.prior != "single" and self.evidence is None:
-            raise ValueError(
-                f"`prior` of Laplace is '{self.prior}', but with a given `prior_precision` all"
-                " parameters have that; leave it out, or take evidence='linear' or 'trained', which"
-                " find one for each"
-            )
-        if self.link != "mc" and self.samples_per_mode != usual.samples_per_mode:
-            raise ValueError(
-                f"`samples_per_mode` of Laplace belongs to link='mc', not to '{self.link}', which"
-                " has no draws"
-            )
-        if self.predictive == "sampled":
-            for field in ("link", "output_covariance"):
-                if getattr(self, field) != getattr(usual, field):
-                    raise ValueError(
-                        f"`{field}` of Laplace belongs to predictive='linearised': drawn networks"
-                        " have no Gaussian outputs"
-                    )
 
     @property
     def setting(self) -> Setting:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from polymode.curvature.solve import conjugate_gradients
-from polymode.methods.laplace.linear_model_observed import Observed
+from polymode.methods.laplace.linear_model import Observed
 
 STEPS = 100
 _HALVINGS = 30

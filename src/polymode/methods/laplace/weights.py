@@ -1,4 +1,4 @@
-"""Laplace approximations of M modes, as a source of networks and of Gaussian outputs.
+r"""Laplace approximations of M modes, as a source of networks and of Gaussian outputs.
 
 `moments(x)` are those of the network that is linear in its weights around each mode; the centre is
 the network's own output. `draw` gives networks with drawn weights, whose outputs are not linear in
@@ -7,12 +7,32 @@ comparison (`predictive="sampled"`) and for everything that needs a network.
 
 Normalisation layers keep their running statistics. Eigenvectors are saved, so that loading repeats
 no decomposition.
+
+Links from Gaussian logits to class probabilities:
+
+========  =====================================================================================
+mc        softmax of L draws of the logits (`Moments.draw`)
+probit    :math:`\mathrm{softmax}(\mu_c / \sqrt{1 + \pi v_c / 8})`; with one logit the sigmoid
+          (MacKay, Neural Computation 1992)
+bridge    the Dirichlet that the Gaussian turns into under the softmax (Hobbhahn et al., UAI 2022):
+          :math:`\alpha_c = v_c^{-1} (1 - 2/C + e^{\mu_c} C^{-2} \sum_j e^{-\mu_j})`, its mean
+========  =====================================================================================
+
+The bridge's Gaussian sums to zero over the classes: μ and Σ are first conditioned on that sum. Its
+mean follows the variances of the classes relative to each other; of two classes these are equal, so
+that the mean knows nothing of them.
+
+`file_layout` is what a file must hold, from the numbers in its manifest.
+
+Shapes: `M` modes, `B` batch, `C` classes or one logit, `G` groups, `O` moving, `I` fixed features,
+`S` numbers of a block, `K` directions, `P` numbers of a parameter.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -24,16 +44,156 @@ from polymode.core.threads import PerThread
 from polymode.curvature.blocks import Block, Dense, Diagonal, Kronecker, LowRank
 from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.components import Moments
-from polymode.methods.laplace.files import file_layout
-from polymode.methods.laplace.gaussian import (
-    GaussianPosterior,
-    joint_moments,
-    output_moments,
-)
-from polymode.methods.laplace.links import bridge, probit
+from polymode.methods.laplace.gaussian import GaussianPosterior, joint_moments, output_moments
 from polymode.posterior.weights import KINDS, Weights
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
+
+LINKS = ("mc", "probit", "bridge")
+
+
+def probit(moments: Moments) -> Tensor:
+    """Return logits (M, B, C) whose softmax, or sigmoid, is the probit approximation."""
+    return moments.loc * (1 + math.pi / 8 * moments.variance).rsqrt()
+
+
+def bridge(moments: Moments) -> Tensor:
+    """Return log-probabilities (M, B, C), the mean of the bridge's Dirichlet."""
+    mean, spread = moments.loc, moments.spread
+    if spread.dim() == mean.dim():
+        spread = spread.diag_embed()
+    total = spread.sum((-2, -1)).unsqueeze(-1)
+    rows = spread.sum(-1)
+    mean = mean - rows * mean.sum(-1, keepdim=True) / total
+    variance = spread.diagonal(dim1=-2, dim2=-1) - rows.square() / total
+    classes = mean.shape[-1]
+    product = mean + torch.logsumexp(-mean, -1, keepdim=True)  # logarithm of e^μ Σ e^−μ
+    alpha = (1 - 2 / classes + product.exp() / classes**2) / variance
+    return alpha.log() - alpha.sum(-1, keepdim=True).log()
+
+
+_CHOICES = {
+    "predictive": ("linearised", "sampled"),
+    "link": LINKS,
+    "output_covariance": ("full", "diagonal"),
+}
+_KINDS = ("matrix", "bias", "element", "single", "unused")
+Sizes = dict[str, tuple[int, ...]]
+"""Shapes of one mode's tensors, by name."""
+
+
+def file_layout(
+    stack: Stack, forms: Mapping[str, TensorForm], numbers: Mapping[str, Any]
+) -> dict[str, TensorForm]:
+    """Return the tensors beside the networks, see `Weights.layout`."""
+    _check_numbers(numbers, stack.params.keys())
+    named: list[str] = []
+    sizes: Sizes = {}
+    for place, facts in enumerate(numbers["blocks"]):
+        start = f"block/{place}/"
+        held = {n.removeprefix(start): f for n, f in forms.items() if n.startswith(start)}
+        sizes |= {start + n: shape for n, shape in _block(facts, held, stack).items()}
+        named += facts["names"] if "names" in facts else [facts["name"]]
+    if sorted(named) != sorted(numbers["groups"]):
+        raise ValueError("`blocks` and `groups` are not of the same parameters")
+    sizes |= {f"precision/{name}": () for name in named}
+    if "log_evidence" in forms:
+        sizes["log_evidence"] = ()
+    modes = stack.num_modes
+    return {n: _form(n, (modes, *size), forms, stack.dtype) for n, size in sizes.items()}
+
+
+def _form(
+    name: str, shape: tuple[int, ...], forms: Mapping[str, TensorForm], dtype: torch.dtype
+) -> TensorForm:
+    """Return what a tensor must be; curvature may be more exact than the networks."""
+    if name.endswith("/chosen"):
+        dtype = torch.int64
+    elif name in forms and forms[name].dtype in (torch.float32, torch.float64):
+        dtype = forms[name].dtype
+    return TensorForm(dtype, torch.Size(shape))
+
+
+def _block(facts: Mapping[str, Any], held: Mapping[str, TensorForm], stack: Stack) -> Sizes:
+    """Return the shapes of a block's tensors; numbers that the parameters leave open are the
+    file's, where they agree with each other."""
+    names = facts["names"] if "names" in facts else [facts["name"]]
+    lengths = {name: stack.params[name][0].numel() for name in names}
+    kind, total = facts["kind"], sum(lengths.values())
+    if kind == "kronecker":
+        return _kronecker(facts, total, held)
+    if kind == "diagonal":
+        return {"values": (total,)}
+    if kind == "dense":
+        if list(facts["lengths"]) != list(lengths.values()):
+            raise ValueError(f"`lengths` of a dense block must be {list(lengths.values())}")
+        if (
+            type(facts["one_layer"]) is not bool
+            or facts["one_layer"]
+            and not _is_layer(facts, stack)
+        ):
+            raise ValueError(f"no layer has {', '.join(lengths)}, as `one_layer` says")
+        some = facts.get("chosen", "chosen" in held)
+        size = min(total, held["chosen"].shape[-1]) if some else total
+        sizes: Sizes = {"values": (size,), "basis": (size, size), "relative": (len(lengths),)}
+        return sizes | ({"chosen": (size,)} if some else {})
+    if kind == "low_rank":
+        rank = held["values"].shape[-1]
+        return {f"directions/{n}": (rank, p) for n, p in lengths.items()} | {"values": (rank,)}
+    raise ValueError(f"no block is of kind {kind!r:.40}")
+
+
+def _kronecker(facts: Mapping[str, Any], total: int, held: Mapping[str, TensorForm]) -> Sizes:
+    (groups, moving), fixed = held["moving"].shape[-2:], held["fixed"].shape[-1]
+    if type(facts["fixed_first"]) is not bool or groups * moving * fixed != total:
+        raise ValueError(
+            f"the factors of '{facts['name']}' are for {groups * moving * fixed:,} numbers, it has"
+            f" {total:,}"
+        )
+    sizes: Sizes = {
+        "moving": (groups, moving),
+        "moving_basis": (groups, moving, moving),
+        "fixed": (groups, fixed),
+    }
+    if facts.get("fixed_basis", "fixed_basis" in held):  # earlier releases did not say
+        sizes["fixed_basis"] = (groups, fixed, fixed)
+    return sizes
+
+
+def _is_layer(facts: Mapping[str, Any], stack: Stack) -> bool:
+    """Whether a block's parameters are the weight (O, I) of one layer, and perhaps its bias."""
+    weight, *bias = (stack.params[name][0] for name in facts["names"])
+    return weight.dim() > 1 and [tuple(b.shape) for b in bias] in ([], [(len(weight),)])
+
+
+def _check_numbers(numbers: Mapping[str, Any], params: Set[str]) -> None:
+    """Refuse what no posterior of this network was saved with."""
+    for name, choices in _CHOICES.items():
+        if numbers[name] not in choices:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(choices)}, got {numbers[name]!r:.40}"
+            )
+    if type(numbers["num_outputs"]) is not int or numbers["num_outputs"] < 1:
+        raise ValueError(f"`num_outputs` must be at least 1, got {numbers['num_outputs']!r:.40}")
+    groups = numbers["groups"]
+    if not isinstance(groups, dict) or not all(isinstance(g, str) for g in groups.values()):
+        raise ValueError("`groups` must name the group of each parameter")
+    survey = numbers["survey"]
+    right = (
+        isinstance(survey, dict)
+        and survey.keys() == set(Survey._fields)
+        and isinstance(survey["kinds"], dict)
+        and all(kind in _KINDS for kind in survey["kinds"].values())
+        and set(groups) <= survey["kinds"].keys() <= params
+        and isinstance(survey["layouts"], list)
+        and all(layout is None or isinstance(layout, str) for layout in survey["layouts"])
+        and all(isinstance(survey[name], bool) for name in ("copies", "loops"))
+        and all(set(survey[name]) <= params for name in ("shared", "last"))
+        and type(survey["numbers"]) in (int, float)
+        and 0 <= survey["numbers"] < math.inf
+    )
+    if not right:
+        raise ValueError("`survey` does not describe this network")
 
 
 class LaplaceWeights(Weights):
@@ -43,7 +203,7 @@ class LaplaceWeights(Weights):
         stack: the networks. posteriors: one Gaussian per mode.
         survey: what is known of the network's operations. num_outputs: K.
         samples_per_mode: L draws of logits or of weights.
-        predictive: "linearised" or "sampled". link: see `links.py`.
+        predictive: "linearised" or "sampled". link: see above.
         output_covariance: "full" or "diagonal".
         log_evidence: of each mode, nats; None where it was not asked for.
         groups: the group of each parameter; its members share a precision.

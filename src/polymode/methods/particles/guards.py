@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymode.core.options import option
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
-from polymode.methods.map import MAP
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch, Divergence
-from polymode.training.options import is_number
 
-WEIGHTS = ("batch", "data")
-
-
-def require_weight(config: MAP) -> None:
-    """Refuse a `weight` of a repulsion that is neither a rule nor a number ≥ 0."""
-    weight = config.weight  # type: ignore[attr-defined]
-    number = is_number(weight) and 0 <= weight < math.inf
-    rule = "'batch', 'data' or a finite number ≥ 0"
-    config._require(number or weight in WEIGHTS, "weight", rule)
+SAME = "members are compared at the same inputs"
 
 
-def require_shared_order(config: MAP) -> None:
-    """Refuse batches of each member's own."""
-    if config.data_order == "own":
-        raise ValueError(
-            f"`data_order` of {type(config).__name__} must be 'shared', got 'own': members are"
-            " compared at the same inputs"
-        )
+def repulsion_weight() -> Any:
+    """Return the option `weight` of a repulsion."""
+    return option(
+        "batch",
+        choices=("batch", "data"),
+        ge=0,
+        doc="w of the repulsion compared with the mean loss",
+        more="'batch' is 1/B, 'data' 1/N.",
+    )
+
+
+def shared_order() -> Any:
+    """Return the option `data_order` of methods that compare members at the same inputs."""
+    return option("shared", choices=("shared",), because=SAME, doc=SAME)
 
 
 def warn_of_coincident(stack: Stack) -> None:

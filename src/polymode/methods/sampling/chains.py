@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from polymode.methods.map import add_prior, require_modes_and_prior
-from polymode.methods.method import Problem
+from polymode.core.checks import Rule
+from polymode.core.options import option
+from polymode.methods.map import add_prior
+from polymode.methods.method import Members, Problem
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
@@ -17,34 +18,24 @@ from polymode.training.options import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chains(Sampling):
-    """Options of chains: those of `Sampling`, and
+class Chains(Members, Sampling):
+    """Options of chains: those of `Sampling` and `Members`, and"""
 
-    Args:
-        num_modes: chains, each from its own initialisation, ≥ 1. None is the number of modules that
-            are given, and 1 where a factory is.
-        prior_precision: λ of the Gaussian prior over the weights, ≥ 0.
-        preconditioner: steps that suit the size of each parameter's gradients: "rmsprop" learns it
-            during `burn_in` and then freezes it; None has none.
-    """
-
-    usual_modes: ClassVar[int] = 1
-    preconditioners: ClassVar[tuple[str, ...]] = (FROZEN,)
-    num_modes: int | None = None
-    prior_precision: float = 1.0
     lr: float = 1e-2
-    preconditioner: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_modes_and_prior(self)
-        if self.preconditioner is not None:
-            self._require_name("preconditioner", self.preconditioners)
-        if self.preconditioner == FROZEN and self.burn_in == 0:
-            raise ValueError(
-                f"`preconditioner` '{FROZEN}' of {type(self).__name__} is learnt during burn_in,"
-                " which is 0 steps; take burn_in >= 1, or None for half of all steps"
-            )
+    preconditioner: str | None = option(
+        None,
+        choices=(FROZEN,),
+        doc="steps that suit the size of each parameter's gradients",
+        none="has none",
+        more=f"'{FROZEN}' learns it during `burn_in` and then freezes it.",
+    )
+    rules = (
+        Rule(
+            f"`preconditioner` '{FROZEN}' of {{name}} is learnt during burn_in, which is 0 steps;"
+            " take burn_in >= 1, or None for half of all steps",
+            lambda config: config.preconditioner != FROZEN or config.burn_in != 0,
+        ),
+    )
 
 
 def burn_in_of(config: Sampling, problem: Problem) -> int:

@@ -17,10 +17,9 @@ from polymode.core.rng import generator
 from polymode.examinations import Findings, measure
 from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import fit
-from polymode.methods.laplace.evidence_search import Search
+from polymode.methods.laplace.evidence import Search
 from polymode.methods.laplace.groups import prior_groups
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import observed
+from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.stack.stack import Stack
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, Grid, as_image_net
 from polymode.studies.linearised_laplace.variants import (

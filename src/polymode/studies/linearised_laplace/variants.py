@@ -16,6 +16,12 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.methods.laplace.evidence import (
+    Choice,
+    Search,
+    maximise,
+    starting_precision,
+)
 from polymode.methods.laplace.evidence_dual import (
     DualEvidence,
     Kernels,
@@ -23,14 +29,7 @@ from polymode.methods.laplace.evidence_dual import (
     kernels_between,
     kernels_of,
 )
-from polymode.methods.laplace.evidence_search import (
-    Choice,
-    Search,
-    maximise,
-    starting_precision,
-)
-from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.linear_model_observed import Observed
+from polymode.methods.laplace.linear_model import Observed, Tangent
 
 MEANS = {"trained": "θ̃", "linear": "θ*"}
 KINDS = {"single": "single λ", "multiple": "multiple λ"}
