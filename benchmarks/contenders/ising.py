@@ -6,7 +6,7 @@ import torch
 
 from polymode.equivariance.kernels import Dense, ReLU, Serial
 from polymode.stack.stack import Stack
-from polymode.studies.equivariance.ensembles import half_squares
+from polymode.studies.equivariance.theory_experiments import half_squares
 
 from ..cases import Case
 from . import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polymode.plots import Comparison, sweep
-from polymode.report.study import Shown, study_page
+from polymode.report.study import Summary, study_page
 from polymode.studies import STUDIES, Claim, Table
 
 EVIL = "<script>alert(1)</script>"
@@ -24,7 +24,7 @@ def page(tmp_path_factory):
         "task": EVIL, "options": {}, "net": "lenet", "members": 5, "arms": ["a", "b"],
         "seeds": [0, 1], "cells": 4, "failed": 1, "train_seconds": 12.0, "report": "p/report.html",
     }  # fmt: skip
-    shown = Shown(
+    summary = Summary(
         name="forde",
         preset="cpu",
         study=STUDIES.get("forde").value,
@@ -37,23 +37,23 @@ def page(tmp_path_factory):
         environment={"system": "Linux"},
     )
     path = tmp_path_factory.mktemp("study") / "report.html"
-    path.write_text(study_page(shown))
+    path.write_text(study_page(summary))
     return path
 
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_silent_and_all_text_is_text(tab, page, scripts) -> None:
-    shown = tab(scripts=scripts).go(page)
-    assert shown.complaints == [] and shown.requests == []
-    assert shown.run("document.scripts.length") == 1
-    assert shown.run("document.body.innerText.includes('<script>alert(1)')")
-    assert shown.run("document.images.length") == 2
+    summary = tab(scripts=scripts).go(page)
+    assert summary.complaints == [] and summary.requests == []
+    assert summary.run("document.scripts.length") == 1
+    assert summary.run("document.body.innerText.includes('<script>alert(1)')")
+    assert summary.run("document.images.length") == 2
 
 
 def test_no_sideways_scrolling_on_a_phone(tab, page) -> None:
-    shown = tab(PHONE).go(page)
-    shown.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    assert shown.run("document.documentElement.scrollWidth") <= PHONE
+    summary = tab(PHONE).go(page)
+    summary.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert summary.run("document.documentElement.scrollWidth") <= PHONE
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (PHONE, True)])

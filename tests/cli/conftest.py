@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polymode.cli.app import main
-from polymode.report import run as reports
+from polymode.report import page as reports
 
 TINY = ["--set", "epochs=2", "--set", "net.hidden=[8]", "--set", "task.num_test=50"]
 BOTH = ["--task", "two_moons", "--method", "map", "--method", "deep_ensemble", "--seeds", "0,1"]

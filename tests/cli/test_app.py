@@ -96,7 +96,7 @@ def test_warnings_take_one_line_and_are_said_once(command, tmp_path):
     idle = ["--set", "epochs=0", "--seeds", "0-1", "-q", "--out", str(tmp_path / "run")]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("always")
-        patch.setattr("polymode.report.run.write_report", lambda *given: None)
+        patch.setattr("polymode.report.page.write_report", lambda *given: None)
         assert command("run", "--task", "two_moons", "--method", "map", *idle) == 0
     (said,) = [line for line in command.err.splitlines() if "epochs=0" in line]
     assert (
@@ -214,8 +214,8 @@ def test_a_plain_run_imports_studies_and_plots_no_sooner_than_it_needs_them(tmp_
     words = "run --task two_moons --method map --set epochs=1 --set net.hidden=[8] -q --out".split()
     found = _modules_after(
         "from polymode.cli.app import main\n"
-        "import polymode.cli.run as run\n"
-        "run._report = lambda *_: True\n"
+        "import polymode.cli.run_task as run_task\n"
+        "run_task._write_report = lambda *_: True\n"
         f"main({[*words, str(tmp_path)]!r})"
     )
     assert "polymode.runs.running" in found

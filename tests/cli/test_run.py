@@ -14,7 +14,7 @@ import time
 import pytest
 
 from polymode._version import __version__
-from polymode.report import run as reports
+from polymode.report import page as reports
 from polymode.runs import cell as cells
 from polymode.runs import estimate, running
 from polymode.runs.folder import RunFolder, without_times

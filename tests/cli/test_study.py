@@ -7,7 +7,7 @@ import json
 import pytest
 
 from polymode.plots import Comparison
-from polymode.report import run as reports
+from polymode.report import page as reports
 from polymode.runs.folder import without_times
 from polymode.studies import STUDIES, Arm, Claim, Part, Study, Table
 

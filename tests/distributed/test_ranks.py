@@ -379,8 +379,8 @@ for again in range(2):
 
 COMMAND = """
 import sys
-from polymode.report import run
-run.report = lambda board, path, **_: path.touch()  # figures take longer than all the rest
+from polymode.report import page
+page.report = lambda board, path, **_: path.touch()  # figures take longer than all the rest
 from polymode.cli.app import main
 sys.exit(main(words if "words" in globals() else sys.argv[1:]))
 """

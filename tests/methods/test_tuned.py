@@ -17,7 +17,7 @@ from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import forde
 from polymode.methods.forde import ALPHAS, FoRDE, init, shifted_nll
 from polymode.methods.method import Problem
-from polymode.report import run as reports
+from polymode.report import page as reports
 from polymode.stack.stack import Stack
 from polymode.tasks.validation import validation_shifts
 from polymode.training.events import Event

@@ -17,8 +17,10 @@ from polymode.metrics import Results, compare
 from polymode.metrics.results import Cost, Row
 from polymode.plots import Comparison
 from polymode.report import cite, list_methods, report
-from polymode.report.page import render
+from polymode.report.page import render, write_report
 from polymode.report.template import HERE
+from polymode.runs.archive import pack
+from polymode.runs.folder import RunFolder
 
 EVIL = "<script>alert(1)</script>"
 
@@ -333,3 +335,23 @@ def test_one_seed_is_not_taken_for_no_seeds() -> None:
     one, two = (render(compare([result("map", s, 0.1) for s in range(n)])) for n in (1, 2))
     assert ">seed<" in one and ">seeds<" not in one.split("<main")[0]
     assert ">seeds<" in two.split("<main")[0]
+
+
+@pytest.mark.cpu_seconds(5)
+@pytest.mark.parametrize("older", [False, True])
+def test_examples_come_from_the_folder_alone(digits_results, tmp_path, older) -> None:
+    """A folder of before examples were kept gives a page without them."""
+    folder = RunFolder(tmp_path)
+    (tmp_path / "predictions").mkdir()
+    for number, each in enumerate(digits_results[:2]):
+        names = ("test",) if older else ("test", "examples")
+        kept = {name: each.kept[name] for name in names}  # others would only take time
+        folder.add(f"cell{number}", each.replace(kept={}), pack(kept))
+    read = RunFolder(tmp_path)
+    assert read.damage() == []
+    results = read.results(predictions=True)
+    assert [r.class_names for r in results] == 2 * [tuple("0123456789")]
+    write_report(read, compare(results))
+    html = read.report.read_text()
+    assert html.count('alt="Test images of') == (0 if older else 2)
+    assert html.count('alt="Confusion matrix of') == 2

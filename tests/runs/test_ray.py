@@ -14,7 +14,7 @@ import pytest
 from polymode.cli.app import main
 from polymode.distributed import ray as cluster
 from polymode.distributed.ray import Cluster, ClusterProblem, Started
-from polymode.report import run as reports
+from polymode.report import page as reports
 from polymode.runs.folder import RunFolder, without_times
 from polymode.zoo import Zoo
 

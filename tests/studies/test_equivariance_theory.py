@@ -9,9 +9,8 @@ import torch
 
 from polymode.equivariance import group
 from polymode.studies import STUDIES, Runs
-from polymode.studies.equivariance import ensembles, theory
+from polymode.studies.equivariance import theory
 from polymode.studies.equivariance import theory_experiments as experiments
-from polymode.studies.equivariance.theory_claims import claims
 
 STUDY = STUDIES.get("equivariance").value
 
@@ -45,7 +44,7 @@ def test_asymmetry_is_unbiased() -> None:
     for _ in range(2000):
         values = torch.randn(4, 2, 1, generator=stream)
         values[:, 0] += 1.0
-        found.append(ensembles.asymmetry(values, acting))
+        found.append(experiments.asymmetry(values, acting))
     member, ensemble, infinite = (sum(each) / 2000 for each in zip(*found, strict=True))
     assert infinite == pytest.approx(1.0, abs=0.2)
     assert member == pytest.approx(3.0, abs=0.2)
@@ -63,8 +62,8 @@ def test_predicted_spread_is_that_of_draws() -> None:
     root = torch.linalg.cholesky(at.covariance(3) + 1e-12 * torch.eye(12).double())
     noise = torch.randn(3000, 12, generator=torch.Generator().manual_seed(1)).double()
     means = at.mean(3)[:, 0] + noise @ root.mT / math.sqrt(size)
-    found = torch.tensor([ensembles.orbit_spread(each[None, :, None], acting) for each in means])
-    expected = ensembles.predicted_spread(whole, sets["ood"], acting, 3, size)
+    found = torch.tensor([experiments.orbit_spread(each[None, :, None], acting) for each in means])
+    expected = experiments.predicted_spread(whole, sets["ood"], acting, 3, size)
     for ours, theirs in zip(found.square().mean(0).sqrt().tolist(), expected, strict=True):
         assert ours == pytest.approx(theirs, rel=0.05)
 
@@ -123,7 +122,7 @@ def runs(make):
 
 
 def test_claims_follow_the_numbers(runs) -> None:
-    verdicts = {claim.text: claim.verdict for claim in claims(runs)}
+    verdicts = {claim.text: claim.verdict for claim in theory.claims(runs)}
     ising = "finite ensembles deviate by s/√M"
     assert verdicts == {
         "Toy: the ensemble's mean is equivariant at all steps, members are not": "holds",
@@ -149,7 +148,6 @@ def test_tables_and_figures_are_made_of_results(runs) -> None:
     assert members["NTK, in distribution"][:2] == ("1.000 ± 0.000", "0.500 ± 0.000")
     figures = theory.figures(runs)
     assert set(figures) == {"ising_id", "ising_ood"}  # no arrays, no curves
-    assert theory.comparisons("paper", runs) == []
 
 
 def test_curves_are_drawn(make) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from polymode import nets
 from polymode.studies import STUDIES, Runs
-from polymode.studies.forde import published, setup, shown
+from polymode.studies.forde import published, setup, tables
 from polymode.studies.forde.claims import claims
 
 STUDY = STUDIES.get("forde").value
@@ -118,23 +118,23 @@ def runs(make):
 
 def test_alpha_is_chosen_on_the_validation_set(runs):
     """The test set would choose 1: its NLL falls with alpha."""
-    assert shown.chosen_alpha(runs, "cifar10_subset") == 0.4
-    assert shown.arm_of(runs, "cifar10_subset", "FoRDE-Tuned") == "FoRDE α=0.4"
-    assert shown.chosen_alpha(Runs({}), "cifar10_subset") is None
+    assert tables.chosen_alpha(runs, "cifar10_subset") == 0.4
+    assert tables.arm_of(runs, "cifar10_subset", "FoRDE-Tuned") == "FoRDE α=0.4"
+    assert tables.chosen_alpha(Runs({}), "cifar10_subset") is None
 
 
 def test_the_benchmark_table(runs):
-    table = shown.benchmark(runs, "cifar10_subset")
+    table = tables.benchmark(runs, "cifar10_subset")
     assert table is not None
     lines = {line[0]: dict(zip(table.head, line, strict=True)) for line in table.lines}
     assert list(lines) == ["DE", "FoRDE-PCA", "FoRDE-Identity", "FoRDE-Tuned (α = 0.4)"]
     assert lines["DE"]["cA % ↑"] == "65.10 ± 0.06"  # mean of two severities and three seeds
     assert lines["FoRDE-Tuned (α = 0.4)"]["cA % ↑"].startswith("66.30")
-    gaps = shown.differences(runs, "cifar10_subset")
+    gaps = tables.differences(runs, "cifar10_subset")
     assert gaps is not None
     pca = next(line for line in gaps.lines if line[0] == "FoRDE-PCA")
     assert pca[gaps.head.index("cA % ↑")].startswith("+3.00 [+") and pca[-2].endswith("†")
-    assert shown.variants(runs, "cifar10_subset") is None  # only Fashion-MNIST has them
+    assert tables.variants(runs, "cifar10_subset") is None  # only Fashion-MNIST has them
     assert set(STUDY.tables(runs)) == {
         "benchmark_cifar10_subset", "differences_cifar10_subset", "families_cifar10_subset",
         "paper_cifar10_subset",
@@ -143,7 +143,7 @@ def test_the_benchmark_table(runs):
 
 def test_differences_by_kind_of_corruption(runs):
     """The runs have fog alone, which is weather."""
-    table = shown.families(runs, "cifar10_subset")
+    table = tables.families(runs, "cifar10_subset")
     assert table is not None and table.head == ("method", "noise", "blur", "weather", "digital")
     pca, identity = table.lines
     assert pca[3].startswith("+3.00 [+") and pca[3].endswith("†")

@@ -8,7 +8,7 @@ import pytest
 from polymode.examinations import Findings, measure
 from polymode.runs.part import Experiment
 from polymode.studies import STUDIES, Runs
-from polymode.studies.linearised_laplace import experiments, published, shown
+from polymode.studies.linearised_laplace import experiments, published, tables
 from polymode.studies.linearised_laplace.claims import claims
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, NORMALISED, as_image_net
 
@@ -72,7 +72,7 @@ def runs(make):
         for arm, moved in (("k = 1", 0.0), ("k = 3", 1.0)):
             add("scale", arm, seed, {
                 f"change_{form}_{place}_{kind}": moved * (50.0 if kind == "single" else 0.1) * noise
-                for form in shown.FORMS for place in shown.PLACES for kind in shown.KINDS
+                for form in tables.FORMS for place in tables.PLACES for kind in tables.KINDS
             })  # fmt: skip
         add("networks", "resnet", seed, {
             "nll_linear_single": 0.5 * noise, "nll_trained_single": 1.0,
@@ -113,11 +113,11 @@ def test_tables_and_figures_are_made_of_results(runs) -> None:
 
 def test_error_bars_are_drawn(make) -> None:
     grid = np.linspace(-1, 1, 5)
-    names = [f"sd_{mean}_{kind}" for mean, kind in shown.VARIANTS]
+    names = [f"sd_{mean}_{kind}" for mean, kind in tables.VARIANTS]
     arrays = {"grid": grid, "mean": grid} | {n: 0.1 * k + 0 * grid for k, n in enumerate(names)}
     found = Findings((measure("closeness", 0.1, n=5),), arrays).signed("training")
     results = found.beside(make("10 steps", 0, {("test", "nll"): 1.0}))
-    display = shown.figure_error_bars(Runs({"training": [results]}))
+    display = tables.figure_error_bars(Runs({"training": [results]}))
     assert display is not None and "0.3" in display.caption
     assert display.to_svg().startswith("<?xml")
 
@@ -132,6 +132,6 @@ def test_experiments_run() -> None:
     small = {"task": "digits", "num_train": 20, "num_test": 10, "epochs": 1, "width": 0.25}
     for net in ("resnet", "unet"):
         rows = experiments.networks(0, net=net, **small)
-        for kind in shown.KINDS:
+        for kind in tables.KINDS:
             ours, theirs = (rows[f"log_evidence_{m}_{kind}"].value for m in ("linear", "trained"))
             assert ours > theirs

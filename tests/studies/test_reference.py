@@ -8,7 +8,7 @@ from polymode.examinations import read_asked
 from polymode.methods import METHODS
 from polymode.methods.fit import check_options
 from polymode.studies import STUDIES, Runs
-from polymode.studies.reference import setup, shown
+from polymode.studies.reference import setup, tables
 from polymode.studies.reference.claims import claims
 
 STUDY = STUDIES.get("reference").value
@@ -41,8 +41,8 @@ def test_the_regression_is_that_of_the_competition() -> None:
 def test_one_mode_and_many_differ_in_nothing_else() -> None:
     part = STUDY.parts("cpu")["plane"]
     for family in setup.families(1, 1, 5, 1.0):
-        if family.one and family.many:
-            one, many = (part.arms[name.format(10)] for name in (family.one, family.many))
+        if family.single and family.many:
+            one, many = (part.arms[name.format(10)] for name in (family.single, family.many))
             assert one.options | {"num_modes": 10} == many.options
             assert one.net_options == many.net_options
 
@@ -79,7 +79,7 @@ NUMBERS = {
 
 def test_arms_stand_in_the_order_of_their_distance(make) -> None:
     runs = runs_of(make, NUMBERS)
-    table = shown.tables(runs)["distance_plane"]
+    table = tables.tables(runs)["distance_plane"]
     names = [line[0] for line in table.lines]
     assert names == [
         "HMC, shorter", "SGHMC × 10", "SGHMC", "deep ensemble", "mean-field VI", "MAP",
@@ -87,7 +87,7 @@ def test_arms_stand_in_the_order_of_their_distance(make) -> None:
     assert table.head[1:4] == ("modes", "agreement ↑", "TV ↓")
     assert table.lines[1][1] == "10" and table.lines[1][3].startswith("0.103")
     assert "R-hat of the reference's predictions up to 1.01" in table.note
-    modes = {line[0]: line[3] for line in shown.tables(runs)["modes_plane"].lines}
+    modes = {line[0]: line[3] for line in tables.tables(runs)["modes_plane"].lines}
     assert modes.keys() == {"map", "sghmc"} and modes["sghmc"].startswith("−0.09")
 
 
@@ -109,7 +109,7 @@ def test_claims_are_judged_by_paired_differences(make) -> None:
 
 
 def test_the_figure_has_a_dot_per_seed(make) -> None:
-    display = shown.figures(runs_of(make, NUMBERS))["distance_plane"]
+    display = tables.figures(runs_of(make, NUMBERS))["distance_plane"]
     assert display.data["values"].shape == (6, 3)
     assert display.data["group"].tolist() == ["many modes"] * 2 + ["one mode"] + [
         "many modes", "one mode", "one mode",

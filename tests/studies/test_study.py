@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from polymode.metrics.paired import paired
 from polymode.runs.settings import UsageProblem
 from polymode.studies import STUDIES, Experiment, Runs
 from polymode.studies.folder import StudyRequest, begin_study, read_study
-from polymode.studies.study import PRESETS, judged, parts_of
+from polymode.studies.study import PRESETS, parts_of
 
 NLL = ("test", "nll")
 
@@ -32,21 +31,6 @@ def test_of_an_arm_that_was_run_again_with_other_options_the_last_counts(make):
     runs = Runs({"p": [make(arm, seed, {NLL: value}) for arm, seed, value in made]})
     assert len(runs.all("p")) == 2 and len(runs.of("p", "a")) == 1
     assert runs.values("p", "a", *NLL) == {0: 1.0}
-
-
-@pytest.mark.parametrize(
-    ("gaps", "sign", "verdict"),
-    [
-        ([1.0, 1.1, 0.9], 1, "holds"),
-        ([1.0, 1.1, 0.9], -1, "does not hold"),
-        ([-1.0, -1.1, -0.9], -1, "holds"),
-        ([1.0, -1.0, 0.1], 1, "undecided"),
-        ([1.0], 1, "undecided"),
-        ([], 1, "not run"),
-    ],
-)
-def test_a_sign_is_decided_by_its_interval(gaps, sign, verdict):
-    assert judged(paired(gaps), sign=sign) == verdict
 
 
 def test_parts_that_there_are_not():

@@ -11,7 +11,7 @@ from polymode import nets
 from polymode.examinations import measure
 from polymode.metrics.results import EXAMINED
 from polymode.studies import STUDIES, Runs
-from polymode.studies.symmetry import comparisons, published, setup, shown
+from polymode.studies.symmetry import comparisons, published, setup, tables
 from polymode.studies.symmetry.claims import claims
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_the_table(runs):
     assert zoo[4:6] == ("30.00 ± 1.00", "0.30 ± 0.05")
     paper = STUDY.tables(runs)["paper_cifar100"]
     assert ("DE", "0", "0", "79.5") == paper.lines[-1][:4]
-    assert shown.label_of(runs, "digits") == LABEL
+    assert tables.label_of(runs, "digits") == LABEL
 
 
 def test_only_the_papers_set_up_is_held_against_its_numbers(make):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polymode.studies.symmetry.experiments import mass, toy, zoo
-from polymode.studies.symmetry.shown import mass_profile, plane_steps
+from polymode.studies.symmetry.tables import mass_profile, plane_steps
 
 
 def test_the_toy_is_a_ring_then_half_of_it():

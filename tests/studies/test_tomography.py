@@ -10,7 +10,7 @@ from polymode.core.rng import generator
 from polymode.examinations import Findings, measure
 from polymode.metrics.results import Cost, Results
 from polymode.studies import STUDIES, Runs
-from polymode.studies.tomography import images, setup, shown
+from polymode.studies.tomography import images, setup, tables
 from polymode.studies.tomography.claims import claims, values
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.tasks.files import MissingData
@@ -146,4 +146,4 @@ def test_a_walnut_file_is_read(tmp_path, monkeypatch) -> None:
 
 
 def test_titles_of_parts_and_methods_are_there() -> None:
-    assert set(shown.SHOWN) <= set(METHODS) and set(shown.SCORED) == set(shown.TITLES)
+    assert set(tables.DRAWN) <= set(METHODS) and set(tables.SCORED) == set(tables.TITLES)

@@ -49,8 +49,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(zoo.app, name="zoo")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from polymode._version import __version__
 
         typer.echo(f"polymode {__version__}")
@@ -82,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_once() -> Callable[..., None]:
-    """Return what shows warnings as all else is said: in one line, and each of them once."""
-    seen: set[str] = set()
+    """Return a function that prints each warning once, in one line."""
+    printed: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **further: Any) -> None:
         line = " ".join(str(message).split())
-        if line not in seen:
-            seen.add(line)
+        if line not in printed:
+            printed.add(line)
             say(f"polymode: warning: {line}")
 
     return show
@@ -132,20 +132,20 @@ def _usage(problem: Any) -> str:
 
     message, context = str(problem.format_message()), problem.ctx
     if type(problem).__name__ == "NoSuchOption" and context is not None:
-        known = [name for p in context.command.params for name in p.opts] + ["--help"]
-        near = _nearest(problem.option_name, known)
+        options = [name for p in context.command.params for name in p.opts] + ["--help"]
+        near = _nearest(problem.option_name, options)
         return f"No such option: {problem.option_name}.{near} See `{context.command_path} --help`"
     wrong = re.fullmatch(r"No such command '(.+)'\.", message)  # older ones leave it at that
     return message + suggest(wrong[1], context.command.commands) if wrong and context else message
 
 
-def _nearest(option: str, known: Sequence[str]) -> str:
-    """Return a suggestion by the words alone: dashes make any two options look alike.
+def _nearest(option: str, options: Sequence[str]) -> str:
+    """Return a suggestion; leading dashes are ignored, since they make any two options look alike.
 
     >>> _nearest("--seed", ["--seeds", "--help"]), _nearest("--verbose", ["--preset", "--version"])
     (" Did you mean '--seeds'?", '')
     """
-    words = {name.lstrip("-"): name for name in known}
+    words = {name.lstrip("-"): name for name in options}
     near = difflib.get_close_matches(option.lstrip("-"), list(words), n=1, cutoff=0.6)
     return f" Did you mean '{words[near[0]]}'?" if near else ""
 

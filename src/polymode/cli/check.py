@@ -135,24 +135,24 @@ def _ood_scores() -> tuple[bool, str]:
 def _mixture() -> tuple[bool, str]:
     """N(-5, 0.1²) and N(5, 0.1²) in equal parts have the variance 25 + 0.01."""
     loc = torch.tensor([-5.0, 5.0], dtype=torch.float64).reshape(2, 1, 1)
-    both = MixturePrediction(loc, torch.full_like(loc, 0.1))
+    mixture = MixturePrediction(loc, torch.full_like(loc, 0.1))
     exact = {"variance": 25.01, "epistemic_variance": 25.0, "aleatoric_variance": 0.01}
-    return _compare({name: (getattr(both, name).item(), value) for name, value in exact.items()})
+    return _compare({name: (getattr(mixture, name).item(), value) for name, value in exact.items()})
 
 
 def _rows(*members: list[list[float]]) -> torch.Tensor:
     return torch.tensor(members, dtype=torch.float64)
 
 
-def _score(table: Registry[Any], name: str, prediction: Prediction, other: Any) -> float:
-    return float(table.get(name).value(prediction, other).value)
+def _score(table: Registry[Any], name: str, prediction: Prediction, reference: Any) -> float:
+    return float(table.get(name).value(prediction, reference).value)
 
 
 def _compare(pairs: dict[str, tuple[float, float]]) -> tuple[bool, str]:
     """Return whether each first number is the second, with those that are not, or all."""
     wrong = {k: p for k, p in pairs.items() if not math.isclose(*p, rel_tol=1e-9, abs_tol=1e-12)}
-    shown = [f"{k} {got:.6g}, exactly {right:.6g}" for k, (got, right) in (wrong or pairs).items()]
-    return not wrong, "; ".join(shown)
+    texts = [f"{k} {got:.6g}, exactly {right:.6g}" for k, (got, right) in (wrong or pairs).items()]
+    return not wrong, "; ".join(texts)
 
 
 def _files() -> tuple[bool, str]:

@@ -21,27 +21,27 @@ def compare_folders(folders: Sequence[RunFolder]) -> Leaderboard:
     Results of one setup with different seeds are one entry, from whichever folder. Where a setup
     and seed are in more than one folder, all results of that setup are named after their folder.
     """
-    found: list[tuple[RunFolder, Results]] = []
+    pairs: list[tuple[RunFolder, Results]] = []
     first = folders[0]
     for folder in folders:
         results = folder.results()
         if not results:
             raise UsageProblem(f"{folder.path} has no finished cell yet; run it first")
-        ours, theirs = (each.config().get("data", {}) for each in (first, folder))
-        if ours != theirs:
+        first_data, data = (f.config().get("data", {}) for f in (first, folder))
+        if first_data != data:
             raise UsageProblem(
-                f"{folder.path} (task '{theirs.get('task')}') and {first.path} (task"
-                f" '{ours.get('task')}') have different tasks, data or task options; their numbers"
-                " cannot be compared"
+                f"{folder.path} (task '{data.get('task')}') and {first.path} (task"
+                f" '{first_data.get('task')}') have different tasks, data or task options; their"
+                " numbers cannot be compared"
             )
-        found += [(folder, each) for each in results]
-    counts = Counter((_setup(each), each.seed) for _, each in found)
+        pairs += [(folder, cell) for cell in results]
+    counts = Counter((_setup(cell), cell.seed) for _, cell in pairs)
     twice = {setup for (setup, _), count in counts.items() if count > 1}
     named = [
-        each.replace(config={**each.config, "run": str(folder.path)})
-        if _setup(each) in twice
-        else each
-        for folder, each in found
+        cell.replace(config={**cell.config, "run": str(folder.path)})
+        if _setup(cell) in twice
+        else cell
+        for folder, cell in pairs
     ]
     try:
         return compare(named)
@@ -59,7 +59,7 @@ def differences(board: Leaderboard, *, full: bool = False) -> list[dict[str, Any
     "clear" is the verdict of the leaderboard: a test tells the entry from the best, after Holm's
     correction over the column.
     """
-    found = []
+    rows = []
     for column in board.groups(full=full).get("test", []):
         cells = {label: board[label, "test", column.metric] for label in board.labels}
         best = next((label for label, cell in cells.items() if cell.best), None)
@@ -70,24 +70,24 @@ def differences(board: Leaderboard, *, full: bool = False) -> list[dict[str, Any
             if gap is not None and not cell.best:
                 facts = {"entry": label, "reference": best, "dataset": "test"}
                 clear = not (cell.tied or cell.untested)
-                found.append({**facts, "metric": column.metric, **gap._asdict(), "clear": clear})
-    return found
+                rows.append({**facts, "metric": column.metric, **gap._asdict(), "clear": clear})
+    return rows
 
 
 def difference_table(board: Leaderboard, gaps: Sequence[dict[str, Any]]) -> str:
     """Return the differences as text, with the marks of the leaderboard."""
-    known = {(gap["entry"], gap["metric"]): gap for gap in gaps}
+    by_entry = {(gap["entry"], gap["metric"]): gap for gap in gaps}
     columns = [["minus the best", *(f"  {label}" for label in board.labels)]]
     shared = [[gap["n"] for gap in gaps if gap["entry"] == label] for label in board.labels]
     columns.append(["seeds", *(span_text(numbers) for numbers in shared)])
     for metric in dict.fromkeys(gap["metric"] for gap in gaps):
-        found = [gap for gap in gaps if gap["metric"] == metric]
+        of_metric = [gap for gap in gaps if gap["metric"] == metric]
         digits = decimals_for(
-            [gap["mean"] for gap in found], [gap["standard_error"] for gap in found]
+            [gap["mean"] for gap in of_metric], [gap["standard_error"] for gap in of_metric]
         )
         texts = []
         for label in board.labels:
-            gap, sign = known.get((label, metric)), board[label, "test", metric].sign
+            gap, sign = by_entry.get((label, metric)), board[label, "test", metric].sign
             size = "n/a" if gap is None else number(gap["mean"], gap["standard_error"], digits)
             texts.append(sign if sign == BEST else size + (sign or " "))
         columns.append([f"{title_of(metric)} ", *texts])

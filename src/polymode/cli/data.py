@@ -47,8 +47,8 @@ def list_(
         dataset, path = DATASETS.get(name).value, find(name)
         size = human(dataset.download_size) if dataset.originals else "only --from"
         check = dataset.checksums if dataset.originals else "shapes, counts"
-        here = path.name if path else "no"
-        rows.append([name, size, check, here, dataset.licence, dataset.description])
+        file = path.name if path else "no"
+        rows.append([name, size, check, file, dataset.licence, dataset.description])
         facts.append(
             {
                 "name": name,

@@ -32,10 +32,10 @@ class Lines(Watch):
         if event.kind == "resume":
             self.say(f"{cell.name}: resumed at step {event.step:,} of {event.total:,}")
         tenth = 10 * event.step // max(event.total, 1)
-        silence = now - running.told
+        silence = now - running.last_line
         if silence < SHORTEST or (tenth == running.tenth and silence < LONGEST):
             return
-        running.told, running.tenth = now, tenth
+        running.last_line, running.tenth = now, tenth
         share = 100 * event.step // max(event.total, 1)
         if event.kind == "finish":  # after training; its passes have no loss
             self.say(f"{cell.name}: {share} % of the passes after training")
@@ -50,8 +50,8 @@ class Lines(Watch):
         self.say(f"[{self.finished}/{self.count}] {text}{tail}")
 
     def _to_go(self, running: Running) -> str:
-        here, left = running.training_left(), self.remaining()
-        parts = [] if here is None else [f"{about(here)} to go"]
+        cell_left, left = running.training_left(), self.remaining()
+        parts = [] if cell_left is None else [f"{about(cell_left)} to go"]
         if left is not None and self.queue:
             parts.append(f"all cells {about(left)}")
         return f"; {', '.join(parts)}" if parts else ""
@@ -94,8 +94,8 @@ class Bars(Watch):
             share = 100 * event.step // max(event.total, 1)
             loss = "" if math.isnan(event.loss) else f"  loss {event.loss:.4g}"
             left = self.running[cell.key].training_left()
-            rest = "" if left is None else f"  {about(left)} to go"
-            note = f"{share:3d} %{loss}{rest}"
+            to_go = "" if left is None else f"  {about(left)} to go"
+            note = f"{share:3d} %{loss}{to_go}"
         self._bars.update(
             self._ids[cell.key], completed=event.step, total=max(event.total, 1), note=note
         )

@@ -52,32 +52,32 @@ def request(
     examine: Sequence[str] = (),
 ) -> Request:
     """Return what the file and the command line ask for together."""
-    given = {} if config is None else read_config(config)
-    task = task or given.get("task")
-    methods = tuple(dict.fromkeys(methods or given.get("method", ())))
+    file = {} if config is None else read_config(config)
+    task = task or file.get("task")
+    methods = tuple(dict.fromkeys(methods or file.get("method", ())))
     if not task:
         raise UsageProblem("Missing option '--task'; see `polymode list tasks`")
     if not methods:
         raise UsageProblem("Missing option '--method'; see `polymode list methods`")
     wanted = Request(task, methods)
-    if seeds is not None or "seeds" in given:
+    if seeds is not None or "seeds" in file:
         wanted = replace(
-            wanted, seeds=tuple(given["seeds"] if seeds is None else parse_seeds(seeds))
+            wanted, seeds=tuple(file["seeds"] if seeds is None else parse_seeds(seeds))
         )
-    kept, left_out = [], []
-    for setting in given.get("settings", ()):
+    file_settings, left_out = [], []
+    for setting in file.get("settings", ()):
         if setting.owner in ("", "task", "net", *methods):
-            kept.append(setting)
+            file_settings.append(setting)
         else:
             left_out.append(f"{config}: [{setting.owner}] is left out: not a method of this run")
     return replace(
         wanted,
-        settings=(*kept, *parse_settings(settings)),
-        net=net or given.get("net"),
-        preset=preset or given.get("preset", "cpu"),
-        out=out or given.get("out"),
+        settings=(*file_settings, *parse_settings(settings)),
+        net=net or file.get("net"),
+        preset=preset or file.get("preset", "cpu"),
+        out=out or file.get("out"),
         left_out=tuple(dict.fromkeys(left_out)),
-        examine=tuple(dict.fromkeys(examine or given.get("examine", ()))),
+        examine=tuple(dict.fromkeys(examine or file.get("examine", ()))),
     )
 
 
@@ -95,23 +95,23 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageProblem(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UsageProblem(f"{path}: {error}") from error
-    found: dict[str, Any] = {"settings": []}
+    request: dict[str, Any] = {"settings": []}
     for key, value in content.items():
         try:
             if isinstance(value, dict) and (key in TABLES or key not in KEYS):
-                _table(found, key, value)
+                _table(request, key, value)
             elif key in KEYS:
-                found[key] = _checked(key, value)
+                request[key] = _checked(key, value)
             else:
-                known = (*KEYS, EVERY, *METHODS.names())
+                names = (*KEYS, EVERY, *METHODS.names())
                 raise UsageProblem(
-                    f"unknown key '{key}'.{suggest(key, known)} Keys: {', '.join(KEYS)}; tables:"
+                    f"unknown key '{key}'.{suggest(key, names)} Keys: {', '.join(KEYS)}; tables:"
                     f" task, net, {EVERY}, and the methods"
                 )
         except UsageProblem as problem:
             raise UsageProblem(f"{path}: {problem}") from None
-    found["settings"].sort(key=lambda setting: setting.owner != "")  # [all] gives way
-    return found
+    request["settings"].sort(key=lambda setting: setting.owner != "")  # [all] gives way
+    return request
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -130,23 +130,23 @@ def _toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def _table(found: dict[str, Any], owner: str, table: dict[str, Any]) -> None:
+def _table(request: dict[str, Any], owner: str, table: dict[str, Any]) -> None:
     """Enter the options of a task, a network, one method or all of them."""
-    known = ("task", "net", EVERY, *METHODS.names())
-    if owner not in known:
+    owners = ("task", "net", EVERY, *METHODS.names())
+    if owner not in owners:
         raise UsageProblem(
-            f"unknown table [{owner}].{suggest(owner, known)} Tables: {', '.join(known)}"
+            f"unknown table [{owner}].{suggest(owner, owners)} Tables: {', '.join(owners)}"
         )
     for key, value in table.items():
         if owner in ("task", "net") and key == "name":
-            found[owner] = _checked(owner, value)
+            request[owner] = _checked(owner, value)
             continue
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             kind = type(value).__name__
             raise UsageProblem(f"[{owner}] {key} cannot be a {kind}, got {value}") from None
-        found["settings"].append(Setting("" if owner == EVERY else owner, key, value))
+        request["settings"].append(Setting("" if owner == EVERY else owner, key, value))
 
 
 def _checked(key: str, value: Any) -> Any:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polymode.cli import keep_what_is_done
-from polymode.cli.talk import Json, follows, put, say, tell_damage, write
+from polymode.cli.arguments import parse_seeds, parse_settings
+from polymode.cli.talk import Json, say
 from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
     from polymode.distributed.ray import Cluster
-    from polymode.metrics import Leaderboard
-    from polymode.runs.folder import RunFolder
-    from polymode.runs.part import Request
-    from polymode.runs.plan import Plan
-    from polymode.runs.running import Outcome
 
 
 StudyName = Annotated[
@@ -117,34 +111,33 @@ def run(
       polymode run forde --preset smoke
     """
     from polymode.cli.request import request
-    from polymode.runs.folder import RunFolder
+    from polymode.cli.run_task import RunOptions, folder_of, run_task
     from polymode.runs.plan import make_plan
 
     _check_jobs(jobs)
     _join_ranks(jobs)
     cluster = cluster_for(backend, address)
+    options = RunOptions(
+        jobs=jobs, cluster=cluster, fresh=fresh, dry_run=dry_run, quiet=quiet, json_=json_
+    )
     if study is not None:
         _refuse_other_names(study)
-        from polymode.cli.run_study import run_study
-
         chosen = {"--task": task, "--method": method, "--net": net, "--config": config}
         _refuse_beside_study(study, chosen)
-        run_study(
+        from polymode.cli.run_study import run_study
+        from polymode.studies.folder import StudyRequest
+
+        preset = preset or "cpu"
+        study_request = StudyRequest(
             study,
-            preset=preset or "cpu",
-            parts=part or [],
-            seeds=seeds,
-            settings=set_ or [],
-            examine=examine or [],
-            device=device,
-            out=out,
-            jobs=jobs,
-            cluster=cluster,
-            fresh=fresh,
-            dry_run=dry_run,
-            quiet=quiet,
-            json_=json_,
+            preset,
+            tuple(dict.fromkeys(part or [])),
+            tuple(parse_seeds(seeds)) if seeds is not None else (),
+            tuple(parse_settings(set_ or [])),
+            device,
+            tuple(dict.fromkeys(examine or [])),
         )
+        run_study(study_request, folder_of(out, study, preset), options)
     _refuse_without_study(part)
     wanted = request(
         task=task,
@@ -157,13 +150,10 @@ def run(
         config=config,
         examine=examine or [],
     )
-    _tell_left_out(wanted)
+    for line in wanted.left_out:
+        say(line)
     plan = make_plan(wanted, device)
-    folder = RunFolder(_folder(wanted))
-    if dry_run:
-        _dry_run(plan, folder, jobs, fresh, json_)
-    else:
-        _run(plan, folder, jobs, fresh, quiet, json_, cluster)
+    run_task(plan, folder_of(wanted.out, wanted.task, wanted.preset), options)
 
 
 def _check_jobs(jobs: int) -> None:
@@ -232,108 +222,3 @@ def _refuse_beside_study(study: str, chosen: dict[str, Any]) -> None:
 def _refuse_without_study(part: list[str] | None) -> None:
     if part:
         raise UsageProblem("--part belongs to a study, as in polymode run forde --part regression")
-
-
-def _tell_left_out(wanted: Request) -> None:
-    for line in wanted.left_out:
-        say(line)
-
-
-def _folder(wanted: Request) -> Path:
-    usual = wanted.task if wanted.preset == "cpu" else f"{wanted.task}-{wanted.preset}"
-    return Path(wanted.out) if wanted.out else Path("runs") / usual
-
-
-def _dry_run(plan: Plan, folder: RunFolder, jobs: int, fresh: bool, json_: bool) -> None:
-    from polymode.runs.running import look_ahead
-
-    folder.check(plan.data)
-    ahead = look_ahead(plan, folder, jobs=jobs, fresh=fresh)
-    if json_:
-        todo = {cell.key for cell in ahead.todo}
-        cells = [{**plan.describe(cell), "todo": cell.key in todo} for cell in ahead.cells]
-        seconds = ahead.pace.total(ahead.todo, ahead.jobs)
-        facts = {"out": str(folder.path), "cells": cells, "seconds": seconds}
-        put({**facts, "estimate": ahead.pace.text(ahead.todo, ahead.jobs)})
-    else:
-        write(f"{plan.text()}\n{ahead.text}\nNothing was written; the folder would be")
-        write(str(folder.path))
-
-
-def _run(
-    plan: Plan,
-    folder: RunFolder,
-    jobs: int,
-    fresh: bool,
-    quiet: bool,
-    json_: bool,
-    cluster: Cluster | None,
-) -> None:
-    from polymode.cli.progress import watcher
-    from polymode.metrics.results import EXAMINED
-    from polymode.runs.running import Interrupted, in_jobs, leaderboard, run_plan
-
-    keep_what_is_done()
-    tell_damage(folder, "counts as not done")
-    command = plan.command(str(folder.path), *in_jobs(jobs, cluster))
-    try:
-        outcome = run_plan(
-            plan, folder, watcher(quiet), jobs=jobs, fresh=fresh, quiet=quiet, cluster=cluster
-        )
-        if follows():
-            raise typer.Exit(1 if outcome.failed else 0)
-    except KeyboardInterrupt as stop:
-        far = f"after {stop}" if isinstance(stop, Interrupted) else "before the first cell"
-        _interrupted(far, command, json_)
-    board = leaderboard(folder, predictions=True)
-    if board is not None and not quiet and not json_:
-        write(f"\n{board.table()}\n")
-        if any(name.startswith(EXAMINED) for name in board.groups(full=True)):
-            write(f"What was examined: in the report, or `polymode table {folder.path} --full`")
-    written = board is not None and _report(folder, board, json_)
-    if outcome.failed:
-        say(f"{outcome.failed} cell(s) failed; see {folder.path / 'failures.jsonl'}")
-    if json_:
-        put(_summary(command, folder, outcome, board, written))
-    elif written:
-        write(f"Report: {folder.report}")
-    raise typer.Exit(0 if written and not outcome.failed else 1)
-
-
-def _report(folder: RunFolder, board: Leaderboard, json_: bool) -> bool:
-    """Write the report; what goes wrong with it does not hide the results."""
-    from polymode.report.run import write_report
-
-    again = shlex.join(["polymode", "report", str(folder.path)])
-    try:
-        write_report(folder, board)
-    except KeyboardInterrupt:
-        _interrupted("after the last cell, before the report", again, json_)
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"polymode: all results are kept, but there is no report: {what}; see `{again}`")
-        return False
-    return True
-
-
-def _interrupted(far: str, resume: str, json_: bool) -> NoReturn:
-    say(f"Interrupted {far}. Resume: {resume}")
-    if json_:
-        put({"error": f"interrupted {far}", "exit": 130, "resume": resume})
-    raise typer.Exit(130) from None
-
-
-def _summary(
-    command: str, folder: RunFolder, outcome: Outcome, board: Leaderboard | None, written: bool
-) -> dict[str, Any]:
-    path = folder.path
-    return {
-        "out": str(path),
-        "report": str(folder.report) if written else None,
-        "results": str(path / "results.jsonl"),
-        "predictions": str(path / "predictions"),
-        "failures": str(path / "failures.jsonl") if outcome.failed else None,
-        "cells": {**outcome._asdict()},
-        "command": command,
-        "leaderboard": None if board is None else board.to_dict(),
-    }

@@ -44,8 +44,8 @@ def list_(
         "nets": _nets,
     }
     if what not in kinds:
-        known, near = ", ".join(kinds), suggest(what, kinds)
-        raise UsageProblem(f"list shows one of {known}, not '{what}'.{near}")
+        names, near = ", ".join(kinds), suggest(what, kinds)
+        raise UsageProblem(f"list shows one of {names}, not '{what}'.{near}")
     columns, entries = kinds[what](pattern)
     if json_:
         put([json_safe(entry) for entry in entries])
@@ -80,8 +80,8 @@ def _options(pattern: str) -> Listing:
             )
             entries.append({"method": method, **cells})
     columns = {"option": "name", **{k: k for k in ("default", "allowed", "meaning")}}
-    one = len({entry["method"] for entry in entries}) == 1
-    return columns if one else {"method": "method", **columns}, entries
+    single = len({entry["method"] for entry in entries}) == 1
+    return columns if single else {"method": "method", **columns}, entries
 
 
 def _tasks(pattern: str) -> Listing:
@@ -107,14 +107,14 @@ def _metrics(pattern: str) -> Listing:
     import polymode.metrics  # noqa: F401  (enters the metrics)
     from polymode.metrics.score import ARROWS, TABLES, entries
 
-    found = [
+    listed = [
         {"name": e.name, "for": kind, **e.metadata, "better": ARROWS[e.metadata["direction"]]}
         for kind, table in TABLES.items()
         for e in entries(table)
         if fnmatch.fnmatch(e.name, pattern)
     ]
     columns = {k: k for k in ("for", "better", "unit")}
-    return {"metric": "name", **columns, "meaning": "summary"}, found
+    return {"metric": "name", **columns, "meaning": "summary"}, listed
 
 
 def _examinations(pattern: str) -> Listing:
@@ -123,9 +123,12 @@ def _examinations(pattern: str) -> Listing:
     entries = []
     for name in EXAMINATIONS.names(pattern):
         entry = EXAMINATIONS.get(name)
-        given = inspect.signature(entry.value).parameters.values()
-        known = [p for p in given if p.kind is p.KEYWORD_ONLY]
-        options = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known]
+        parameters = inspect.signature(entry.value).parameters.values()
+        options = [
+            p.name if p.default is p.empty else f"{p.name}={p.default}"
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY
+        ]
         facts = {"options": ", ".join(options), "summary": entry.metadata["summary"]}
         entries.append({"name": name, **facts, "measures": entry.metadata["measures"]})
     return {"examination": "name", "options": "options", "meaning": "summary"}, entries
@@ -191,7 +194,7 @@ def report(
     """Write the report of a run again, from its files alone."""
     import webbrowser
 
-    from polymode.report.run import write_report
+    from polymode.report.page import write_report
     from polymode.report.study import finish_study
     from polymode.studies.folder import is_study
 
@@ -250,8 +253,9 @@ def table(
 
     name = "json" if json_ else format_
     if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UsageProblem(f"--format takes {known}, got '{name}'.{suggest(name, FORMATS)}")
+        raise UsageProblem(
+            f"--format takes {', '.join(FORMATS)}, got '{name}'.{suggest(name, FORMATS)}"
+        )
     if is_study(folder):
         _study_table(folder, name, paper)
         return
@@ -267,16 +271,16 @@ def table(
 def _study_table(folder: Path, name: str, paper: bool) -> None:
     """Print the tables of a study; with `paper` also its claims and the paper's numbers."""
     from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
-    from polymode.report.study import outside, read_shown
+    from polymode.report.study import outside, read_summary
 
     _tell_parts(folder)
-    shown = read_shown(folder, figures=False)
-    tables = [t for key, t in shown.tables.items() if paper or not key.startswith("paper_")]
+    summary = read_summary(folder, figures=False)
+    tables = [t for key, t in summary.tables.items() if paper or not key.startswith("paper_")]
     if paper:
-        tables += [claim_table(shown.claims)] if shown.claims else []
-        tables += [comparison_table(shown.comparisons)] if shown.comparisons else []
+        tables += [claim_table(summary.claims)] if summary.claims else []
+        tables += [comparison_table(summary.comparisons)] if summary.comparisons else []
     write(STUDY_FORMATS[name](tables), end="")
-    if paper and outside(shown.comparisons):
+    if paper and outside(summary.comparisons):
         raise typer.Exit(OUTSIDE)
 
 
@@ -295,7 +299,7 @@ def cite(
         return
     names = [what]
     if (path / "results.jsonl").is_file():
-        names = list(dict.fromkeys(each.method for each in open_folder(path).results()))
+        names = list(dict.fromkeys(cell.method for cell in open_folder(path).results()))
     try:
         write("\n\n".join(map(bibtex, names)))
     except ValueError as error:

@@ -26,16 +26,16 @@ def claim_table(claims: Sequence[Claim]) -> Table:
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """Return the paper's numbers compared with ours as a table."""
     lines = []
-    for each in comparisons:
-        spreads = [each.paper_spread, each.standard_error, each.tolerance]
-        digits = decimals_for([each.paper, each.ours], spreads)
+    for row in comparisons:
+        spreads = [row.paper_spread, row.standard_error, row.tolerance]
+        digits = decimals_for([row.paper, row.ours], spreads)
         lines.append(
             (
-                each.label,
-                number(each.paper, each.paper_spread, digits),
-                number(each.ours, each.standard_error, digits),
-                number(each.tolerance, None, digits),
-                each.verdict,
+                row.label,
+                number(row.paper, row.paper_spread, digits),
+                number(row.ours, row.standard_error, digits),
+                number(row.tolerance, None, digits),
+                row.verdict,
             )
         )
     head = ("number", "paper", "ours", "tolerance", "verdict")
@@ -49,8 +49,8 @@ def study_text(tables: Sequence[Table], claims: Sequence[Claim]) -> str:
         lines = ["Claims of the paper"]
         for claim in claims:
             lines.append(f"{SIGNS[claim.verdict]} {claim.verdict}: {claim.text}")
-            for said in (f"paper: {claim.paper}", f"here: {claim.ours}"):
-                lines += textwrap.wrap(said, WIDTH, initial_indent="    ", subsequent_indent="    ")
+            for text in (f"paper: {claim.paper}", f"here: {claim.ours}"):
+                lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -48,4 +48,4 @@ def put(content: Any) -> None:
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     if follows():
         return
-    typer.echo(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    typer.echo(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))

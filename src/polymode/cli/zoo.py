@@ -65,16 +65,16 @@ def train_(
 
     cluster = cluster_for(backend, address)
     with _as_usage():
-        there = recipe not in RECIPES and Path(recipe).is_dir()
-        chosen = Zoo(recipe).recipe if there else RECIPES.get(recipe).value
+        is_folder = recipe not in RECIPES and Path(recipe).is_dir()
+        chosen = Zoo(recipe).recipe if is_folder else RECIPES.get(recipe).value
         changed = {
-            f"{each.owner}.{each.key}" if each.owner else each.key: each.value
-            for each in parse_settings(settings or [])
+            f"{s.owner}.{s.key}" if s.owner else s.key: s.value
+            for s in parse_settings(settings or [])
         }
         chosen = chosen.with_settings(changed)
         if changed and out is None:
             raise UsageProblem("--set makes another zoo than the recipe's: give it a folder, --out")
-        folder = out or (Path(recipe) if there else cache_folder() / "zoo" / recipe)
+        folder = out or (Path(recipe) if is_folder else cache_folder() / "zoo" / recipe)
         say(f"{networks:,} × {chosen.net} on {chosen.task} in {folder}, a line for each file")
         try:
             train(

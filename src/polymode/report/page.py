@@ -29,6 +29,7 @@ from polymode.report.tables import SHAPES, sizes
 from polymode.report.template import fill
 from polymode.report.verdict import verdict
 from polymode.runs.environment import environment as present
+from polymode.runs.folder import RunFolder
 from polymode.tasks import TASKS
 
 
@@ -70,6 +71,17 @@ def report(
     )
     replace_file(path, html.encode())
     return path
+
+
+def write_report(folder: RunFolder, board: Leaderboard, path: Path | None = None) -> None:
+    """Write the report of what is in the folder of a run."""
+    report(
+        board,
+        path or folder.report,
+        command=folder.config().get("command", ""),
+        environment=folder.read("environment.json"),
+        failures=folder.failures(),
+    )
 
 
 def render(

@@ -1,4 +1,4 @@
-"""One cell: fit, evaluate, examine, pack; and what is told of it meanwhile, in any process."""
+"""One cell, in any process: fit, evaluate, examine, pack; events are reported meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from polymode.methods import fit
 from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
+from polymode.runs.archive import pack
 from polymode.runs.folder import Place
-from polymode.runs.kept import pack
 from polymode.runs.plan import EVERY_CELL, Cell, Recipe
 from polymode.stack.fast.plan import remembered_in
 from polymode.tasks import Task
@@ -92,19 +92,19 @@ def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
 
 
 def _finished(results: Results) -> Finished:
-    kept = pack(results.kept, results.arrays)
-    return Finished(results.replace(kept={}, arrays={}), kept)
+    predictions = pack(results.kept, results.arrays)
+    return Finished(results.replace(kept={}, arrays={}), predictions)
 
 
 def _experiment(recipe: Recipe, cell: Cell) -> Results:
     """Return what the function found, as results that have no scores and no networks."""
     assert recipe.function is not None
     started = time.perf_counter()
-    found = recipe.function(cell.seed, **cell.options).signed(cell.method)
+    findings = recipe.function(cell.seed, **cell.options).signed(cell.method)
     cost = Cost(0, 0, 0, 0.0, 0, time.perf_counter() - started)
     config = json_safe(cell.options)
     none = Results(cell.method, cell.method, "", cell.seed, config, (), cost, label=cell.label)
-    return found.beside(none)
+    return findings.beside(none)
 
 
 def _kept(post: Posterior, task: Task) -> bool | tuple[str, ...]:

@@ -42,8 +42,8 @@ class Pace:
     def total(self, cells: Iterable[Cell], jobs: int = 1) -> float | None:
         """Return when the last of `jobs` workers would end; None while a setup is unknown."""
         times = [self.of(cell.setup) for cell in cells]
-        known = [each for each in times if each is not None]
-        return makespan(known, jobs) if len(known) == len(times) else None
+        finite = [seconds for seconds in times if seconds is not None]
+        return makespan(finite, jobs) if len(finite) == len(times) else None
 
     def text(self, cells: Sequence[Cell], jobs: int = 1) -> str:
         """Return the estimate for people, with what it rests on."""
@@ -113,9 +113,9 @@ class _Stopwatch:
             if before is not None and before.step == event.step:  # the first was the last
                 before = None
             steps = event.step - (before.step if before else 0)
-            taken = event.elapsed - (before.elapsed if before else 0.0)
-            if steps > 0 and (taken > PROBE or event.kind == "end"):
-                self.seconds = taken / steps * event.total
+            seconds = event.elapsed - (before.elapsed if before else 0.0)
+            if steps > 0 and (seconds > PROBE or event.kind == "end"):
+                self.seconds = seconds / steps * event.total
                 raise _Enough
 
 

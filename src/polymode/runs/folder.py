@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +31,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.files import is_plain_name, open_plain, replace_file
+from polymode.core.files import is_plain_name, json_digest, open_plain, replace_file
 from polymode.core.text import parse_json
 from polymode.metrics.results import NewerSchema, Results
-from polymode.runs.kept import Checked, Stored, StoredArrays, digest_of
-from polymode.runs.lines import append_line, raw_lines, read_lines, signed
+from polymode.runs.archive import Checker, Stored, StoredArrays, digest_of
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
 from polymode.stack.fast.plan import MOST_THREADS
@@ -45,6 +45,7 @@ _FOLDERS = ("checkpoints", "predictions")
 _EXECUTIONS = "executions.json"
 _FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS)
 SECONDS = "s"  # unit of rows that are times
+CHANGED = "was changed after it was written: its digest does not match"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -90,7 +91,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._checked = Checked()
+        self._checker = Checker()
 
     @property
     def report(self) -> Path:
@@ -232,11 +233,11 @@ class RunFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the lines of `events.jsonl` that can be read; times are worth no complaint."""
-        found = []
+        events = []
         for _, line in raw_lines(self.path / "events.jsonl"):
             with suppress(ValueError):
-                found.append(parse_json(line))
-        return [each for each in found if isinstance(each, dict)]
+                events.append(parse_json(line))
+        return [event for event in events if isinstance(event, dict)]
 
     def done(self) -> set[str]:
         """Return the keys of the cells that have results, and need not be redone."""
@@ -263,7 +264,7 @@ class RunFolder:
                 try:
                     results = Results.from_dict(line.content)
                     cells[key] = _Cell(line.number, results, line.content.get("predictions"))
-                    problems = [each for each in problems if each[0] != key]
+                    problems = [problem for problem in problems if problem[0] != key]
                 except NewerSchema as error:
                     raise UsageProblem(f"{path}, line {line.number}: {error}") from error
                 except ValueError as error:
@@ -272,7 +273,7 @@ class RunFolder:
                 cells.pop(key, None)
                 problems.append((key, f"{path}, line {line.number} {problem}"))
         for key, cell in list(cells.items()):
-            if problem := self._checked.problem(self._predictions(key), cell.digest):
+            if problem := self._checker.problem(self._predictions(key), cell.digest):
                 del cells[key]
                 problems.append((key, problem))
         return cells, [problem for _, problem in problems]
@@ -283,13 +284,13 @@ class RunFolder:
         Cells of which something is damaged are left out; `damage` names them.
         """
         places = {cell["key"]: n for n, cell in enumerate(self.config().get("cells", []))}
-        found: dict[str, tuple[str, _Cell]] = {}
+        last: dict[str, tuple[str, _Cell]] = {}
         for key, cell in self._cells()[0].items():
-            each = cell.results
-            setup = json.dumps([each.method, each.net, each.config, each.seed], sort_keys=True)
-            if setup not in found or found[setup][1].number < cell.number:
-                found[setup] = key, cell
-        ordered = sorted(found.values(), key=lambda pair: places.get(pair[0], len(places)))
+            r = cell.results
+            setup = json.dumps([r.method, r.net, r.config, r.seed], sort_keys=True)
+            if setup not in last or last[setup][1].number < cell.number:
+                last[setup] = key, cell
+        ordered = sorted(last.values(), key=lambda pair: places.get(pair[0], len(places)))
         if not predictions:
             return [cell.results for _, cell in ordered]
         return [self._with_arrays(key, cell.results) for key, cell in ordered]
@@ -337,13 +338,98 @@ class RunFolder:
         return results.replace(kept=Stored(path), arrays=StoredArrays(path))
 
 
+# lines of JSON
+
+
+class Line(NamedTuple):
+    """A line: its number from 1, what it holds, and what is wrong with it (nothing if empty)."""
+
+    number: int
+    content: dict[str, Any]
+    problem: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the line's cell, empty where it has none."""
+        return str(self.content.get("key", ""))
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line with a digest of itself."""
+    plain = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
+    return {**plain, "digest": json_digest(plain)}
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of a file about cells; a last one that was cut short does not count."""
+    return [_line(number, text) for number, text in raw_lines(path)]
+
+
+def raw_lines(path: Path) -> list[tuple[int, bytes]]:
+    """Return the lines of a file with their numbers from 1; none where there is no file."""
+    if not path.is_file():
+        return []
+    return list(enumerate(path.read_bytes().split(b"\n")[:-1], 1))
+
+
+def _line(number: int, text: bytes) -> Line:
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        return Line(number, {}, f"cannot be read: {error}")
+    if not isinstance(content, dict) or "key" not in content:
+        return Line(number, {}, "cannot be read: it is not a line of polymode")
+    if not is_plain_name(content["key"]):
+        odd = str(content["key"])[:60]
+        return Line(number, {}, f"cannot be read: {odd!r} is not the key of a cell")
+    claimed = content.pop("digest", None)
+    try:
+        same = claimed is None or claimed == json_digest(content)
+    except RecursionError:  # what can just be read may be too deep to be written
+        same = False
+    return Line(number, content, "" if same else CHANGED)
+
+
+def append_line(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
+    """Add one line, whole or not at all, and (`sync`) wait until it is on the disk."""
+    line = json.dumps(content, allow_nan=False).encode() + b"\n"
+    with open(path, "a+b", buffering=0) as file:
+        end = _end_of_lines(file.fileno())
+        file.truncate(end)
+        try:
+            _write_all(file.fileno(), line)
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _end_of_lines(file: int) -> int:
+    """Return the size of a file without a last line that has no end."""
+    end = os.lseek(file, 0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        os.lseek(file, start, os.SEEK_SET)
+        newline = os.read(file, end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _write_all(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
+
+
 def without_times(path: Path) -> list[bytes]:
     """Return the lines of a `results.jsonl` without their times: the same for the same command."""
-    found = []
+    lines = []
     for text in path.read_bytes().splitlines():
         line = json.loads(text)
         line["cost"] = {key: value for key, value in line["cost"].items() if key not in TIMES}
         del line["digest"]
         line["rows"] = [row for row in line["rows"] if row["unit"] != SECONDS]
-        found.append(json.dumps(line).encode())
-    return found
+        lines.append(json.dumps(line).encode())
+    return lines

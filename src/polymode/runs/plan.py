@@ -156,8 +156,8 @@ class Plan:
         words += ["--preset", self.preset] if self.preset != "cpu" else []
         for setting in self.settings:
             words += ["--set", str(setting)]
-        for asked in self.examined:
-            words += ["--examine", asked]
+        for examination in self.examined:
+            words += ["--examine", examination]
         words += ["--device", self.recipe.device] if self.recipe.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -189,21 +189,21 @@ class Plan:
     def text(self) -> str:
         """Return the plan for people: what is learnt, and each method with its options."""
         shared = {"preset": self.preset, "device": self.recipe.device}
-        told = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
-        told += "".join(f", examined: {asked}" for asked in self.recipe.examine)
+        details = "".join(f", {k} {v}" for k, v in shared.items() if v != "cpu")
+        details += "".join(f", examined: {examination}" for examination in self.recipe.examine)
         rows = [[f"  {name}", ", ".join(_listed(arm))] for name, arm in self.arms.items()]
         width = max(len(options) for _, options in rows)
         options = [[method, listed.ljust(width)] for method, listed in rows]
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {span(self.seeds)}"
         net = f" with {self.recipe.net_label}" if self.recipe.net_label else ""
-        head = f"{self.recipe.task_name}{net}, {seeds}{told}"
+        head = f"{self.recipe.task_name}{net}, {seeds}{details}"
         return "\n".join([head, align(options[0], options[1:])])
 
 
 def _listed(arm: Arm) -> list[str]:
     """Return the options of an arm for people."""
-    own = [f"{key}={json_safe(value)}" for key, value in arm.options.items()]
-    return own + [f"net.{key}={json_safe(value)}" for key, value in arm.net_options.items()]
+    options = [f"{key}={json_safe(value)}" for key, value in arm.options.items()]
+    return options + [f"net.{key}={json_safe(value)}" for key, value in arm.net_options.items()]
 
 
 def _hash(facts: dict[str, Any]) -> str:
@@ -228,8 +228,8 @@ def _make_plan(request: Request, device: str) -> Plan:
     defaults = defaults_for(task, request.preset)
     net = request.net or defaults.net
     if net not in nets.__all__:
-        known = ", ".join(nets.__all__)
-        raise UsageProblem(f"Unknown net '{net}'.{suggest(net, nets.__all__)} Known: {known}.")
+        names = ", ".join(nets.__all__)
+        raise UsageProblem(f"Unknown net '{net}'.{suggest(net, nets.__all__)} Known: {names}.")
     part = Part(
         task=task,
         task_options=dict(defaults.task_options),
@@ -297,8 +297,10 @@ def _plan_of(
     of_nets = [net_options, *(arm.net_options for arm in arms.values() if arm.net_options)]
     _apply(settings, {"task": [task_options], "net": of_nets}, arms)
     named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
-    asked = tuple(text for text in named if text != EVERY_CELL)
-    recipe = Recipe(part.task, task_options, part.net, net_options, device, part.validation, asked)
+    examinations = tuple(text for text in named if text != EVERY_CELL)
+    recipe = Recipe(
+        part.task, task_options, part.net, net_options, device, part.validation, examinations
+    )
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
@@ -324,10 +326,10 @@ def _apply(
             owners.setdefault(owner, []).append(options)
     for owner, key, value in settings:
         if owner not in owners:
-            known = [name for name in owners if name]
+            names = [name for name in owners if name]
             raise UsageProblem(
                 f"--set {owner}.{key}: '{owner}' is not part of this run."
-                f"{suggest(owner, known)} Parts: {', '.join(known)}."
+                f"{suggest(owner, names)} Parts: {', '.join(names)}."
             )
         for options in owners[owner]:
             options[key] = value
@@ -344,10 +346,10 @@ def _having(method: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the defaults that the method has as options; rates and schedules are Adam's, so they
     are left out where a method has an optimiser or sampler of its own."""
     config = METHODS.get(method).value.config
-    known = {field.name for field in fields(config)}
+    names = {field.name for field in fields(config)}
     if getattr(config, "optimizer", None) != "adam":
-        known -= {"lr", "schedule"}
-    return {key: value for key, value in options.items() if key in known}
+        names -= {"lr", "schedule"}
+    return {key: value for key, value in options.items() if key in names}
 
 
 def _noise_for(method: str, net: str) -> dict[str, Any]:
@@ -372,13 +374,13 @@ def _check(plan: Plan, task: Task) -> None:
 def _check_net(recipe: Recipe, task: Task) -> None:
     name, options = recipe.net_name, recipe.net_options
     parameters = inspect.signature(getattr(nets, name)).parameters
-    known = [key for key in parameters if key not in ("input_shape", "num_outputs")]
+    names = [key for key in parameters if key not in ("input_shape", "num_outputs")]
     passed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in options:
-        if key not in known and not passed_on:
+        if key not in names and not passed_on:
             raise UsageProblem(
-                f"Unknown option '{key}' for net '{name}'.{suggest(key, known)}"
-                f" Options: {', '.join(known)}"
+                f"Unknown option '{key}' for net '{name}'.{suggest(key, names)}"
+                f" Options: {', '.join(names)}"
             )
     try:
         with not_too_large():

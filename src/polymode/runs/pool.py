@@ -140,13 +140,13 @@ def _send(worker: _Worker, job: Any) -> None:
 
 def _start(recipe: Recipe, threads: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there, recipe, threads), daemon=True)
+    pipe, worker_pipe = context.Pipe()
+    process = context.Process(target=_work, args=(worker_pipe, recipe, threads), daemon=True)
     resource_tracker.ensure_running()  # its start, with the first process, would unblock interrupts
     with _environment(threads), _interrupts_blocked():
         process.start()
-    there.close()
-    return _Worker(process, here)
+    worker_pipe.close()
+    return _Worker(process, pipe)
 
 
 @contextmanager

@@ -59,14 +59,24 @@ class Outlook(NamedTuple):
         return self.jobs > 1 or self.threads != torch.get_num_threads()
 
     @property
+    def seconds(self) -> float | None:
+        """When the last cell would end, in seconds from now; None while that is unknown."""
+        return self.pace.total(self.todo, self.jobs)
+
+    @property
+    def estimate(self) -> str:
+        """The estimate for people, with what it rests on."""
+        return self.pace.text(self.todo, self.jobs)
+
+    @property
     def text(self) -> str:
+        """What is to be done, for people."""
         done = len(self.cells) - len(self.todo)
         count = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         processes = f"{self.jobs} process{'es' if self.jobs > 1 else ''}"
         several = f" in {processes} of {threads}" if self.apart else ""
-        estimate = self.pace.text(self.todo, self.jobs)
-        return f"{count}, {done} done already, {len(self.todo)} to run{several}: {estimate}"
+        return f"{count}, {done} done already, {len(self.todo)} to run{several}: {self.estimate}"
 
 
 def look_ahead(
@@ -198,8 +208,8 @@ def _outcome(plan: Plan, folder: RunFolder, cell: Cell, tell: Observer) -> Finis
         raise
     except Exception as error:
         outcome = failure(error)
-    mine = outcome if isinstance(outcome, Failed) else None
-    return next((each for each in ranks.everyones(mine) if each is not None), outcome)
+    failed = outcome if isinstance(outcome, Failed) else None
+    return next((f for f in ranks.everyones(failed) if f is not None), outcome)
 
 
 def _follow(plan: Plan, folder: RunFolder) -> Outcome:
@@ -299,14 +309,14 @@ def _names(cell: Cell) -> dict[str, Any]:
 
 
 def _summary(results: Results) -> str:
-    shown = [r for r in results.rows if r.dataset == "test" and r.direction]
+    scores = [r for r in results.rows if r.dataset == "test" and r.direction]
     numbers = ", ".join(
         f"{row.metric} {row.value:.4g}"
-        for row in shown
+        for row in scores
         if row.value is not None and is_headline(row.metric)
     )
-    said = f"test {numbers}" if numbers else f"{len(results.rows)} numbers"
-    return f"{results.cost.train_seconds:.1f} s, {said}"
+    summary = f"test {numbers}" if numbers else f"{len(results.rows)} numbers"
+    return f"{results.cost.train_seconds:.1f} s, {summary}"
 
 
 def leaderboard(folder: RunFolder, *, predictions: bool = False) -> Leaderboard | None:

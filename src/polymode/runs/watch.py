@@ -1,4 +1,4 @@
-"""What keeps the time of a run, and shows nothing; a command line shows more."""
+"""The clock of a run: what is done, what is running and how long the remaining cells take."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from polymode.training.events import Event
 
 @dataclass
 class Running:
-    """A cell that runs: its setup and last event, and when a line was told of it."""
+    """A cell that runs: its setup, its first and last event of progress, and its last log line.
+
+    Attributes:
+        started, last_line: seconds of the monotonic clock.
+        first: the step before it is slow and tells nothing. tenth: of the training, at that line.
+    """
 
     setup: str
     started: float
-    first: Event | None = None  # of progress; the step before it is slow and tells nothing
+    first: Event | None = None
     event: Event | None = None
-    told: float = 0.0
+    last_line: float = 0.0
     tenth: int = 0
 
     def take(self, event: Event) -> None:
@@ -33,13 +38,13 @@ class Running:
         """Return the seconds of training to come at the present rate; None while unknown."""
         if self.first is None or self.event is None or self.event.step == self.first.step:
             return None
-        taken = self.event.elapsed - self.first.elapsed
+        seconds = self.event.elapsed - self.first.elapsed
         steps = self.event.step - self.first.step
-        return taken / steps * (self.event.total - self.event.step)
+        return seconds / steps * (self.event.total - self.event.step)
 
 
 class Watch:
-    """Shows nothing, and keeps the time: cells in work, cells to come, what remains."""
+    """Keeps the time of a run without showing anything; displays inherit from it."""
 
     def __init__(self, pace: Pace, jobs: int = 1) -> None:
         self.pace, self.jobs = pace, jobs
@@ -52,9 +57,9 @@ class Watch:
         self.queue, self.finished, self.count = list(todo), done, done + len(todo)
 
     def begin(self, cell: Cell) -> None:
-        self.queue = [each for each in self.queue if each.key != cell.key]
+        self.queue = [queued for queued in self.queue if queued.key != cell.key]
         now = time.monotonic()
-        self.running[cell.key] = Running(cell.setup, now, told=now)
+        self.running[cell.key] = Running(cell.setup, now, last_line=now)
 
     def event(self, cell: Cell, event: Event) -> None:
         self.running[cell.key].take(event)
@@ -77,13 +82,13 @@ class Watch:
     def remaining(self) -> float | None:
         """Return the seconds to the end of all cells; None while they cannot be told."""
         to_come = self.pace.total(self.queue, self.jobs)
-        here = [self._rest(cell) for cell in self.running.values()]
-        if to_come is None or any(rest is None for rest in here):
+        in_work = [self._left(cell) for cell in self.running.values()]
+        left = [seconds for seconds in in_work if seconds is not None]
+        if to_come is None or len(left) < len(in_work):
             return None
-        known = [rest for rest in here if rest is not None]
-        return max([*known, (sum(known) / self.jobs if known else 0.0) + to_come])
+        return max([*left, (sum(left) / self.jobs if left else 0.0) + to_come])
 
-    def _rest(self, running: Running) -> float | None:
+    def _left(self, running: Running) -> float | None:
         left = running.training_left()
         if left is not None:
             return left

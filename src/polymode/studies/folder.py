@@ -47,8 +47,8 @@ class StudyRequest(NamedTuple):
         words += ["--seeds", span(self.seeds)] if self.seeds else []
         for setting in self.settings:
             words += ["--set", str(setting)]
-        for asked in self.examine:
-            words += ["--examine", asked]
+        for examination in self.examine:
+            words += ["--examine", examination]
         words += ["--device", self.device] if self.device != "cpu" else []
         return shlex.join([*words, *extra, "--out", out])
 
@@ -128,9 +128,9 @@ def begin_study(path: Path, wanted: StudyRequest, parts: Sequence[str]) -> None:
             raise UsageProblem(
                 f"{path} holds study '{before[0]}', preset {before[1]}; choose another --out"
             )
-    known = [*held.get("parts", []), *parts]
-    names = {"study": wanted.name, "preset": wanted.preset, "version": __version__}
-    content = {**held, **names, "parts": list(dict.fromkeys(known))}
+    names = [*held.get("parts", []), *parts]
+    facts = {"study": wanted.name, "preset": wanted.preset, "version": __version__}
+    content = {**held, **facts, "parts": list(dict.fromkeys(names))}
     content["command"] = wanted._replace(only=()).command(str(path))
     path.mkdir(parents=True, exist_ok=True)
     write_study(path, content)

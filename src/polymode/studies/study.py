@@ -11,6 +11,7 @@ the paper's, its numbers compared with ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from polymode.core.registry import Registry, suggest
 from polymode.examinations import Findings, findings_of
 from polymode.metrics.leaderboard import value_of
 from polymode.metrics.paired import Difference, paired
-from polymode.metrics.results import Results
+from polymode.metrics.results import EXAMINED, Results
 from polymode.plots import Display
 from polymode.plots.forest import Comparison
 from polymode.runs.defaults import PRESETS
@@ -37,9 +38,9 @@ class Runs:
 
     def __init__(self, results: Mapping[str, Sequence[Results]]) -> None:
         self._results = {
-            part: list({(each.label, each.seed): each for each in found}.values())
-            for part, found in results.items()
-            if found
+            part: list({(cell.label, cell.seed): cell for cell in cells}.values())
+            for part, cells in results.items()
+            if cells
         }
 
     @property
@@ -48,12 +49,12 @@ class Runs:
 
     def arms(self, part: str) -> list[str]:
         """Return the names of the arms that have results."""
-        return list(dict.fromkeys(each.label for each in self._results.get(part, ())))
+        return list(dict.fromkeys(cell.label for cell in self._results.get(part, ())))
 
     def of(self, part: str, arm: str) -> list[Results]:
         """Return the results of an arm, one per seed, by seed."""
-        found = [each for each in self._results.get(part, ()) if each.label == arm]
-        return sorted(found, key=lambda each: each.seed)
+        cells = [cell for cell in self._results.get(part, ()) if cell.label == arm]
+        return sorted(cells, key=lambda cell: cell.seed)
 
     def all(self, part: str) -> list[Results]:
         """Return all results of a part."""
@@ -66,8 +67,12 @@ class Runs:
             dataset: "test", "shift:NAME:SEVERITY", ...; "shift:mean" is the mean over all shifts,
                 "examined:LABEL" an examination, "examined:PART" the experiment that a part is.
         """
-        found = {each.seed: value_of(each, dataset, metric) for each in self.of(part, arm)}
-        return {seed: value for seed, value in found.items() if value is not None}
+        values = {cell.seed: value_of(cell, dataset, metric) for cell in self.of(part, arm)}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def measured(self, part: str, arm: str, metric: str) -> dict[int, float]:
+        """Return a number of the experiment that the part is, by seed."""
+        return self.values(part, arm, EXAMINED + part, metric)
 
     def findings(self, part: str, arm: str, label: str = "") -> dict[int, Findings]:
         """Return what was found about an arm, by seed.
@@ -77,16 +82,33 @@ class Runs:
                 that the part is.
         """
         name = label or part
-        every = {each.seed: findings_of(each) for each in self.of(part, arm)}
-        return {seed: found[name] for seed, found in every.items() if name in found}
+        by_seed = {cell.seed: findings_of(cell) for cell in self.of(part, arm)}
+        return {seed: findings[name] for seed, findings in by_seed.items() if name in findings}
+
+    def first_findings(self, part: str, arm: str) -> Findings | None:
+        """Return the findings of the experiment that the part is, of the lowest seed."""
+        return next(iter(self.findings(part, arm).values()), None)
 
     def difference(
         self, part: str, first: str, second: str, dataset: str, metric: str
     ) -> Difference | None:
         """Return first − second, paired by seed; None where they share no seed."""
-        ours = self.values(part, first, dataset, metric)
-        theirs = self.values(part, second, dataset, metric)
-        return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+        return paired_difference(
+            self.values(part, first, dataset, metric), self.values(part, second, dataset, metric)
+        )
+
+
+def paired_difference(
+    first: Mapping[int, float], second: Mapping[int, float] | float
+) -> Difference | None:
+    """Return first − second, paired by seed; None where they share no seed."""
+    subtracted = second if isinstance(second, Mapping) else dict.fromkeys(first, second)
+    return paired([first[seed] - subtracted[seed] for seed in first if seed in subtracted])
+
+
+def paired_log_ratio(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+    """Return log(first / second), paired by seed; None where they share no seed."""
+    return paired([math.log(first[seed] / second[seed]) for seed in first if seed in second])
 
 
 class Table(NamedTuple):
@@ -127,7 +149,8 @@ class Study:
         parts: from a preset to the parts by name.
         tables, figures: functions of the runs, to what they suffice for, by name.
         claims: function of the runs.
-        comparisons: function of preset and runs: the paper's numbers that ours are held against.
+        comparisons: function of preset and runs: the paper's numbers that ours are held against;
+            by default there are none.
     """
 
     title: str
@@ -138,30 +161,27 @@ class Study:
     tables: Callable[[Runs], dict[str, Table]]
     figures: Callable[[Runs], dict[str, Display]]
     claims: Callable[[Runs], list[Claim]]
-    comparisons: Callable[[str, Runs], list[Comparison]]
+    comparisons: Callable[[str, Runs], list[Comparison]] = lambda preset, runs: []
 
 
-def of_modules(*modules: Any) -> dict[str, Any]:
+def functions_of_modules(*modules: Any) -> dict[str, Any]:
     """Return the functions of a `Study` that has one module for each part of its paper.
 
     Args:
-        modules: each with `parts`, `tables`, `figures`, `claims` and `comparisons`, as `Study` has.
+        modules: each with `parts`, `tables` and `claims`, as `Study` has; `figures` and
+            `comparisons` may be missing.
     """
 
-    def by_name(function: str) -> Callable[..., dict[str, Any]]:
-        return lambda *given: {
-            name: each
-            for module in modules
-            for name, each in getattr(module, function)(*given).items()
-        }
+    def merge(function: str) -> Callable[..., dict[str, Any]]:
+        functions: list[Any] = [getattr(module, function, lambda runs: {}) for module in modules]
+        return lambda arg: {name: value for f in functions for name, value in f(arg).items()}
 
-    def in_a_row(function: str) -> Callable[..., list[Any]]:
-        return lambda *given: [
-            each for module in modules for each in getattr(module, function)(*given)
-        ]
+    def chain(function: str) -> Callable[..., list[Any]]:
+        functions: list[Any] = [getattr(module, function, lambda *args: []) for module in modules]
+        return lambda *args: [item for f in functions for item in f(*args)]
 
-    found: dict[str, Any] = {name: by_name(name) for name in ("parts", "tables", "figures")}
-    return found | {name: in_a_row(name) for name in ("claims", "comparisons")}
+    merged = {name: merge(name) for name in ("parts", "tables", "figures")}
+    return {**merged, **{name: chain(name) for name in ("claims", "comparisons")}}
 
 
 STUDIES: Registry[Study] = Registry(
@@ -191,43 +211,3 @@ def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, P
                 f"Unknown part '{name}'.{suggest(name, parts)} Parts: {', '.join(parts)}."
             )
     return {name: part for name, part in parts.items() if not only or name in only}
-
-
-def judged(difference: Difference | None, *, sign: int) -> str:
-    """Return the verdict on a claimed sign of a difference: its 95 % interval must exclude 0.
-
-    Args:
-        difference: paired over seeds; None where there was none.
-        sign: 1 where the claim is that it is positive, −1 negative.
-    """
-    if difference is None:
-        return "not run"
-    if not difference.clear:
-        return "undecided"
-    return "holds" if difference.mean * sign > 0 else "does not hold"
-
-
-def with_interval(gap: Difference, digits: int = 3, factor: float = 1) -> str:
-    """Return a difference with its 95 % interval, where it has one.
-
-    >>> with_interval(Difference(-0.1, 0.02, 5, -0.15, -0.05), digits=2)
-    '−0.10 [−0.15, −0.05]'
-    """
-    text = f"{factor * gap.mean:+.{digits}f}"
-    if gap.low is not None and gap.high is not None:
-        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
-    return text.replace("-", "−")
-
-
-def said(
-    gap: Difference | None, what: str, over: str = "seeds", digits: int = 3, factor: float = 1
-) -> str:
-    """Return a difference with its interval and the number of its pairs, for a claim.
-
-    >>> said(Difference(-0.1, 0.02, 5, -0.15, -0.05), "NLL")
-    'NLL: −0.100 [−0.150, −0.050], 5 seeds'
-    """
-    if gap is None:
-        return f"{what}: not run"
-    pairs = over.removesuffix("s") if gap.n == 1 else over
-    return f"{what}: {with_interval(gap, digits, factor)}, {gap.n} {pairs}"

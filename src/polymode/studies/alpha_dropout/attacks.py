@@ -16,17 +16,14 @@ smoke: digits, which needs no files. cpu: 2 × 200 on 10,000 images, 300 attacke
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from polymode.adversary.examination import radii_of
 from polymode.examinations import read_asked
-from polymode.metrics.paired import Difference, mean_and_error, paired
-from polymode.metrics.table import number
+from polymode.metrics.paired import Difference
 from polymode.plots import (
-    Comparison,
     Display,
     attack_curves,
     attack_trajectory,
@@ -37,7 +34,8 @@ from polymode.plots.axes import over_seeds
 from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.alpha_dropout.mnist import PLAIN, arms
 from polymode.studies.alpha_dropout.published import name_of
-from polymode.studies.study import Claim, Runs, Table, judged, said
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import difference_text, judge_sign, mean_cell
 
 PART = "mnist_attacks"
 ENSEMBLE, FORDE = "DE", "FoRDE"
@@ -84,26 +82,26 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
         training |= {"optimizer": "sgd", "lr": 0.01, "epochs": 500}
     else:
         training |= {"lr": 1e-3, "epochs": 1 if preset == "smoke" else 12}
-    found = arms(training, {"dropout": 0.5, "input_dropout": 0.5}, _SAMPLES)
+    attacked = arms(training, {"dropout": 0.5, "input_dropout": 0.5}, _SAMPLES)
     members = {**training, "num_modes": {"smoke": 2, "cpu": 5, "paper": 10}[preset]}
-    found[ENSEMBLE] = Arm("deep_ensemble", members)
-    found[FORDE] = Arm("forde", members)
+    attacked[ENSEMBLE] = Arm("deep_ensemble", members)
+    attacked[FORDE] = Arm("forde", members)
     return {
         PART: Part(
             task="digits" if preset == "smoke" else "mnist", task_options=task, net="mlp",
             net_options={"hidden": [1000] * 3 if preset == "paper" else [200, 200]},
-            arms=found, seeds=(0, 1) if preset == "smoke" else (0, 1, 2, 3, 4),
+            arms=attacked, seeds=(0, 1) if preset == "smoke" else (0, 1, 2, 3, 4),
             examine=tuple(examinations(preset).values()),
         )
     }  # fmt: skip
 
 
-class Found:
+class AttackCurves:
     """The curves of one attack on one arm, by seed."""
 
     def __init__(self, runs: Runs, arm: str, label: str) -> None:
-        found = runs.findings(PART, arm, label) if label else {}
-        self.by_seed = {seed: findings.arrays for seed, findings in found.items()}
+        findings = runs.findings(PART, arm, label) if label else {}
+        self.by_seed = {seed: f.arrays for seed, f in findings.items()}
 
     def at(self, curve: str, place: float, axis: str = "eps") -> dict[int, float]:
         """Return a number of a curve by seed, at a radius or at a step; none where it is not."""
@@ -120,18 +118,18 @@ class Found:
     def mean(self) -> dict[str, np.ndarray]:
         """Return the curves' means over seeds, and the flags of all; images are those of the
         first."""
-        several = list(self.by_seed.values())
-        first = dict(several[0])
-        first["flags"] = np.concatenate([each["flags"] for each in several])
-        for name, values in first.items():
+        seeds = list(self.by_seed.values())
+        mean = dict(seeds[0])
+        mean["flags"] = np.concatenate([arrays["flags"] for arrays in seeds])
+        for name, values in mean.items():
             if np.ndim(values) == 1 and np.asarray(values).dtype.kind == "f":
-                first[name] = np.mean([each[name] for each in several], 0)
-        return first
+                mean[name] = np.mean([arrays[name] for arrays in seeds], 0)
+        return mean
 
 
 def _labels(runs: Runs) -> dict[str, str]:
     """Return the four attacks as these runs have them, whatever the preset."""
-    labels = {name for each in runs.all(PART) for name in each.arrays if name.startswith("attack")}
+    labels = {name for r in runs.all(PART) for name in r.arrays if name.startswith("attack")}
     kinds = {}
     for label in sorted(labels):
         options = read_asked(label).options
@@ -143,18 +141,14 @@ def _labels(runs: Runs) -> dict[str, str]:
 def tables(runs: Runs) -> dict[str, Table]:
     """Return one table per attack."""
     labels = _labels(runs)
-    found = {}
+    by_name = {}
     if "fgsm" in labels:
-        found["attack_fgsm"] = _fgsm(runs, labels["fgsm"])
+        by_name["attack_fgsm"] = _fgsm(runs, labels["fgsm"])
     if "targeted" in labels:
-        found["attack_targeted"] = _targeted(runs, labels["targeted"])
+        by_name["attack_targeted"] = _targeted(runs, labels["targeted"])
     if "pgd" in labels and "adaptive" in labels:
-        found["attack_adaptive"] = _adaptive(runs, labels)
-    return found
-
-
-def _cell(values: dict[int, float], digits: int = 3) -> str:
-    return number(*mean_and_error(list(values.values())), digits) if values else "n/a"
+        by_name["attack_adaptive"] = _adaptive(runs, labels)
+    return by_name
 
 
 def _seeds(runs: Runs) -> str:
@@ -165,13 +159,15 @@ def _fgsm(runs: Runs, label: str) -> Table:
     etas = [eta for eta in SHOWN_ETAS if any(np.isclose(_radii(label), eta))]
     lines = []
     for arm in runs.arms(PART):
-        found = Found(runs, arm, label)
+        curves = AttackCurves(runs, arm, label)
         for title, curve in (
             ("accuracy", "accuracy"),
             ("entropy, nats", "predictive_entropy"),
             ("AUROC by entropy", "auroc predictive_entropy"),
         ):
-            lines.append((f"{arm}, {title}", *(_cell(found.at(curve, eta)) for eta in etas)))
+            lines.append(
+                (f"{arm}, {title}", *(mean_cell(curves.at(curve, eta), 3) for eta in etas))
+            )
     head = ("arm", *(f"η = {eta:g}" for eta in etas))
     note = f"{_seeds(runs)}; one step away from the predicted class, which knows no detector"
     return Table("MNIST under FGSM", head, tuple(lines), note)
@@ -186,12 +182,12 @@ def _targeted(runs: Runs, label: str) -> Table:
     steps = [step for step in SHOWN_STEPS if step <= last]
     lines = []
     for arm in runs.arms(PART):
-        found = Found(runs, arm, label)
+        curves = AttackCurves(runs, arm, label)
         for title, curve in (
             ("predicted 0", "step success"),
             ("entropy, nats", "step predictive_entropy"),
         ):
-            cells = (_cell(found.at(curve, step, "step")) for step in steps)
+            cells = (mean_cell(curves.at(curve, step, "step"), 3) for step in steps)
             lines.append((f"{arm}, {title}", *cells))
     note = f"{_seeds(runs)}; steps of 0.01 towards class 0, all other digits"
     head = ("arm", *(f"step {step}" for step in steps))
@@ -209,8 +205,8 @@ def _adaptive(runs: Runs, labels: dict[str, str]) -> Table:
     lines = []
     for arm in runs.arms(PART):
         for name in ("pgd", "adaptive"):
-            found = Found(runs, arm, labels[name])
-            cells = (_cell(found.at(curve, STRONG)) for _, curve in columns)
+            curves = AttackCurves(runs, arm, labels[name])
+            cells = (mean_cell(curves.at(curve, STRONG), 3) for _, curve in columns)
             lines.append((f"{arm}, {name}", *cells))
     note = (
         f"{_seeds(runs)}; AUROC of attacked against clean inputs by predictive entropy; accepted:"
@@ -224,32 +220,30 @@ def _adaptive(runs: Runs, labels: dict[str, str]) -> Table:
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the paper's two figures, detection without and with an adaptive attack, and images."""
     labels, styles = _labels(runs), palette(runs.arms(PART))
-    found: dict[str, Display] = {}
-    curves = {
-        name: {
-            arm: made.mean() for arm in runs.arms(PART) if (made := Found(runs, arm, label)).by_seed
-        }
-        for name, label in labels.items()
-    }
+    displays: dict[str, Display] = {}
+    curves: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for name, label in labels.items():
+        attacks = {arm: AttackCurves(runs, arm, label) for arm in runs.arms(PART)}
+        curves[name] = {arm: attack.mean() for arm, attack in attacks.items() if attack.by_seed}
     if curves.get("fgsm"):
-        found["attack_fgsm"] = attack_curves(curves["fgsm"], label="FGSM", styles=styles)
-        found["attack_fgsm_detection"] = detection_curves(
+        displays["attack_fgsm"] = attack_curves(curves["fgsm"], label="FGSM", styles=styles)
+        displays["attack_fgsm_detection"] = detection_curves(
             curves["fgsm"], label="FGSM, detection", styles=styles
         )
     if curves.get("targeted"):
         panels = ["success", "predictive_entropy", "mutual_information"]
-        found["attack_targeted"] = attack_curves(
+        displays["attack_targeted"] = attack_curves(
             curves["targeted"], against="step", metrics=panels,
             label="iterative FGSM towards class 0", styles=styles,
         )  # fmt: skip
         for arm, arrays in curves["targeted"].items():
             if arm in (PLAIN, name_of(0.5)) and "images" in arrays:
                 name = "plain" if arm == PLAIN else "dropout"
-                found[f"attack_images_{name}"] = attack_trajectory(arrays, label=arm)
+                displays[f"attack_images_{name}"] = attack_trajectory(arrays, label=arm)
     for name, title in (("pgd", "PGD"), ("adaptive", "PGD that knows the predictive entropy")):
         if curves.get(name):
-            found[f"attack_{name}"] = detection_curves(curves[name], label=title, styles=styles)
-    return found
+            displays[f"attack_{name}"] = detection_curves(curves[name], label=title, styles=styles)
+    return displays
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -257,65 +251,54 @@ def claims(runs: Runs) -> list[Claim]:
     labels = _labels(runs)
     if PART not in runs.parts or len(labels) < 4:
         return []
-
-    def gap(
-        first: Callable[[], dict[int, float]], second: Callable[[], dict[int, float]]
-    ) -> Difference | None:
-        ours, theirs = first(), second()
-        return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
     half, last = name_of(0.5), int(read_asked(labels["targeted"]).options["steps"])
-    fgsm = {arm: Found(runs, arm, labels["fgsm"]) for arm in runs.arms(PART)}
-    path = {arm: Found(runs, arm, labels["targeted"]) for arm in runs.arms(PART)}
-    entropy, area = "predictive_entropy", "auroc predictive_entropy"
-    found = []
-
-    def add(text: str, paper: str, what: str, difference: Difference | None, sign: int = 1) -> None:
-        found.append(Claim(text, paper, said(difference, what), judged(difference, sign=sign)))
-
-    none = "figure, no numbers"
-    add(
-        f"FGSM: at η = {STRONG:g} dropout with α = 0.5 is less certain than the plain network",
-        none,
-        "entropy, α = 0.5 − NN, nats",
-        gap(lambda: fgsm[half].at(entropy, STRONG), lambda: fgsm[PLAIN].at(entropy, STRONG)),
-    )
-    add(
-        "FGSM: the entropy of dropout, α = 0.5, keeps growing with η",
-        "grows up to η = 0.5 (figure)",
-        f"entropy at η = 0.5 − at {STRONG:g}, nats",
-        gap(lambda: fgsm[half].at(entropy, 0.5), lambda: fgsm[half].at(entropy, STRONG)),
-    )
-    add(
-        "FGSM: α = 1 is more robust than α = 0",
-        none,
-        "accuracy at η = 0.1, α = 1 − α = 0",
-        gap(
-            lambda: fgsm[name_of(1.0)].at("accuracy", 0.1),
-            lambda: fgsm[name_of(0.0)].at("accuracy", 0.1),
+    fgsm = {arm: AttackCurves(runs, arm, labels["fgsm"]) for arm in runs.arms(PART)}
+    path = {arm: AttackCurves(runs, arm, labels["targeted"]) for arm in runs.arms(PART)}
+    entropy, area, figure = "predictive_entropy", "auroc predictive_entropy", "figure, no numbers"
+    claimed = [
+        _claim(
+            f"FGSM: at η = {STRONG:g} dropout with α = 0.5 is less certain than the plain network",
+            figure,
+            "entropy, α = 0.5 − NN, nats",
+            paired_difference(fgsm[half].at(entropy, STRONG), fgsm[PLAIN].at(entropy, STRONG)),
         ),
-    )
-    add(
-        f"Targeted: after {last} steps dropout, α = 0.5, is less certain than the plain network",
-        none,
-        "entropy, α = 0.5 − NN, nats",
-        gap(
-            lambda: path[half].at(f"step {entropy}", last, "step"),
-            lambda: path[PLAIN].at(f"step {entropy}", last, "step"),
+        _claim(
+            "FGSM: the entropy of dropout, α = 0.5, keeps growing with η",
+            "grows up to η = 0.5 (figure)",
+            f"entropy at η = 0.5 − at {STRONG:g}, nats",
+            paired_difference(fgsm[half].at(entropy, 0.5), fgsm[half].at(entropy, STRONG)),
         ),
-    )
+        _claim(
+            "FGSM: α = 1 is more robust than α = 0",
+            figure,
+            "accuracy at η = 0.1, α = 1 − α = 0",
+            paired_difference(*(fgsm[name_of(alpha)].at("accuracy", 0.1) for alpha in (1.0, 0.0))),
+        ),
+        _claim(
+            f"Targeted: after {last} steps dropout, α = 0.5, is less certain than the plain"
+            " network",
+            figure,
+            "entropy, α = 0.5 − NN, nats",
+            paired_difference(
+                *(path[arm].at(f"step {entropy}", last, "step") for arm in (half, PLAIN))
+            ),
+        ),
+    ]
     for arm in runs.arms(PART):
-        plain, known = (Found(runs, arm, labels[name]) for name in ("pgd", "adaptive"))
-        add(
-            f"An attack that knows the entropy lowers the detection of {arm}, η = {STRONG:g}",
-            "not tried; arXiv:2404.19640 breaks such detectors",
-            "AUROC, adaptive − plain PGD",
-            gap(lambda a=known: a.at(area, STRONG), lambda a=plain: a.at(area, STRONG)),  # type: ignore[misc]
-            -1,
+        areas = [
+            AttackCurves(runs, arm, labels[name]).at(area, STRONG) for name in ("adaptive", "pgd")
+        ]
+        claimed.append(
+            _claim(
+                f"An attack that knows the entropy lowers the detection of {arm}, η = {STRONG:g}",
+                "not tried; arXiv:2404.19640 breaks such detectors",
+                "AUROC, adaptive − plain PGD",
+                paired_difference(*areas),
+                sign=-1,
+            )
         )
-    return found
+    return claimed
 
 
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """The paper has figures alone."""
-    return []
+def _claim(text: str, paper: str, what: str, gap: Difference | None, sign: int = 1) -> Claim:
+    return Claim(text, paper, difference_text(gap, what), judge_sign(gap, sign=sign))

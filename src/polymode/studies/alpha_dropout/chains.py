@@ -21,16 +21,16 @@ from typing import Any
 from polymode.chains.examination import chains as examined
 from polymode.examinations import Findings, measure
 from polymode.methods import fit
-from polymode.metrics.paired import mean_and_error, paired
 from polymode.metrics.table import number
 from polymode.nets import mlp
-from polymode.plots import Comparison, Display
+from polymode.plots import Comparison
 from polymode.posterior import Posterior
 from polymode.runs.part import Experiment, Part
 from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
-from polymode.studies.alpha_dropout.uci import TOY, cell, predicted, scores_of, tasks_of
-from polymode.studies.study import Claim, Runs, Table, judged, said
+from polymode.studies.alpha_dropout.uci import TOY, predicted, scores_of, tasks_of
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import difference_text, judge_sign, mean_cell, mean_or_none
 from polymode.tasks import Task
 
 SETS = ("boston", "concrete", "yacht")
@@ -64,31 +64,31 @@ def split(
     net = partial(mlp, hidden=(hidden,))
     shared: dict[str, Any] = {
         "seed": seed, "progress": "silent", "num_modes": num_chains, "batch_size": 8192,
+        "samples_per_mode": samples,
     }  # fmt: skip
-    kept: dict[str, Any] = {"samples_per_mode": samples}
 
     def sampled(task: Task, precision: float, length: int) -> Posterior:
         prior: dict[str, Any] = {"prior_precision": precision}
         if method == "hmc":
             return fit(
                 "hmc", net=net, task=task, epochs=length, leapfrog_steps=leapfrog_steps,
-                lr=1e-3, **prior, **kept, **shared,
+                lr=1e-3, **prior, **shared,
             )  # fmt: skip
         return fit(
             method, net=net, task=task, epochs=training_steps + length, lr=0.01,
             training_steps=training_steps, burn_in=training_steps + length // 2,
-            **prior, **kept, **shared,
+            **prior, **shared,
         )  # fmt: skip
 
-    part, whole = tasks_of(dataset, seed)
-    found = []
+    held_out, task = tasks_of(dataset, seed)
+    tried = []
     for precision in precisions:
-        prediction, values = predicted(sampled(part, precision, steps[0]), part.val)
-        found.append((-prediction.log_prob(values).mean().item(), precision))
-    _, precision = min(found)
-    post = sampled(whole, precision, steps[1])
-    mixed = examined(post, whole)
-    rows = scores_of(*predicted(post, whole.test))
+        prediction, values = predicted(sampled(held_out, precision, steps[0]), held_out.val)
+        tried.append((-prediction.log_prob(values).mean().item(), precision))
+    _, precision = min(tried)
+    post = sampled(task, precision, steps[1])
+    mixed = examined(post, task)
+    rows = scores_of(*predicted(post, task.test))
     return Findings(
         (
             *rows,
@@ -137,11 +137,10 @@ def sets_of(runs: Runs) -> list[str]:
 
 def values(runs: Runs, dataset: str, arm: str, metric: str) -> dict[int, float]:
     """Return a number by split: of the chains, or of dropout at an α."""
-    part = (_START if arm in ARMS else "uci_") + dataset
-    return runs.values(part, arm, f"examined:{part}", metric)
+    return runs.measured((_START if arm in ARMS else "uci_") + dataset, arm, metric)
 
 
-_SHOWN = {
+_TABLES = {
     "uci_hmc_nll": ("NLL of chains and of dropout, nats ↓", "nll", published.HMC_NLL),
     "uci_hmc_rmse": ("RMSE of chains and of dropout ↓", "rmse", published.HMC_RMSE),
 }
@@ -152,8 +151,8 @@ def tables(runs: Runs) -> dict[str, Table]:
     chosen and how well the chains have mixed."""
     if not sets_of(runs):
         return {}
-    found = {name: _table(runs, *shown) for name, shown in _SHOWN.items()}
-    return found | {"uci_hmc_chains": _chains(runs)}
+    scores = {name: _table(runs, *columns) for name, columns in _TABLES.items()}
+    return scores | {"uci_hmc_chains": _chains(runs)}
 
 
 def _table(runs: Runs, title: str, metric: str, printed: dict[str, published.Value]) -> Table:
@@ -165,8 +164,8 @@ def _table(runs: Runs, title: str, metric: str, printed: dict[str, published.Val
         )
         line = [dataset]
         for arm in (*ARMS, *alphas):
-            own = values(runs, dataset, arm, metric)
-            line.append(cell([own[split] for split in sorted(own) if split in splits]))
+            by_split = values(runs, dataset, arm, metric)
+            line.append(mean_cell([by_split[s] for s in sorted(by_split) if s in splits]))
         paper = printed.get(dataset)
         line.append("" if paper is None else number(paper.mean, paper.error, 2))
         lines.append(tuple(line))
@@ -187,40 +186,29 @@ def _chains(runs: Runs) -> Table:
     lines = []
     for dataset in sets_of(runs):
         for arm in ARMS:
-            found = [
-                cell(list(values(runs, dataset, arm, metric).values()), digits)
+            cells = [
+                mean_cell(values(runs, dataset, arm, metric), digits)
                 for metric, digits in _COLUMNS.values()
             ]
-            lines.append((f"{dataset}, {arm}", *found))
+            lines.append((f"{dataset}, {arm}", *cells))
     title = "Chains on the regressions: what was chosen, and whether they have mixed"
     return Table(title, ("arm", *_COLUMNS), tuple(lines), "mean ± s.e.; R-hat of predictions")
 
 
-def figures(runs: Runs) -> dict[str, Display]:
-    """There are none."""
-    return {}
-
-
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return `hmc` beside the quoted column; within two standard errors of the difference."""
-    found = []
+    rows = []
     for dataset in SETS if preset != "smoke" else ():
-        own, paper = list(values(runs, dataset, "HMC", "nll").values()), published.HMC_NLL[dataset]
-        mean, error = mean_and_error(own) if own else (None, None)
+        paper = published.HMC_NLL[dataset]
+        mean, error = mean_or_none(list(values(runs, dataset, "HMC", "nll").values()))
         spread = ((error or 0.0) ** 2 + (paper.error or 0.0) ** 2) ** 0.5
-        found.append(
+        rows.append(
             Comparison(
-                label=f"{dataset}, HMC, NLL",
-                paper=paper.mean,
-                paper_spread=paper.error,
-                ours=mean,
-                standard_error=error,
-                tolerance=2 * max(spread, 0.01),
-                unit="nats",
-                direction="down",
+                f"{dataset}, HMC, NLL", paper.mean, paper.error, mean, error,
+                2 * max(spread, 0.01), "nats", "down",
             )
-        )
-    return found
+        )  # fmt: skip
+    return rows
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -230,8 +218,9 @@ def claims(runs: Runs) -> list[Claim]:
 
 def _lower(runs: Runs, dataset: str, arm: str) -> Claim:
     dropout = name_of(0.5)
-    own, theirs = values(runs, dataset, arm, "nll"), values(runs, dataset, dropout, "nll")
-    gap = paired([own[split] - theirs[split] for split in own if split in theirs])
+    gap = paired_difference(
+        values(runs, dataset, arm, "nll"), values(runs, dataset, dropout, "nll")
+    )
     paper = "not given"
     if dataset in published.HMC_NLL:
         difference = published.HMC_NLL[dataset].mean - published.NLL[dataset][1].mean
@@ -239,6 +228,6 @@ def _lower(runs: Runs, dataset: str, arm: str) -> Claim:
     return Claim(
         f"{dataset}: {arm} has a lower NLL than dropout with α = 0.5",
         paper,
-        said(gap, f"NLL, {arm} − {dropout}, nats", "splits"),
-        judged(gap, sign=-1),
+        difference_text(gap, f"NLL, {arm} − {dropout}, nats", "splits"),
+        judge_sign(gap, sign=-1),
     )

@@ -17,13 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from polymode.metrics.paired import mean_and_error
-from polymode.metrics.table import number
-from polymode.plots import Comparison, Display, sweep
+from polymode.plots import Display, sweep
 from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
-from polymode.studies.study import Claim, Runs, Table, judged, said
+from polymode.studies.study import Claim, Runs, Table
+from polymode.studies.tables import (
+    Column,
+    by_seed,
+    difference_text,
+    judge_sign,
+    mean_cell,
+    seeds_of,
+)
 
 PLAIN = "NN"
 NETS = ("mnist_mlp", "mnist_cnn")
@@ -43,10 +49,10 @@ def arms(
         samples_per_mode: passes of a prediction.
     """
     noisy = {**training, "num_passes": 10, "samples_per_mode": samples_per_mode}
-    found = {PLAIN: Arm("map", {**training, "prior_precision": 0.0})}
+    named = {PLAIN: Arm("map", {**training, "prior_precision": 0.0})}
     for alpha in published.ALPHAS:
-        found[name_of(alpha)] = Arm("dropout", {**noisy, "alpha": alpha}, dict(dropped))
-    return found
+        named[name_of(alpha)] = Arm("dropout", {**noisy, "alpha": alpha}, dict(dropped))
+    return named
 
 
 def parts(preset: str) -> dict[str, Part | Experiment]:
@@ -109,20 +115,14 @@ def _passes(
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return accuracy and NLL of each network, and the cost of K passes."""
-    found = {part: _scores(runs, part) for part in NETS if part in runs.parts}
-    if PASSES in runs.parts:
-        found[PASSES] = _costs(runs)
-    return found
+    by_part = {part: _scores(runs, part) for part in NETS if part in runs.parts}
+    return by_part | ({PASSES: _costs(runs)} if PASSES in runs.parts else {})
 
 
 def _scores(runs: Runs, part: str) -> Table:
     lines = []
     for arm in runs.arms(part):
-        cells = [
-            _cell(runs, part, arm, metric, factor, digits)
-            for metric, factor, digits in (("accuracy", 100, 2), ("nll", 1, 4), ("ece", 1, 4))
-        ]
-        lines.append((arm, *cells))
+        lines.append((arm, *_cells(runs, part, arm)))
     net = {"mnist_mlp": "MLP 2 × 100", "mnist_cnn": "CNN"}[part]
     seeds = len(runs.of(part, runs.arms(part)[0]))
     return Table(
@@ -139,11 +139,7 @@ def _costs(runs: Runs) -> Table:
     for arm in runs.arms(PASSES):
         seconds = _seconds(runs, arm)
         ratio = f"{np.median(seconds) / np.median(plain):.1f}" if plain else "n/a"
-        cells = [
-            _cell(runs, PASSES, arm, metric, factor, digits)
-            for metric, factor, digits in (("accuracy", 100, 2), ("nll", 1, 4))
-        ]
-        lines.append((arm, f"{np.median(seconds):.1f}", ratio, *cells))
+        lines.append((arm, f"{np.median(seconds):.1f}", ratio, *_cells(runs, PASSES, arm)[:2]))
     return Table(
         "MNIST: K passes in a training step, α = 1",
         ("arm", "training, s", "to K = 1", "accuracy % ↑", "NLL ↓"),
@@ -153,15 +149,17 @@ def _costs(runs: Runs) -> Table:
 
 
 def _seconds(runs: Runs, arm: str) -> list[float]:
-    times = (each.cost.train_seconds for each in runs.of(PASSES, arm))
+    times = (cell.cost.train_seconds for cell in runs.of(PASSES, arm))
     return [seconds for seconds in times if seconds is not None]
 
 
-def _cell(runs: Runs, part: str, arm: str, metric: str, factor: int, digits: int) -> str:
-    found = list(runs.values(part, arm, "test", metric).values())
-    if not found:
-        return "n/a"
-    return number(*mean_and_error([factor * each for each in found]), digits)
+def _cells(runs: Runs, part: str, arm: str) -> list[str]:
+    """Return accuracy in per cent, NLL and ECE of an arm."""
+    scores = Column("test", "accuracy", 100), Column("test", "nll"), Column("test", "ece")
+    return [
+        mean_cell(column.values(runs, part, arm), 2 if column.factor == 100 else 4)
+        for column in scores
+    ]
 
 
 def figures(runs: Runs) -> dict[str, Display]:
@@ -169,42 +167,42 @@ def figures(runs: Runs) -> dict[str, Display]:
     arms = [f"K = {k}" for k in COUNTS if runs.of(PASSES, f"K = {k}")]
     if len(arms) < 2:
         return {}
-    seeds = sorted({each.seed for arm in arms for each in runs.of(PASSES, arm)})
-    scores = [runs.values(PASSES, arm, "test", "nll") for arm in arms]
-    nll = [[found.get(seed, np.nan) for seed in seeds] for found in scores]
-    seconds = []
-    for arm in arms:
-        taken = {each.seed: each.cost.train_seconds for each in runs.of(PASSES, arm)}
-        seconds.append([taken.get(seed) or np.nan for seed in seeds])
-    shown = {"test NLL (nats)": np.array(nll), "training (s)": np.array(seconds)}
+    seeds = seeds_of(runs, PASSES, arms)
+    times = [
+        {cell.seed: cell.cost.train_seconds or np.nan for cell in runs.of(PASSES, arm)}
+        for arm in arms
+    ]
+    curves = {
+        "test NLL (nats)": by_seed(
+            [runs.values(PASSES, arm, "test", "nll") for arm in arms], seeds
+        ),
+        "training (s)": by_seed(times, seeds),
+    }
     counts = [int(arm.removeprefix("K = ")) for arm in arms]
-    return {PASSES: sweep(counts, shown, name="K, passes in a training step")}
+    return {PASSES: sweep(counts, curves, name="K, passes in a training step")}
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return what the paper says of its figures on MNIST."""
-    found = []
-    if "mnist_mlp" in runs.parts:
-        found += [_nll(runs, "mnist_mlp"), _accuracy(runs, "mnist_mlp", 1)]
-    if "mnist_cnn" in runs.parts:
-        found += [_nll(runs, "mnist_cnn"), _accuracy(runs, "mnist_cnn", -1)]
-    if PASSES in runs.parts:
-        found.append(_ten_passes(runs))
-    return found
+    claimed = []
+    for part, sign in (("mnist_mlp", 1), ("mnist_cnn", -1)):
+        if part in runs.parts:
+            claimed += [_nll(runs, part), _accuracy(runs, part, sign)]
+    return claimed + ([_ten_passes(runs)] if PASSES in runs.parts else [])
 
 
 def _nll(runs: Runs, part: str) -> Claim:
     """On the MLP α = 0.5 is below α = 0; on the CNN their curves lie on top of each other, which is
     refuted by a clear difference and shown by none."""
     gap = runs.difference(part, name_of(0.5), name_of(0.0), "test", "nll")
-    text, verdict = "has a lower NLL than", judged(gap, sign=-1)
+    text, verdict = "has a lower NLL than", judge_sign(gap, sign=-1)
     if part == "mnist_cnn":
         text = "has about the NLL of"
         verdict = "not run" if gap is None else "does not hold" if gap.clear else "undecided"
     return Claim(
         f"{part}: α = 0.5 {text} α = 0",
         "figure, no numbers",
-        said(gap, "NLL, α = 0.5 − α = 0, nats", digits=4),
+        difference_text(gap, "NLL, α = 0.5 − α = 0, nats", digits=4),
         verdict,
     )
 
@@ -214,8 +212,8 @@ def _accuracy(runs: Runs, part: str, sign: int) -> Claim:
     return Claim(
         f"{part}: α = 1 has a {'higher' if sign > 0 else 'lower'} accuracy than α = 0",
         "figure, no numbers",
-        said(gap, "accuracy, α = 1 − α = 0", digits=4),
-        judged(gap, sign=sign),
+        difference_text(gap, "accuracy, α = 1 − α = 0", digits=4),
+        judge_sign(gap, sign=sign),
     )
 
 
@@ -224,11 +222,6 @@ def _ten_passes(runs: Runs) -> Claim:
     return Claim(
         "MNIST: ten passes in a training step reach a lower NLL than one",
         "0.050 and 0.060 nats after 3,000 s (figure)",
-        said(gap, "NLL, K = 10 − K = 1, nats", digits=4),
-        judged(gap, sign=-1),
+        difference_text(gap, "NLL, K = 10 − K = 1, nats", digits=4),
+        judge_sign(gap, sign=-1),
     )
-
-
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """The paper has figures alone."""
-    return []

@@ -23,17 +23,17 @@ import torch
 from polymode.examinations import Findings, measure
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import fit
-from polymode.metrics.paired import mean_and_error, paired
 from polymode.metrics.results import Row
 from polymode.metrics.table import number
 from polymode.nets import mlp
-from polymode.plots import Comparison, Display
+from polymode.plots import Comparison
 from polymode.posterior import Posterior
 from polymode.prediction import MixturePrediction
 from polymode.runs.part import Experiment, Part
 from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
-from polymode.studies.study import Claim, Runs, Table, judged, said
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import difference_text, judge_sign, mean_cell, mean_or_none
 from polymode.tasks import Task
 from polymode.tasks import task as build_task
 
@@ -72,20 +72,20 @@ def split(
             "dropout", net=net, task=task, seed=seed, epochs=length, progress="silent", **training
         )
 
-    part, whole = tasks_of(dataset, seed)
-    found: list[tuple[float, float, int, float]] = []
+    held_out, task = tasks_of(dataset, seed)
+    tried: list[tuple[float, float, int, float]] = []
     for length in sorted(epochs):
         scores = []
         for rate in rates:
-            nll, factor = best_factor(*predicted(trained(part, rate, length), part.val))
+            nll, factor = best_factor(*predicted(trained(held_out, rate, length), held_out.val))
             scores.append((nll, rate, length, factor))
-        found += scores
+        tried += scores
         rates = [rate for _, rate, *_ in sorted(scores)[: max(1, len(scores) // 2)]]
-    _, rate, length, factor = min(found)
-    post = trained(whole, rate, length)
+    _, rate, length, factor = min(tried)
+    post = trained(task, rate, length)
     with torch.no_grad():
         post.stack.extra["log_noise"] += math.log(factor)
-    return _scores(*predicted(post, whole.test), rate, length, factor)
+    return _scores(*predicted(post, task.test), rate, length, factor)
 
 
 def tasks_of(dataset: str, seed: int) -> tuple[Task, Task]:
@@ -186,11 +186,10 @@ def sets_of(runs: Runs) -> list[str]:
 
 def values(runs: Runs, dataset: str, alpha: float, metric: str) -> list[float]:
     """Return a number for every split that was run."""
-    part = _START + dataset
-    return list(runs.values(part, name_of(alpha), f"examined:{part}", metric).values())
+    return list(runs.measured(_START + dataset, name_of(alpha), metric).values())
 
 
-_SHOWN = {
+_TABLES = {
     "uci_nll": ("Test NLL (mixture), nats ↓", "nll", published.NLL),
     "uci_nll_moments": ("Test NLL of the matched Gaussian, nats ↓", "nll_moments", None),
     "uci_rmse": ("Test RMSE ↓", "rmse", published.RMSE),
@@ -201,8 +200,8 @@ def tables(runs: Runs) -> dict[str, Table]:
     """Return the paper's two tables with ours in them, the other NLL, and what was chosen."""
     if not sets_of(runs):
         return {}
-    found = {name: _table(runs, *shown) for name, shown in _SHOWN.items()}
-    return found | {"uci_chosen": _chosen(runs)}
+    scores = {name: _table(runs, *columns) for name, columns in _TABLES.items()}
+    return scores | {"uci_chosen": _chosen(runs)}
 
 
 def _table(runs: Runs, title: str, metric: str, printed: Any) -> Table:
@@ -210,7 +209,7 @@ def _table(runs: Runs, title: str, metric: str, printed: Any) -> Table:
     for dataset in sets_of(runs):
         line = [dataset]
         for place, alpha in enumerate(published.ALPHAS):
-            line.append(cell(values(runs, dataset, alpha, metric)))
+            line.append(mean_cell(values(runs, dataset, alpha, metric)))
             if printed is not None:
                 paper = printed[dataset][place] if dataset in printed else None
                 line.append("" if paper is None else number(paper.mean, paper.error, 2))
@@ -233,7 +232,7 @@ def _chosen(runs: Runs) -> Table:
     for dataset in sets_of(runs):
         for alpha in published.ALPHAS:
             columns = [
-                cell(values(runs, dataset, alpha, metric), digits)
+                mean_cell(values(runs, dataset, alpha, metric), digits)
                 for metric, digits in (
                     ("chosen_rate", 3), ("chosen_epochs", 0), ("noise_factor", 2), ("noise", 4),
                     ("coverage_90", 3),
@@ -246,50 +245,30 @@ def _chosen(runs: Runs) -> Table:
     )
 
 
-def cell(found: Sequence[float], digits: int = 2) -> str:
-    if not found:
-        return "n/a"
-    return number(*mean_and_error(found), digits)
-
-
 def _range(counts: set[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
 
 
-def figures(runs: Runs) -> dict[str, Display]:
-    """There are none."""
-    return {}
-
-
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return α = 0.5 beside the paper's column; two of the paper's standard errors are allowed."""
-    found = []
+    rows = []
     for dataset in published.TARGETS if preset != "smoke" else ():
-        ours, paper = values(runs, dataset, 0.5, "nll"), published.NLL[dataset][1]
-        mean, error = mean_and_error(ours) if ours else (None, None)
-        found.append(
+        paper = published.NLL[dataset][1]
+        mean, error = mean_or_none(values(runs, dataset, 0.5, "nll"))
+        tolerance = 2 * max(paper.error or 0.0, 0.005)
+        rows.append(
             Comparison(
-                label=f"{dataset}, α = 0.5, NLL",
-                paper=paper.mean,
-                paper_spread=paper.error,
-                ours=mean,
-                standard_error=error,
-                tolerance=2 * max(paper.error or 0.0, 0.005),
-                unit="nats",
-                direction="down",
+                f"{dataset}, α = 0.5, NLL", paper.mean, paper.error, mean, error, tolerance,
+                "nats", "down",
             )
-        )
-    return found
+        )  # fmt: skip
+    return rows
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return what the paper says about α, judged over splits."""
-    found = []
-    for dataset in sets_of(runs):
-        found += [_lower(runs, dataset, metric) for metric in ("nll", "nll_moments")]
-    if "naval" in sets_of(runs):
-        found.append(_naval(runs))
-    return found
+    claimed = [_lower(runs, d, metric) for d in sets_of(runs) for metric in ("nll", "nll_moments")]
+    return claimed + ([_naval(runs)] if "naval" in sets_of(runs) else [])
 
 
 def _lower(runs: Runs, dataset: str, metric: str) -> Claim:
@@ -302,16 +281,17 @@ def _lower(runs: Runs, dataset: str, metric: str) -> Claim:
     return Claim(
         f"{dataset}: α = 0.5 has a lower {what} than α = 0",
         paper,
-        said(gap, f"{what}, α = 0.5 − α = 0, nats", "splits"),
-        judged(gap, sign=-1),
+        difference_text(gap, f"{what}, α = 0.5 − α = 0, nats", "splits"),
+        judge_sign(gap, sign=-1),
     )
 
 
 def _naval(runs: Runs) -> Claim:
-    gap = paired([each - published.TRIVIAL_NAVAL for each in values(runs, "naval", 0.5, "nll")])
+    nll = runs.measured(_START + "naval", name_of(0.5), "nll")
+    gap = paired_difference(nll, published.TRIVIAL_NAVAL)
     return Claim(
         "naval: α = 0.5 learns something: its NLL is below that of a constant Gaussian",
         "−2.80, equal to it",
-        said(gap, "NLL − (−2.80), nats", "splits"),
-        judged(gap, sign=-1),
+        difference_text(gap, "NLL − (−2.80), nats", "splits"),
+        judge_sign(gap, sign=-1),
     )

@@ -7,7 +7,7 @@ part, with functions `parts`, `tables`, `figures`, `claims` and `comparisons`.
 from __future__ import annotations
 
 from polymode.studies.equivariance import histology, partial, rotated, theory
-from polymode.studies.study import STUDIES, Study, of_modules
+from polymode.studies.study import STUDIES, Study, functions_of_modules
 
 STUDIES.register("equivariance")(
     Study(
@@ -19,6 +19,6 @@ STUDIES.register("equivariance")(
   title={Emergent equivariance in deep ensembles},
   author={Gerken, Jan E. and Kessel, Pan},
   booktitle={International Conference on Machine Learning}, year={2024}}""",
-        **of_modules(theory, rotated, histology, partial),
+        **functions_of_modules(theory, rotated, histology, partial),
     )
 )

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymode.plots import Comparison, Display
+from polymode.plots import Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import networks
-from polymode.studies.equivariance.shown import (
+from polymode.studies.equivariance.networks import (
     cell,
-    claim,
     curves,
-    gap,
-    near_one,
+    judge_near_one,
     scaled_ratio,
     sets_of,
-    values,
 )
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import difference_text, judge_sign, present
 from polymode.tasks.files import data_folder
 
 PART, ARM = "histology", "C4, full orbit"
@@ -66,7 +64,7 @@ def tables(runs: Runs) -> dict[str, Table]:
     for name in sets_of(runs, PART):
         for title, who in WHO.items():
             cells = [
-                cell(values(runs, PART, ARM, f"{name}_{who}_{metric}"), digits)
+                cell(runs.measured(PART, ARM, f"{name}_{who}_{metric}"), digits)
                 for metric, digits in (
                     ("same_predictions", 3), ("kl", 4), ("deviation", 4), ("accuracy", 3)
                 )
@@ -79,44 +77,35 @@ def tables(runs: Runs) -> dict[str, Table]:
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return KL along orbits and OSP against the number of members, in and out of distribution."""
-    named = {name: (ARM, name) for name in sets_of(runs, PART)}
-    found = {}
-    for metric in ("same_share", "deviation"):
-        shown = curves(runs, PART, named, metric)
-        if shown is not None:
-            found[f"histology_{metric}"] = shown
-    return found
+    lines = {name: (ARM, name) for name in sets_of(runs, PART)}
+    metrics = ("same_share", "deviation")
+    return present({f"histology_{m}": curves(runs, PART, lines, m) for m in metrics})
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return whether the ensemble is more invariant than its members, as independent ones are."""
-    found = []
+    claimed = []
     for name in sets_of(runs, PART):
-        both = [values(runs, PART, ARM, f"{name}_{who}_same_share") for who in WHO.values()]
-        difference = gap(both[1], both[0])
-        found.append(
-            claim(
+        member, ensemble = (
+            runs.measured(PART, ARM, f"{name}_{who}_same_share") for who in WHO.values()
+        )
+        difference = paired_difference(ensemble, member)
+        claimed.append(
+            Claim(
                 f"Histology, {name}: the ensemble has a higher OSP than its members",
                 "figure, no numbers",
-                "OSP / |G|, ensemble − member",
-                difference,
-                judged(difference, sign=1),
-            )  # fmt: skip
+                difference_text(difference, "OSP / |G|, ensemble − member"),
+                judge_sign(difference, sign=1),
+            )
         )
     for name in sets_of(runs, PART):
-        difference = gap(scaled_ratio(runs, PART, ARM, name), 1.0)
-        found.append(
-            claim(
+        difference = paired_difference(scaled_ratio(runs, PART, ARM, name), 1.0)
+        claimed.append(
+            Claim(
                 f"Histology, {name}: the spread along orbits falls as 1/√M",
                 "figure, no numbers",
-                "√M · s.d. of ensemble / of member − 1",
-                difference,
-                near_one(difference),
-            )  # fmt: skip
+                difference_text(difference, "√M · s.d. of ensemble / of member − 1"),
+                judge_near_one(difference),
+            )
         )
-    return found
-
-
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """The talk has figures alone."""
-    return []
+    return claimed

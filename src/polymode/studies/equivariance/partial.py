@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from polymode.plots import Comparison, Display
+from polymode.plots import Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import networks
-from polymode.studies.equivariance.shown import (
+from polymode.studies.equivariance.networks import (
     cell,
-    claim,
     curves,
-    gap,
-    near_one,
+    judge_near_one,
     scaled_ratio,
     sets_of,
-    values,
 )
-from polymode.studies.study import Claim, Runs, Table, judged
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import difference_text, judge_sign, present
 
 PART = "partial_networks"
 ARMS = {
@@ -75,12 +73,12 @@ def tables(runs: Runs) -> dict[str, Table]:
     sets = [name for name in sets_of(runs, PART) if name != "noise"]
     for name in runs.arms(PART):
         cells = [
-            cell(values(runs, PART, name, f"{where}_ensemble_{metric}"), digits)
+            cell(runs.measured(PART, name, f"{where}_ensemble_{metric}"), digits)
             for where in sets
             for metric, digits in (("same_predictions", 2), ("deviation", 3))
         ]
         cells += [cell(scaled_ratio(runs, PART, name, where)) for where in sets]
-        accuracy = cell(values(runs, PART, name, "test_ensemble_orbit_accuracy"), 3)
+        accuracy = cell(runs.measured(PART, name, "test_ensemble_orbit_accuracy"), 3)
         lines.append((name, *cells, accuracy))
     head = [""]
     for where in sets:
@@ -98,49 +96,41 @@ def tables(runs: Runs) -> dict[str, Table]:
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the spread along orbits against the number of members, on the test set."""
-    named = {name: (name, "test") for name in runs.arms(PART)}
-    shown = curves(runs, PART, named, "deviation")
-    return {} if shown is None else {"partial_networks_members": shown}
+    lines = {name: (name, "test") for name in runs.arms(PART)}
+    return present({"partial_networks_members": curves(runs, PART, lines, "deviation")})
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return whether the full orbit is more invariant than any part, and its mean invariant."""
-    found = []
+    claimed = []
     sets = [name for name in sets_of(runs, PART) if name != "noise"]
     for where in sets:
         metric = f"{where}_ensemble_deviation"
-        full = values(runs, PART, FULL, metric)
+        full = runs.measured(PART, FULL, metric)
         for name in runs.arms(PART):
             if name in (FULL, "all, drawn"):
                 continue
-            difference = gap(full, values(runs, PART, name, metric))
-            found.append(
-                claim(
+            difference = paired_difference(full, runs.measured(PART, name, metric))
+            claimed.append(
+                Claim(
                     f"Partial augmentation, {where}: the full orbit varies less than: {name}",
                     "the theorem needs the full orbit",
-                    "orbit s.d., full − it",
-                    difference,
-                    judged(difference, sign=-1),
-                )  # fmt: skip
+                    difference_text(difference, "orbit s.d., full − it"),
+                    judge_sign(difference, sign=-1),
+                )
             )
         for name in (FULL, NONE):
-            excess = gap(scaled_ratio(runs, PART, name, where), 1.0)
+            excess = paired_difference(scaled_ratio(runs, PART, name, where), 1.0)
             above = name == NONE
             words = (
                 "stays above 1/√M without augmentation" if above else "falls as 1/√M: full orbit"
             )
-            found.append(
-                claim(
+            claimed.append(
+                Claim(
                     f"Partial augmentation, {where}: the ensemble's spread {words}",
                     "the mean is invariant for the full orbit alone",
-                    "√M · s.d. of ensemble / of member − 1",
-                    excess,
-                    judged(excess, sign=1) if above else near_one(excess),
-                )  # fmt: skip
+                    difference_text(excess, "√M · s.d. of ensemble / of member − 1"),
+                    judge_sign(excess, sign=1) if above else judge_near_one(excess),
+                )
             )
-    return found
-
-
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """The talk has no such numbers."""
-    return []
+    return claimed

@@ -25,4 +25,3 @@ OSP: dict[str, dict[str, Value]] = {
     STEERED: {"C4": Value(4.0, 0.0), "C8": Value(7.71, 0.21), "C16": Value(15.08, 0.34)},
     CANON: {"C4": Value(4.0, 0.0), "C8": Value(7.45, 0.14), "C16": Value(12.41, 0.85)},
 }
-CLASSES_OF_TISSUE = 9

@@ -18,22 +18,19 @@ from typing import Any, NamedTuple
 
 from polymode.equivariance.orbits import chance_level
 from polymode.equivariance.steerable import escnn_is_installed
-from polymode.metrics.paired import mean_and_error
 from polymode.plots import Comparison, Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import networks, published
-from polymode.studies.equivariance.shown import (
-    cell,
-    claim,
-    curves,
-    gap,
-    mean_over,
-    not_below,
-    outside,
-    values,
+from polymode.studies.equivariance.networks import cell, curves, mean_over, outside
+from polymode.studies.study import Claim, Runs, Table, paired_difference
+from polymode.studies.tables import (
+    difference_text,
+    judge_not_below,
+    judge_sign,
+    mean_or_none,
+    present,
 )
-from polymode.studies.study import Claim, Runs, Table, judged
 
 PART, STEERED = "rotated", "rotated_escnn"
 PLAIN, CANON = "augmented", "canonical"
@@ -61,13 +58,13 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
         plain = {**options, "group": group, "num_average": average}
         arms[arm(group, PLAIN)] = {**plain, "method": PLAIN}
         arms[arm(group, CANON)] = {**options, "group": group, "method": CANON}
-    found: dict[str, Part | Experiment] = {
+    parts: dict[str, Part | Experiment] = {
         PART: Experiment(function=networks.trained, arms=arms, seeds=seeds, data=data)
     }
     if escnn_is_installed():
         epochs = {"smoke": 1, "cpu": 3, "paper": 50}[preset]
         steered = {**options, "epochs": epochs, "method": "steerable"}
-        found[STEERED] = Experiment(
+        parts[STEERED] = Experiment(
             function=networks.trained,
             arms={
                 arm(group, "escnn"): {**steered, "group": group, "fields": FIELDS[group]}
@@ -76,7 +73,7 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
             seeds=seeds[:3],
             data=data,
         )
-    return found
+    return parts
 
 
 def _colour(preset: str) -> str:
@@ -123,8 +120,8 @@ def of(runs: Runs, line: Line, group: str, where: str, metric: str) -> dict[int,
     part = STEERED if line.method == "escnn" else PART
     name = arm(group, line.method)
 
-    def look(each: str) -> dict[int, float]:
-        return values(runs, part, name, f"{each}_{line.who}_{metric}")
+    def look(dataset: str) -> dict[int, float]:
+        return runs.measured(part, name, f"{dataset}_{line.who}_{metric}")
 
     return mean_over(outside(runs, part), look) if where == "ood" else look(where)
 
@@ -143,7 +140,7 @@ def tables(runs: Runs) -> dict[str, Table]:
     sets = " and ".join(outside(runs, PART))
     escnn = runs.arms(STEERED)
     extra = f"; escnn: {len(runs.of(STEERED, escnn[0]))} seeds" if escnn else "; escnn: not run"
-    found = {}
+    by_name = {}
     for where, title in (
         ("ood", f"Orbit same predictions out of distribution, mean over {sets}"),
         ("test", "Orbit same predictions on the test set"),
@@ -158,7 +155,7 @@ def tables(runs: Runs) -> dict[str, Table]:
         lines.append(("chance", *chance, *(["–"] * len(groups) if where == "ood" else [])))
         head = ["", *(f"{group} (most {group[1:]})" for group in groups)]
         head += [f"talk, {group}" for group in groups] if where == "ood" else []
-        found[f"rotated_{where}"] = Table(title, tuple(head), tuple(lines), seeds + extra)
+        by_name[f"rotated_{where}"] = Table(title, tuple(head), tuple(lines), seeds + extra)
     lines = [
         (line.title, *(cell(_percent(of(runs, line, group, "test", "orbit_accuracy")), 1)
                        for group in groups))
@@ -166,33 +163,32 @@ def tables(runs: Runs) -> dict[str, Table]:
     ]  # fmt: skip
     note = f"{seeds}{extra}; group averages on fewer images"
     head = ["", *(f"{group}, % ↑" for group in groups)]
-    found["rotated_accuracy"] = Table(
+    by_name["rotated_accuracy"] = Table(
         "Accuracy on all turned test images", tuple(head), tuple(lines), note
     )
-    return found
+    return by_name
 
 
-def _percent(found: dict[int, float]) -> dict[int, float]:
-    return {seed: 100 * value for seed, value in found.items()}
+def _percent(shares: dict[int, float]) -> dict[int, float]:
+    return {seed: 100 * share for seed, share in shares.items()}
 
 
 def _talk(line: Line, group: str) -> str:
-    known = published.OSP.get(line.talk, {}).get(group)
-    return "–" if known is None else f"{known.mean:.2f} ± {known.spread:.2f}"
+    value = published.OSP.get(line.talk, {}).get(group)
+    return "–" if value is None else f"{value.mean:.2f} ± {value.spread:.2f}"
 
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return OSP against the number of members, test set and OOD, for each group."""
-    found = {}
+    displays = {}
     for group in _groups(runs):
-        named = {}
-        for method in (PLAIN, CANON):
-            for where in ("test", *outside(runs, PART)):
-                named[f"{method}, {where}"] = (arm(group, method), where)
-        shown = curves(runs, PART, named, "same_share")
-        if shown is not None:
-            found[f"rotated_members_{group}"] = shown
-    return found
+        lines = {
+            f"{method}, {where}": (arm(group, method), where)
+            for method in (PLAIN, CANON)
+            for where in ("test", *outside(runs, PART))
+        }
+        displays[f"rotated_members_{group}"] = curves(runs, PART, lines, "same_share")
+    return present(displays)
 
 
 MARGIN = 0.01  # of |G|: less than this behind is level
@@ -200,68 +196,67 @@ MARGIN = 0.01  # of |G|: less than this behind is level
 
 def claims(runs: Runs) -> list[Claim]:
     """Return the talk's conclusions, group by group, inside and outside."""
-    return [each for group in _groups(runs) for each in _of_group(runs, group)]
+    return [claim for group in _groups(runs) for claim in _of_group(runs, group)]
 
 
 def _of_group(runs: Runs, group: str) -> list[Claim]:
-    order, found = int(group[1:]), []
+    order, claimed = int(group[1:]), []
     for where, words in (("test", "test set"), ("ood", "OOD")):
         share = {line: of(runs, line, group, where, "same_share") for line in LINES[:4]}
         talk = "not in the table" if where == "test" else "OSP {} and {}"
-        both = [_talk(line, group) for line in (ALL, ONE)]
-        more = gap(share[ALL], share[ONE])
-        found.append(
-            claim(
+        ensemble, member = (_talk(line, group) for line in (ALL, ONE))
+        more = paired_difference(share[ALL], share[ONE])
+        claimed.append(
+            Claim(
                 f"{group}, {words}: DeepEns+DA is above only DA",
-                talk.format(*both),
-                "OSP / |G|, ensemble − member",
-                more,
-                judged(more, sign=1),
-            )  # fmt: skip
+                talk.format(ensemble, member),
+                difference_text(more, "OSP / |G|, ensemble − member"),
+                judge_sign(more, sign=1),
+            )
         )
-        lost = gap(share[CANONICAL], 1.0)
+        lost = paired_difference(share[CANONICAL], 1.0)
         if order == 4:
             exact = all(value == 1.0 for value in share[CANONICAL].values())
             verdict = "not run" if lost is None else "holds" if exact else "does not hold"
             text = f"{group}, {words}: a canonicalised network is exactly invariant"
         else:
-            verdict = judged(lost, sign=-1)
+            verdict = judge_sign(lost, sign=-1)
             text = f"{group}, {words}: a canonicalised network is no longer exactly invariant"
         paper = talk.format(_talk(CANONICAL, group), "").removesuffix(" and ")
-        found.append(claim(text, paper, "OSP / |G| − 1", lost, verdict))
+        claimed.append(Claim(text, paper, difference_text(lost, "OSP / |G| − 1"), verdict))
         if order == 4:
             continue
         for line in (CANONICAL, ALL_CANONICAL):
-            ahead = gap(share[ALL], share[line])
+            ahead = paired_difference(share[ALL], share[line])
             paper = (
                 "not compared"
                 if line is ALL_CANONICAL
-                else talk.format(both[0], _talk(line, group))
+                else talk.format(ensemble, _talk(line, group))
             )
-            found.append(
-                claim(
+            claimed.append(
+                Claim(
                     f"{group}, {words}: DeepEns+DA is level with or ahead of: {line.title}",
                     paper,
-                    "OSP / |G|, DeepEns+DA − it",
-                    ahead,
-                    not_below(ahead, MARGIN),
-                )  # fmt: skip
+                    difference_text(ahead, "OSP / |G|, DeepEns+DA − it"),
+                    judge_not_below(ahead, MARGIN, -MARGIN),
+                )
             )
-    return found
+    return claimed
 
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return the talk's table beside ours, at the preset with the talk's sizes."""
     if preset != "paper":
         return []
-    found = []
+    rows = []
     for line in LINES:
-        for group, known in published.OSP.get(line.talk, {}).items():
-            ours = list(of(runs, line, group, "ood", "same_predictions").values())
-            mean, error = mean_and_error(ours) if ours else (None, None)
-            tolerance = max(known.spread, 0.01 * int(group[1:]))
-            found.append(
-                Comparison(f"{line.title}, {group}, OSP OOD", known.mean, known.spread, mean, error,
+        for group, paper in published.OSP.get(line.talk, {}).items():
+            mean, error = mean_or_none(
+                list(of(runs, line, group, "ood", "same_predictions").values())
+            )
+            tolerance = max(paper.spread, 0.01 * int(group[1:]))
+            rows.append(
+                Comparison(f"{line.title}, {group}, OSP OOD", paper.mean, paper.spread, mean, error,
                            tolerance, direction="up")
             )  # fmt: skip
-    return found
+    return rows

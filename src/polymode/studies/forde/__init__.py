@@ -7,37 +7,27 @@ the others a benchmark table and a sweep over the lengthscales each.
 
 from __future__ import annotations
 
-from polymode.metrics.paired import mean_and_error
 from polymode.plots import Comparison
-from polymode.studies.forde import published, setup, shown
+from polymode.studies.forde import published, setup, tables
 from polymode.studies.forde.claims import claims
 from polymode.studies.study import STUDIES, Runs, Study
+from polymode.studies.tables import compare_published
 
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return the paper's numbers compared with ours; only its own set-up is held against them."""
-    found = []
-    for part, printed in published.TABLES.items() if preset == "paper" else ():
-        for line, row in printed.items():
-            arm = shown.arm_of(runs, part, line)
-            for field, dataset, metric, factor in shown.COLUMNS.values():
-                values = runs.values(part, arm, dataset, metric).values()
-                mean, error = (
-                    mean_and_error([factor * v for v in values]) if values else (None, None)
-                )
-                found.append(
-                    Comparison(
-                        label=f"{line}, {part}, {field.replace('_', ' ')}",
-                        paper=getattr(row, field),
-                        paper_spread=getattr(row, f"{field}_spread", None),
-                        ours=mean,
-                        standard_error=error,
-                        tolerance=published.TOLERANCE[field],
-                        unit="%" if factor == 100 else "",
-                        direction="up" if metric == "accuracy" else "down",
-                    )
-                )
-    return found
+    return [
+        compare_published(
+            f"{line}, {part}",
+            column,
+            row,
+            column.values(runs, part, tables.arm_of(runs, part, line)),
+            published.TOLERANCE[column.field],
+        )
+        for part, lines in (published.TABLES.items() if preset == "paper" else ())
+        for line, row in lines.items()
+        for column in tables.COLUMNS.values()
+    ]
 
 
 STUDIES.register("forde")(
@@ -51,8 +41,8 @@ STUDIES.register("forde")(
   author={Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel},
   booktitle={International Conference on Learning Representations}, year={2024}}""",
         parts=setup.parts,
-        tables=shown.tables,
-        figures=shown.figures,
+        tables=tables.tables,
+        figures=tables.figures,
         claims=claims,
         comparisons=comparisons,
     )

@@ -5,31 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from polymode.metrics.leaderboard import SHIFT_MEAN
-from polymode.metrics.paired import Difference, paired
+from polymode.metrics.paired import paired
 from polymode.studies.forde.published import CIFAR10
 from polymode.studies.forde.setup import ALPHAS, name_of
-from polymode.studies.forde.shown import image_parts
-from polymode.studies.study import Claim, Runs, judged
+from polymode.studies.forde.tables import image_parts
+from polymode.studies.study import Claim, Runs
+from polymode.studies.tables import difference_text, judge_equal, judge_sign
 
 EQUAL = 1.0  # points of accuracy that count as the same; the paper's differences reach 0.4
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return the claims of the paper with their verdicts, those whose parts were run."""
-    found = []
+    claimed = []
     if runs.arms("regression"):
-        found += [_epistemic(runs, place) for place in ("outside", "gap")]
+        claimed += [_epistemic(runs, place) for place in ("outside", "gap")]
     if runs.arms("classification"):
-        found.append(_plane(runs))
+        claimed.append(_plane(runs))
     for part in image_parts(runs):
-        found += [
+        claimed += [
             _corrupted_accuracy(runs, part),
             _corrupted_nll(runs, part),
             _clean(runs, part),
         ]
         if runs.of(part, "FoRDE-Identity"):
-            found += [_pca_not_identity(runs, part), _rising(runs, part)]
-    return found
+            claimed += [_pca_not_identity(runs, part), _rising(runs, part)]
+    return claimed
 
 
 def _epistemic(runs: Runs, place: str) -> Claim:
@@ -38,8 +39,8 @@ def _epistemic(runs: Runs, place: str) -> Claim:
     return Claim(
         f"1-D regression: {where}, FoRDE's epistemic uncertainty is above DE's",
         "figure 1, no numbers",
-        _said(gap, "epistemic s.d., FoRDE − DE"),
-        judged(gap, sign=1),
+        difference_text(gap, "epistemic s.d., FoRDE − DE", digits=4),
+        judge_sign(gap, sign=1),
     )
 
 
@@ -48,8 +49,8 @@ def _plane(runs: Runs) -> Claim:
     return Claim(
         "2-D classification: far from the data, FoRDE's epistemic uncertainty is above DE's",
         "figure 3, no numbers",
-        _said(gap, "mutual information on the ring, FoRDE − DE, nats"),
-        judged(gap, sign=1),
+        difference_text(gap, "mutual information on the ring, FoRDE − DE, nats", digits=4),
+        judge_sign(gap, sign=1),
     )
 
 
@@ -59,8 +60,8 @@ def _corrupted_accuracy(runs: Runs, part: str) -> Claim:
     return Claim(
         f"{part}: FoRDE-PCA has a higher corrupted accuracy than DE",
         f"{paper:+.1f} points on CIFAR-10-C",
-        _said(gap, "cA, PCA − DE, points", 100),
-        judged(gap, sign=1),
+        difference_text(gap, "cA, PCA − DE, points", digits=2, factor=100),
+        judge_sign(gap, sign=1),
     )
 
 
@@ -70,62 +71,48 @@ def _corrupted_nll(runs: Runs, part: str) -> Claim:
     return Claim(
         f"{part}: FoRDE-PCA has a lower corrupted NLL than DE",
         f"{paper:+.2f} nats on CIFAR-10-C".replace("-0", "−0"),
-        _said(gap, "cNLL, PCA − DE, nats"),
-        judged(gap, sign=-1),
+        difference_text(gap, "cNLL, PCA − DE, nats", digits=4),
+        judge_sign(gap, sign=-1),
     )
 
 
 def _pca_not_identity(runs: Runs, part: str) -> Claim:
     """The gain is of the lengthscales: PCA is above Identity, which is not above DE."""
     over = runs.difference(part, "FoRDE-PCA", "FoRDE-Identity", SHIFT_MEAN, "accuracy")
-    alone = runs.difference(part, "FoRDE-Identity", "DE", SHIFT_MEAN, "accuracy")
-    gained = alone is not None and alone.clear and alone.mean > 0
-    verdict = "does not hold" if gained else judged(over, sign=1)
+    identity = runs.difference(part, "FoRDE-Identity", "DE", SHIFT_MEAN, "accuracy")
+    gained = identity is not None and identity.clear and identity.mean > 0
+    verdict = "does not hold" if gained else judge_sign(over, sign=1)
     return Claim(
         f"{part}: the gain under corruption comes from the PCA lengthscales, not from Identity",
         "+2.5 points on CIFAR-10-C, PCA − Identity; −0.1, Identity − DE",
-        f"{_said(over, 'cA, PCA − Identity, points', 100)}; {_said(alone, 'Identity − DE', 100)}",
+        f"{difference_text(over, 'cA, PCA − Identity, points', digits=2, factor=100)};"
+        f" {difference_text(identity, 'Identity − DE', digits=2, factor=100)}",
         verdict,
     )
 
 
 def _clean(runs: Runs, part: str) -> Claim:
     gap = runs.difference(part, "FoRDE-PCA", "DE", "test", "accuracy")
-    verdict = "not run" if gap is None else "undecided"
-    if gap is not None and gap.low is not None and gap.high is not None:
-        inside = 100 * max(-gap.low, gap.high) <= EQUAL
-        outside = 100 * min(abs(gap.low), abs(gap.high)) > EQUAL and gap.clear
-        verdict = "holds" if inside else "does not hold" if outside else "undecided"
     return Claim(
         f"{part}: clean accuracy of FoRDE-PCA and DE is the same within {EQUAL:g} point",
         "−0.2 points on CIFAR-10, −0.4 on CIFAR-100",
-        _said(gap, "accuracy, PCA − DE, points", 100),
-        verdict,
+        difference_text(gap, "accuracy, PCA − DE, points", digits=2, factor=100),
+        judge_equal(gap, EQUAL / 100),
     )
 
 
 def _rising(runs: Runs, part: str) -> Claim:
     """The slope of corrupted accuracy over alpha, least squares for each seed."""
     values = {alpha: runs.values(part, name_of(alpha), SHIFT_MEAN, "accuracy") for alpha in ALPHAS}
-    known = [alpha for alpha, found in values.items() if found]
-    seeds = set.intersection(*(set(values[a]) for a in known)) if len(known) > 2 else set()
+    alphas = [alpha for alpha, numbers in values.items() if numbers]
+    seeds = set.intersection(*(set(values[a]) for a in alphas)) if len(alphas) > 2 else set()
     slopes = [
-        float(np.polyfit(known, [values[a][seed] for a in known], 1)[0]) for seed in sorted(seeds)
+        float(np.polyfit(alphas, [values[a][seed] for a in alphas], 1)[0]) for seed in sorted(seeds)
     ]
     gap = paired(slopes)
     return Claim(
         f"{part}: corrupted accuracy rises with α",
         "rises from α = 0 to 1 on CIFAR-10-C and CIFAR-100-C (figure)",
-        _said(gap, "slope, points from α = 0 to 1", 100),
-        judged(gap, sign=1),
+        difference_text(gap, "slope, points from α = 0 to 1", digits=2, factor=100),
+        judge_sign(gap, sign=1),
     )
-
-
-def _said(gap: Difference | None, what: str, factor: int = 1) -> str:
-    if gap is None:
-        return f"{what}: not run"
-    digits = 2 if factor == 100 else 4
-    text = f"{what}: {factor * gap.mean:+.{digits}f}"
-    if gap.low is not None and gap.high is not None:
-        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
-    return f"{text}, {gap.n} seed{'s' if gap.n > 1 else ''}".replace("-", "−")

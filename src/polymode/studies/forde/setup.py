@@ -206,7 +206,7 @@ def _part(task: str, options: dict[str, Any], net: str, arms: dict[str, Arm], se
 
 
 def _paper() -> dict[str, Part]:
-    found = {}
+    parts = {}
     for name, examples, epochs, net_options in (
         ("cifar10", 45_000, 300, {}),
         ("cifar100", 45_000, 300, {}),
@@ -216,7 +216,7 @@ def _paper() -> dict[str, Part]:
         training = {**_SGD, "epochs": epochs, "num_modes": 10}
         shared = {**training, "prior_precision": WEIGHT_DECAY * examples}
         scale = 1e-3 if name == "cifar10" else 5e-3
-        found[name] = Part(
+        parts[name] = Part(
             task=name,
             task_options={"num_val": examples // 9, "ood": [], "shifts": list(CORRUPTIONS)},
             net="resnet18",
@@ -228,4 +228,4 @@ def _paper() -> dict[str, Part]:
             seeds=tuple(range(5)),
             validation=True,
         )
-    return found
+    return parts

@@ -8,16 +8,9 @@ modern deep learning, ICML 2022. Parts: `training` and `scale` are the 1-D toy, 
 
 from __future__ import annotations
 
-from polymode.plots import Comparison
-from polymode.studies.linearised_laplace import setup, shown
+from polymode.studies.linearised_laplace import setup, tables
 from polymode.studies.linearised_laplace.claims import claims
-from polymode.studies.study import STUDIES, Runs, Study
-
-
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """Return nothing: too little of the talk's set-up is known to hold numbers against it."""
-    return []
-
+from polymode.studies.study import STUDIES, Study
 
 STUDIES.register("linearised_laplace")(
     Study(
@@ -31,9 +24,8 @@ STUDIES.register("linearised_laplace")(
     Barbano, Riccardo and Nalisnick, Eric and Hern{\\'a}ndez-Lobato, Jos{\\'e} Miguel},
   booktitle={International Conference on Machine Learning}, year={2022}}""",
         parts=setup.parts,
-        tables=shown.tables,
-        figures=shown.figures,
+        tables=tables.tables,
+        figures=tables.figures,
         claims=claims,
-        comparisons=comparisons,
     )
 )

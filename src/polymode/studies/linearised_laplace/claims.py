@@ -2,84 +2,79 @@
 
 from __future__ import annotations
 
-import math
-
 from polymode.metrics.paired import Difference, paired
 from polymode.studies.linearised_laplace.networks import NORMALISED, part_of
 from polymode.studies.linearised_laplace.published import TABLE
-from polymode.studies.linearised_laplace.shown import gap, name_of, ratio, said, values
-from polymode.studies.study import Claim, Runs, judged
+from polymode.studies.linearised_laplace.tables import difference, name_of, starred
+from polymode.studies.study import Claim, Runs, paired_log_ratio
+from polymode.studies.tables import judge_sign, ratio_text
 
 STABLE = 1.0  # per cent
 
 
 def claims(runs: Runs) -> list[Claim]:
     """Return the claims whose parts were run."""
-    found = []
+    claimed = []
     if runs.arms("training"):
-        found += [_overestimates(runs), _error_bars(runs), _training_does_not_help(runs)]
+        claimed += [_overestimates(runs), _error_bars(runs), _training_does_not_help(runs)]
     if runs.arms("scale"):
-        found += [_invariant(runs), _single_is_not(runs)]
+        claimed += [_invariant(runs), _single_is_not(runs)]
     for net in NORMALISED:
         if runs.of(part_of(net), net):
-            found.append(_recommendation_1(runs, net))
-            found.append(_recommendation_2(runs, net))
+            claimed += [_recommendation_1(runs, net), _recommendation_2(runs, net)]
     if runs.of("networks", "fixup"):
-        found.append(_recommendation_1(runs, "fixup"))
-    return found
+        claimed.append(_recommendation_1(runs, "fixup"))
+    return claimed
 
 
-def _logs(ratios: list[float]) -> Difference | None:
-    return paired([math.log(each) for each in ratios])
+def _log_ratio(runs: Runs, arm: str, first: str, second: str) -> Difference | None:
+    over, under = (runs.measured("training", arm, metric) for metric in (first, second))
+    return paired_log_ratio(over, under)
 
 
-def _times(found: Difference | None) -> str:
-    if found is None:
-        return "n/a"
-    text = f"{math.exp(found.mean):.2f} times"
-    if found.low is not None and found.high is not None:
-        text += f" [{math.exp(found.low):.2f}, {math.exp(found.high):.2f}]"
-    return f"{text}, {found.n} seeds"
+def _times(log_ratio: Difference | None) -> str:
+    seeds = "" if log_ratio is None else f", {log_ratio.n} seeds"
+    return ratio_text(log_ratio, 2, " times") + seeds
 
 
 def _overestimates(runs: Runs) -> Claim:
     arm = runs.arms("training")[-1]
-    found = _logs(ratio(runs, "training", arm, "precision_linear", "precision_trained"))
+    change = _log_ratio(runs, arm, "precision_linear", "precision_trained")
     return Claim(
         "1-D: the evidence at θ̃ chooses a smaller prior precision than that at θ*",
         "λ of the largest evidence at θ̃ overestimates uncertainty (figure, no numbers)",
-        f"λ at θ* over λ at θ̃, after {arm}: {_times(found)}",
-        judged(found, sign=1),
+        f"λ at θ* over λ at θ̃, after {arm}: {_times(change)}",
+        judge_sign(change, sign=1),
     )
 
 
 def _error_bars(runs: Runs) -> Claim:
     arm = runs.arms("training")[-1]
-    found = _logs(ratio(runs, "training", arm, "gap_sd_trained_single", "gap_sd_linear_single"))
+    change = _log_ratio(runs, arm, "gap_sd_trained_single", "gap_sd_linear_single")
     return Claim(
         "1-D: recommendation 1 narrows the error bars between the data",
         "figure, no numbers",
-        f"largest s.d. in the gap, θ̃ over θ*, after {arm}: {_times(found)}",
-        judged(found, sign=1),
+        f"largest s.d. in the gap, θ̃ over θ*, after {arm}: {_times(change)}",
+        judge_sign(change, sign=1),
     )
 
 
 def _training_does_not_help(runs: Runs) -> Claim:
     """The distance after the longest training is not 0: half of its largest is taken as far."""
     arms = runs.arms("training")
-    last = values(runs, "training", arms[-1], "wasserstein_single")
+    last = runs.measured("training", arms[-1], "wasserstein_single")
     most = [
-        max(values(runs, "training", arm, "wasserstein_single").get(seed, 0.0) for arm in arms)
+        max(runs.measured("training", arm, "wasserstein_single").get(seed, 0.0) for arm in arms)
         for seed in last
     ]
     shares = [last[seed] / top for seed, top in zip(last, most, strict=True)]
-    found = paired([share - 0.1 for share in shares])
+    excess = paired([share - 0.1 for share in shares])
     return Claim(
         "1-D: training longer does not make the predictives of both evidences agree",
         "figure 5: their distance does not vanish",
         f"distance after {arms[-1]} in units of the largest along training, less a tenth:"
-        f" {said(found)}",
-        judged(found, sign=1),
+        f" {starred(excess)}",
+        judge_sign(excess, sign=1),
     )
 
 
@@ -88,7 +83,7 @@ def _largest(runs: Runs, kind: str, form: str) -> list[float]:
         value
         for arm in runs.arms("scale")
         for place in ("frozen", "inside")
-        for value in values(runs, "scale", arm, f"change_{form}_{place}_{kind}").values()
+        for value in runs.measured("scale", arm, f"change_{form}_{place}_{kind}").values()
     ]
 
 
@@ -107,7 +102,7 @@ def _invariant(runs: Runs) -> Claim:
 def _single_is_not(runs: Runs) -> Claim:
     scaled = [arm for arm in runs.arms("scale") if arm != "k = 1"]
     least = [
-        min(values(runs, "scale", arm, "change_jacobian_frozen_single").values()) for arm in scaled
+        min(runs.measured("scale", arm, "change_jacobian_frozen_single").values()) for arm in scaled
     ]
     return Claim(
         "With one precision for all weights the predictive does depend on k",
@@ -119,8 +114,8 @@ def _single_is_not(runs: Runs) -> Claim:
 
 
 def _recommendation_1(runs: Runs, net: str) -> Claim:
-    single = gap(runs, part_of(net), net, "nll_linear_single", "nll_trained_single")
-    multiple = gap(runs, part_of(net), net, "nll_linear_multiple", "nll_trained_multiple")
+    single = difference(runs, part_of(net), net, "nll_linear_single", "nll_trained_single")
+    multiple = difference(runs, part_of(net), net, "nll_linear_multiple", "nll_trained_multiple")
     row = TABLE[net]
     paper = f"{row.linear_multiple[0]:g} and {row.trained_multiple[0]:g} with multiple λ"
     if row.linear_single is not None and row.trained_single is not None:
@@ -128,13 +123,13 @@ def _recommendation_1(runs: Runs, net: str) -> Claim:
     return Claim(
         f"{name_of(net)}: the test NLL at θ* is below that at θ̃",
         paper.replace("-", "−"),
-        f"θ* − θ̃, nats: single λ {said(single)}, multiple λ {said(multiple)}",
-        judged(single, sign=-1),
+        f"θ* − θ̃, nats: single λ {starred(single)}, multiple λ {starred(multiple)}",
+        judge_sign(single, sign=-1),
     )
 
 
 def _recommendation_2(runs: Runs, net: str) -> Claim:
-    found = gap(runs, part_of(net), net, "nll_linear_multiple", "nll_linear_single")
+    gap = difference(runs, part_of(net), net, "nll_linear_multiple", "nll_linear_single")
     row = TABLE[net]
     paper = "no single λ printed"
     if row.linear_single is not None:
@@ -142,14 +137,6 @@ def _recommendation_2(runs: Runs, net: str) -> Claim:
     return Claim(
         f"{name_of(net)}: at θ*, multiple λ are not worse than a single one",
         paper,
-        f"multiple − single λ, nats: {said(found)}",
-        _not_above(found),
+        f"multiple − single λ, nats: {starred(gap)}",
+        judge_sign(gap, sign=-1),
     )
-
-
-def _not_above(found: Difference | None) -> str:
-    if found is None:
-        return "not run"
-    if found.clear:
-        return "holds" if found.mean < 0 else "does not hold"
-    return "undecided"

@@ -111,9 +111,10 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
     }
     spreads = {}
     for mean, kind in VARIANTS:
-        found = variant(setup, mean, kind, beta, MACKAY)
-        name, noise = f"{mean}_{kind}", float(found.choice.beta[0]) ** -1
-        spread = found.covariance.flatten().clamp_min(0)
+        fitted = variant(setup, mean, kind, beta, MACKAY)
+        choice = fitted.choice
+        name, noise = f"{mean}_{kind}", float(choice.beta[0]) ** -1
+        spread = fitted.covariance.flatten().clamp_min(0)
         spreads[name] = spread
         on_grid = spread[: len(GRID)].sqrt()
         arrays[f"sd_{name}"] = on_grid.numpy()
@@ -123,20 +124,20 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
             ("gap", slice(ends[1], None), gap[1]),
         ):
             nll = value_nll(setup.new_outputs[part, 0], spread[part] + noise, targets[:, 0])
-            own = value_nll(found.mean[part, 0], spread[part] + noise, targets[:, 0])
+            own_nll = value_nll(fitted.mean[part, 0], spread[part] + noise, targets[:, 0])
             rows += [
                 _nll(f"{where}_nll_{name}", nll, targets),
-                _nll(f"{where}_own_nll_{name}", own, targets),
+                _nll(f"{where}_own_nll_{name}", own_nll, targets),
             ]
         gap_sd = spread[ends[1] :].sqrt().max().item()
         rows += [
             measure(f"gap_sd_{name}", gap_sd, n=len(gap[0])),
-            measure(f"log_evidence_{name}", found.choice.terms.value, n=len(curve.x), unit="nats"),
+            measure(f"log_evidence_{name}", choice.terms.value, n=len(curve.x), unit="nats"),
             measure(f"noise_{name}", noise**0.5, n=len(curve.x)),
-            measure(f"pruned_{name}", float(found.choice.pruned.sum()), n=len(found.choice.pruned)),
+            measure(f"pruned_{name}", float(choice.pruned.sum()), n=len(choice.pruned)),
         ]
         if kind == "single":
-            rows.append(measure(f"precision_{mean}", float(found.choice.precision[0]), n=1))
+            rows.append(measure(f"precision_{mean}", float(choice.precision[0]), n=1))
     rows.append(_wasserstein(spreads, len(GRID)))
     rows += _illustration(setup, len(GRID), test, gap)
     return Findings(tuple(rows), arrays)
@@ -151,23 +152,22 @@ def _wasserstein(spreads: dict[str, Tensor], end: int) -> Any:
 
 def _illustration(setup: Any, end: int, test: Any, gap: Any) -> list[Any]:
     """Return evidences and held-out NLL at the talk's precisions, noise that of M at θ*."""
-    one = with_one_group(setup)
-    beta = variant(
-        setup, "linear", "single", torch.ones(1, dtype=torch.float64), MACKAY
-    ).choice.beta
-    evidences = {mean: evidence_of(one, mean) for mean in ("trained", "linear")}
+    start = torch.ones(1, dtype=torch.float64)
+    beta = variant(setup, "linear", "single", start, MACKAY).choice.beta
+    setup = with_one_group(setup)
+    evidences = {mean: evidence_of(setup, mean) for mean in ("trained", "linear")}
     rows = []
     for value in PRECISIONS:
         precision = torch.tensor([value], dtype=torch.float64)
-        spread = covariance_at(one, evidences["linear"], precision, beta).flatten().clamp_min(0)
+        spread = covariance_at(setup, evidences["linear"], precision, beta).flatten().clamp_min(0)
         for mean, evidence in evidences.items():
             at = evidence(precision, beta).value
             rows.append(
-                measure(f"illustration_{mean}_{value:g}", at, n=len(one.outputs), unit="nats")
+                measure(f"illustration_{mean}_{value:g}", at, n=len(setup.outputs), unit="nats")
             )
         ends = end, end + len(test[0])
         for where, part, pair in (("test", slice(*ends), test), ("gap", slice(ends[1], None), gap)):
-            nll = value_nll(one.new_outputs[part, 0], spread[part] + 1 / beta, pair[1][:, 0])
+            nll = value_nll(setup.new_outputs[part, 0], spread[part] + 1 / beta, pair[1][:, 0])
             rows.append(
                 measure(f"illustration_{where}_nll_{value:g}", nll, n=len(pair[1]), unit="nats")
             )
@@ -184,20 +184,20 @@ def scale(seed: int, *, k: float = 1.0, steps: int = 1000) -> Findings:
     curve = _Curve(seed, steps)
     grid = torch.tensor(GRID)[:, None]
     beta = torch.ones(1, dtype=torch.float64)
-    other = curve.scaled(k)
+    scaled = curve.scaled(k)
     with torch.no_grad():
-        moved = (other(grid) - curve.stack(grid)).abs().max().item()
+        moved = (scaled(grid) - curve.stack(grid)).abs().max().item()
     rows = [measure("outputs_moved", moved, n=len(grid))]
     for form in ("jacobian", "offset"):
         for inside in (False, True):
             spreads: dict[str, list[Tensor]] = {}
-            for stack in (curve.stack, other):
+            for stack in (curve.stack, scaled):
                 tangent = curve.tangent(stack, form, inside)
                 groups = prior_groups(stack, "per_group")
                 setup = set_up(tangent, groups, curve.x, curve.data(), grid, chunk=400)
                 for kind in ("single", "multiple"):
-                    found = variant(setup, "linear", kind, beta, MACKAY)
-                    spreads.setdefault(kind, []).append(found.covariance.flatten().sqrt())
+                    fitted = variant(setup, "linear", kind, beta, MACKAY)
+                    spreads.setdefault(kind, []).append(fitted.covariance.flatten().sqrt())
             for kind, (before, after) in spreads.items():
                 change = 100 * (after / before - 1).abs().max().item()
                 where = "inside" if inside else "frozen"
@@ -224,13 +224,13 @@ def networks(
     if net == "unet":
         return _image_to_image(seed, images, epochs, width)
     build, options = IMAGE_NETS[net]
-    made = as_image_net(build, options, width)
+    make_net = as_image_net(build, options, width)
     post = fit(
-        "map", net=made, task=images, seed=seed, epochs=epochs, batch_size=50, lr=2e-3,
+        "map", net=make_net, task=images, seed=seed, epochs=epochs, batch_size=50, lr=2e-3,
         prior_precision=1e-4 * num_train, schedule="cosine", augment=None, progress="silent",
     )  # fmt: skip
     stack = Stack(post.members, dtype=torch.float32)
-    (x, labels), (new, targets) = (_all(each) for each in (images.train, images.test))
+    (x, labels), (new, targets) = (_all(data) for data in (images.train, images.test))
     tangent = Tangent(stack)
     data = observed(Categorical(), labels)
     setup = set_up(tangent, prior_groups(stack, "per_group"), x, data, new)
@@ -240,26 +240,25 @@ def networks(
     rows.append(measure("accuracy", accuracy, n=len(new), direction="up"))
     rows.append(_nll("nll_map", class_nll(setup.new_outputs, None, targets), new))
     for mean, kind in VARIANTS:
-        found = variant(setup, mean, kind, torch.zeros(0, dtype=torch.float64), how)
-        nll = class_nll(setup.new_outputs, found.covariance, targets)
-        own = class_nll(found.mean, found.covariance, targets)
-        rows += [_nll(f"nll_{mean}_{kind}", nll, new), _nll(f"own_nll_{mean}_{kind}", own, new)]
-        rows += _of_choice(found.choice, mean, kind)
+        fitted = variant(setup, mean, kind, torch.zeros(0, dtype=torch.float64), how)
+        nll = class_nll(setup.new_outputs, fitted.covariance, targets)
+        own_nll = class_nll(fitted.mean, fitted.covariance, targets)
+        rows += _of_variant(fitted.choice, f"{mean}_{kind}", nll, own_nll, new)
     return Findings(tuple(rows))
 
 
 def _images(name: str, num_train: int, num_test: int) -> Task:
     """Return a task with so many images, MNIST's at half their resolution."""
     sizes: dict[str, Any] = {"num_train": num_train, "num_test": num_test, "ood": [], "shifts": []}
-    whole = make_task(name, **(sizes if name in DATASETS else {}))
-    (x, labels), (new, targets) = (_all(each) for each in (whole.train, whole.test))
+    full = make_task(name, **(sizes if name in DATASETS else {}))
+    (x, labels), (new, targets) = (_all(data) for data in (full.train, full.test))
     if x.shape[-1] >= 28:
         x, new = F.avg_pool2d(x, 2), F.avg_pool2d(new, 2)
     return Task(
         train=(x[:num_train], labels[:num_train]),
         test=(new[:num_test], targets[:num_test]),
         likelihood="categorical",
-        target_size=whole.target_size,
+        target_size=full.target_size,
     )
 
 
@@ -275,11 +274,13 @@ def _nll(name: str, value: float, new: Tensor) -> Any:
     return measure(name, value, n=len(new), unit="nats", direction="down")
 
 
-def _of_choice(choice: Any, mean: str, kind: str) -> list[Any]:
-    name = f"{mean}_{kind}"
+def _of_variant(choice: Any, name: str, nll: float, own_nll: float, new: Tensor) -> list[Any]:
+    """Return the numbers of one variant; `own_nll` is around the linear model's own mean."""
     pruned = float(choice.pruned.sum())
     middle = float(choice.precision.log().mean().exp())
     return [
+        _nll(f"nll_{name}", nll, new),
+        _nll(f"own_nll_{name}", own_nll, new),
         measure(f"log_evidence_{name}", choice.terms.value, n=1, unit="nats"),
         measure(f"precision_{name}", middle, n=len(choice.precision)),
         measure(f"pruned_{name}", pruned, n=len(choice.pruned)),
@@ -302,17 +303,18 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
     half = len(new) // 2
     held, new, wanted, targets = new[:half], new[half:], targets[:half], targets[half:]
     task = Task(train=(x, y), likelihood=Gaussian(noise="learned"), target_scaling=None)
-    made = as_image_net(*IMAGE_NETS["unet"], width)
+    make_net = as_image_net(*IMAGE_NETS["unet"], width)
     best, post = float("inf"), None
     for share in STOPS:
-        other = fit(
-            "map", net=made, task=task, seed=seed, epochs=max(1, epochs // share), batch_size=20,
-            lr=2e-3, prior_precision=1e-4 * len(x), schedule="cosine", progress="silent",
+        candidate = fit(
+            "map", net=make_net, task=task, seed=seed, epochs=max(1, epochs // share),
+            batch_size=20, lr=2e-3, prior_precision=1e-4 * len(x), schedule="cosine",
+            progress="silent",
         )  # fmt: skip
         with torch.no_grad():
-            error = (other.members[0].eval()(held) - wanted).square().mean().item()
+            error = (candidate.members[0].eval()(held) - wanted).square().mean().item()
         if error < best:
-            best, post = error, other
+            best, post = error, candidate
     assert post is not None
     stack = Stack(post.members, dtype=torch.float32)
     tangent = Tangent(stack)
@@ -328,13 +330,13 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
     ]
     how = Search(steps=30, tolerance=2e-2, learn_noise=True)
     for mean, kind in VARIANTS:
-        found = variant(setup, mean, kind, 1 / noise.reshape(1), how)
-        spread = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0) + 1 / found.choice.beta
+        fitted = variant(setup, mean, kind, 1 / noise.reshape(1), how)
+        beta = fitted.choice.beta
+        spread = fitted.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0) + 1 / beta
         nll = value_nll(setup.new_outputs, spread, targets)
-        own = value_nll(found.mean, spread, targets)
-        rows += [_nll(f"nll_{mean}_{kind}", nll, new), _nll(f"own_nll_{mean}_{kind}", own, new)]
-        rows += _of_choice(found.choice, mean, kind)
-        rows.append(measure(f"noise_{mean}_{kind}", float(found.choice.beta[0]) ** -0.5, n=1))
+        own_nll = value_nll(fitted.mean, spread, targets)
+        rows += _of_variant(fitted.choice, f"{mean}_{kind}", nll, own_nll, new)
+        rows.append(measure(f"noise_{mean}_{kind}", float(beta[0]) ** -0.5, n=1))
     return Findings(tuple(rows))
 
 
@@ -344,11 +346,11 @@ def _denoising(seed: int, images: Task) -> tuple[Tensor, Tensor, Tensor, Tensor]
     Both have independent noise of half the images' standard deviation; targets are standardised.
     """
     stream = generator(seed, "linearised_laplace", "noise")
-    grid, found = Grid(), []
+    grid, pairs = Grid(), []
     for part in (images.train, images.test):
         clean = _all(part)[0]
         noise = 0.5 * clean.std() * torch.randn(2, *clean.shape, generator=stream)
-        found += [clean + noise[0], grid(clean + noise[1])]
-    x, y, new, targets = found
+        pairs += [clean + noise[0], grid(clean + noise[1])]
+    x, y, new, targets = pairs
     centre, size = y.mean(), y.std()
     return x, (y - centre) / size, new, (targets - centre) / size

@@ -43,7 +43,7 @@ class Setup(NamedTuple):
     Attributes:
         tangent: the linear model. places: of each normalised group's weights.
         outputs, shift: at the training inputs, (N, K). new_outputs, new_shift: at new ones.
-        kernels, cross, own: per group, see `evidence_dual.py`.
+        kernels, cross, new_kernels: per group, see `evidence_dual.py`.
         data: targets.
     """
 
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
     new_shift: Tensor
     kernels: Kernels
     cross: Kernels
-    own: Tensor
+    new_kernels: Tensor
     data: Observed
 
 
@@ -77,15 +77,15 @@ def set_up(
     check_rows(outputs.numel(), 2 * len(index))
     jacobian = tangent.jacobian(x, chunk=chunk)
     kernels = kernels_between(jacobian, jacobian, index)
-    pieces, own = [], []
+    pieces, new_kernels = [], []
     for part in new.split(128):
         features = tangent.jacobian(part, chunk=chunk)
         pieces.append(kernels_between(features, jacobian, index, features.dtype).groups)
-        own.append(kernels_of(features, index))
+        new_kernels.append(kernels_of(features, index))
     cross = Kernels({name: torch.cat([p[name] for p in pieces]) for name in index})
     return Setup(
         tangent, index, outputs, shift, new_outputs, new_shift, kernels, cross,
-        torch.cat(own, 1), data,
+        torch.cat(new_kernels, 1), data,
     )  # fmt: skip
 
 
@@ -95,12 +95,12 @@ def with_one_group(setup: Setup) -> Setup:
         places={"all": torch.cat(list(setup.places.values()))},
         kernels=_summed(setup.kernels),
         cross=_summed(setup.cross),
-        own=setup.own.sum(0, keepdim=True),
+        new_kernels=setup.new_kernels.sum(0, keepdim=True),
     )
 
 
 def _summed(kernels: Kernels) -> Kernels:
-    total = torch.stack([each.double() for each in kernels.groups.values()]).sum(0)
+    total = torch.stack([kernel.double() for kernel in kernels.groups.values()]).sum(0)
     return Kernels({"all": total})
 
 
@@ -127,12 +127,12 @@ def variant(setup: Setup, mean: str, kind: str, beta: Tensor, how: Search) -> Va
     evidence = evidence_of(setup, mean)
     start = starting_precision(evidence.sizes, evidence.point_squares)
     choice = maximise(evidence, start, beta, how)
-    own = setup.new_outputs.double()
+    outputs = setup.new_outputs.double()
     if evidence.alpha is not None:
         latent = setup.cross.combined(choice.precision).double() @ evidence.alpha.flatten()
-        own = setup.new_shift.double() + latent.view_as(own)
+        outputs = setup.new_shift.double() + latent.view_as(outputs)
     covariance = covariance_at(setup, evidence, choice.precision, choice.beta)
-    return Variant(choice, covariance, own)
+    return Variant(choice, covariance, outputs)
 
 
 def evidence_of(setup: Setup, mean: str) -> DualEvidence:
@@ -144,7 +144,7 @@ def evidence_of(setup: Setup, mean: str) -> DualEvidence:
 
 def covariance_at(setup: Setup, evidence: DualEvidence, precision: Tensor, beta: Tensor) -> Tensor:
     """Return the covariances of new outputs, (B, K, K)."""
-    return evidence.covariance(precision, beta, setup.cross, setup.own)
+    return evidence.covariance(precision, beta, setup.cross, setup.new_kernels)
 
 
 def class_nll(outputs: Tensor, covariance: Tensor | None, labels: Tensor) -> float:

@@ -3,22 +3,15 @@
 P. Izmailov, S. Vikram, M. Hoffman, A. Wilson, What are Bayesian neural network posteriors really
 like?, ICML 2021; and the NeurIPS 2021 competition on approximate inference in Bayesian deep
 learning (Wilson et al., PMLR 176, 2022). Their references were made on large machines; here they
-are made anew by `hmc`, for the energy gap split with the competition's own network, and for a
+are made by `hmc`, for the energy gap split with the competition's own network, and for a
 classification in the plane.
 """
 
 from __future__ import annotations
 
-from polymode.plots import Comparison
-from polymode.studies.reference import setup, shown
+from polymode.studies.reference import setup, tables
 from polymode.studies.reference.claims import claims
-from polymode.studies.study import STUDIES, Runs, Study
-
-
-def comparisons(preset: str, runs: Runs) -> list[Comparison]:
-    """Return nothing: the papers' numbers are of other networks and data."""
-    return []
-
+from polymode.studies.study import STUDIES, Study
 
 STUDIES.register("reference")(
     Study(
@@ -31,9 +24,8 @@ STUDIES.register("reference")(
   author={Izmailov, Pavel and Vikram, Sharad and Hoffman, Matthew D. and Wilson, Andrew Gordon},
   booktitle={International Conference on Machine Learning}, year={2021}}""",
         parts=setup.parts,
-        tables=shown.tables,
-        figures=shown.figures,
+        tables=tables.tables,
+        figures=tables.figures,
         claims=claims,
-        comparisons=comparisons,
     )
 )

@@ -36,12 +36,13 @@ class Family(NamedTuple):
     """A method as a line of the tables.
 
     Attributes:
-        method: its name. one, many: names of its arms with one mode and with `MODES`; "" for none.
+        method: its name.
+        single, many: names of its arms with one mode and with `MODES`; "" for none.
         options: its own. net_options: of its networks.
     """
 
     method: str
-    one: str
+    single: str
     many: str
     options: dict[str, Any] = {}
     net_options: dict[str, Any] = {}
@@ -73,7 +74,7 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
     chain = {**steady, "lr": rate}
     cycles = {"epochs": chain_epochs, "num_cycles": 5}
     drawn = {**adam, "epochs": chain_epochs, "samples_per_mode": samples}
-    found = [
+    every = [
         Family("map", "MAP", "", adam),
         Family("deep_ensemble", "", "deep ensemble", adam),
         Family("weight_rde", "", "weight-RDE", adam),
@@ -95,7 +96,7 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
         Family("laplace", "Laplace", "Laplace × {}", {**adam, "samples_per_mode": samples}),
         Family("mile", "MILE, one chain", "MILE", drawn),
     ]  # fmt: skip
-    return [family for family in found if family.method in METHODS.names()]
+    return [family for family in every if family.method in METHODS.names()]
 
 
 def _snapshot(rate: float) -> dict[str, Any]:
@@ -105,8 +106,8 @@ def _snapshot(rate: float) -> dict[str, Any]:
 def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[str, Arm]:
     """Return all arms, those of one mode before those of many."""
     every = families(sizes.epochs, sizes.chain_epochs, sizes.samples, rate)
-    found: dict[str, Arm] = {}
-    for name, modes in (("one", 1), ("many", sizes.modes)):
+    arms: dict[str, Arm] = {}
+    for name, modes in (("single", 1), ("many", sizes.modes)):
         for family in every:
             label = getattr(family, name).format(sizes.modes)
             if label:
@@ -114,7 +115,7 @@ def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[s
                     "batch_size": batch_size, **family.options, "prior_precision": precision,
                     "num_modes": modes,
                 }  # fmt: skip
-                found[label] = Arm(family.method, options, family.net_options)
+                arms[label] = Arm(family.method, options, family.net_options)
     trajectories, steps = sizes.hmc
     chains: dict[str, Any] = {
         "num_modes": 4, "epochs": trajectories, "leapfrog_steps": steps, "lr": 1e-3,
@@ -122,8 +123,8 @@ def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[s
     }  # fmt: skip
     if sizes.mass != Sizes._field_defaults["mass"]:
         chains["mass"] = sizes.mass
-    found["HMC, shorter"] = Arm("hmc", chains)
-    return found
+    arms["HMC, shorter"] = Arm("hmc", chains)
+    return arms
 
 
 def parts(preset: str) -> dict[str, Part]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from polymode.metrics.paired import paired
-from polymode.studies.study import Claim, Runs, judged, said
+from polymode.studies.study import Claim, Runs
 from polymode.studies.symmetry.setup import NAMES, OOD
-from polymode.studies.symmetry.shown import label_of, tables_of
+from polymode.studies.symmetry.tables import label_of, tables_of
+from polymode.studies.tables import Column, difference_text, judge_sign
 
 WEAK = 0.5  # correlations below are called weak
 REACHED = 0.005  # excess over m*, relative, that counts as reached
@@ -16,47 +17,51 @@ LEVEL = 0.05  # of the corollary's test, all layers together
 
 def claims(runs: Runs) -> list[Claim]:
     """Return the claims of the paper with their verdicts, those whose parts were run."""
-    found: list[Claim] = []
+    claimed: list[Claim] = []
     for part in tables_of(runs):
-        found += [
-            _several(runs, part, "accuracy is higher", "test", "accuracy", 1, 100, "points"),
-            _several(runs, part, "ECE is lower", "test", "ece", -1, 100, "points"),
-            _several(runs, part, "the Brier score is lower", "test", "brier", -1, 100, "points"),
-            _several(runs, part, "diversity on the test set is higher", "test",
-                     "mutual_information", 1, 1, "nats"),
-            _several(runs, part, "diversity on the OOD set is higher", f"ood:{OOD[part]}",
-                     "mutual_information", 1, 1, "nats"),
-            _several(runs, part, "MMD to independent networks is lower",
-                     f"examined:{label_of(runs, part)}", "mmd", -1, 1, ""),
+        ood, examined = f"ood:{OOD[part]}", f"examined:{label_of(runs, part)}"
+        claimed += [
+            _several(runs, part, text, column, sign, unit)
+            for text, column, sign, unit in (
+                ("accuracy is higher", Column("test", "accuracy", 100), 1, "points"),
+                ("ECE is lower", Column("test", "ece", 100), -1, "points"),
+                ("the Brier score is lower", Column("test", "brier", 100), -1, "points"),
+                ("diversity on the test set is higher", Column("test", "mutual_information"), 1,
+                 "nats"),
+                ("diversity on the OOD set is higher", Column(ood, "mutual_information"), 1,
+                 "nats"),
+                ("MMD to independent networks is lower", Column(examined, "mmd"), -1, ""),
+            )
         ]  # fmt: skip
-        found += _chain(runs, part)
-    found += _zoo(runs)
-    found += _mass(runs)
-    return found
+        claimed += _chain(runs, part)
+    return claimed + _zoo(runs) + _mass(runs)
 
 
-def _several(
-    runs: Runs, part: str, text: str, dataset: str, metric: str, sign: int, factor: int, unit: str
-) -> Claim:
+def _several(runs: Runs, part: str, text: str, column: Column, sign: int, unit: str) -> Claim:
     """Several modes against one: the mean over methods, by seed."""
     gaps: dict[str, dict[int, float]] = {}
     for name in NAMES:
-        many = runs.values(part, f"{name}, multi", dataset, metric)
-        one = runs.values(part, f"{name}, one", dataset, metric)
-        found = {seed: many[seed] - one[seed] for seed in many if seed in one}
-        if found:
-            gaps[name] = found
+        many, single = (
+            runs.values(part, f"{name}, {modes}", column.dataset, column.metric)
+            for modes in ("multi", "one")
+        )
+        gap = {seed: many[seed] - single[seed] for seed in many if seed in single}
+        if gap:
+            gaps[name] = gap
     seeds = sorted(set.intersection(*(set(g) for g in gaps.values()))) if gaps else []
     mean = paired([float(np.mean([g[seed] for g in gaps.values()])) for seed in seeds])
-    each = ", ".join(
-        f"{name} {factor * float(np.mean(list(g.values()))):+.3g}" for name, g in gaps.items()
+    by_method = ", ".join(
+        f"{name} {column.factor * float(np.mean(list(g.values()))):+.3g}"
+        for name, g in gaps.items()
     ).replace("-", "−")
-    what, digits = f"multi − one, {unit}".rstrip(", "), 2 if factor == 100 else 4
+    what, digits = f"multi − one, {unit}".rstrip(", "), 2 if column.factor == 100 else 4
     return Claim(
         f"{part}: with several modes instead of one, {text} (mean over methods)",
-        "all methods of the table but ECE of Laplace" if metric == "ece" else "all of the table",
-        f"{said(mean, what, digits=digits, factor=factor)}; {each}",
-        judged(mean, sign=sign),
+        "all methods of the table but ECE of Laplace"
+        if column.metric == "ece"
+        else "all of the table",
+        f"{difference_text(mean, what, digits=digits, factor=column.factor)}; {by_method}",
+        judge_sign(mean, sign=sign),
     )
 
 
@@ -81,13 +86,13 @@ def _chain(runs: Runs, part: str) -> list[Claim]:
 
 
 def _zoo(runs: Runs) -> list[Claim]:
-    found = []
+    claimed = []
     for arm in runs.arms("zoo"):
         for findings in runs.findings("zoo", arm).values():
             p, r = findings["corollary_p"], findings["correlation"]
             least = findings["least_id_pair_mi"]
             assert p.value is not None
-            found.append(
+            claimed.append(
                 Claim(
                     f"{arm}: the largest weight's index is uniform for independent networks",
                     "figure, deep ensemble",
@@ -101,7 +106,7 @@ def _zoo(runs: Runs) -> list[Claim]:
             low, high = (r.value + side * 1.96 * r.standard_error for side in (-1, 1))
             inside, outside = max(-low, high) < WEAK, low > WEAK or high < -WEAK
             interval = f"[{low:.2f}, {high:.2f}]"
-            found.append(
+            claimed.append(
                 Claim(
                     f"{arm}: ID and OOD diversity of pairs are only weakly correlated"
                     f" (r within ±{WEAK:g})",
@@ -111,7 +116,7 @@ def _zoo(runs: Runs) -> list[Claim]:
                 )
             )
             mean = findings["id_pair_mi"].value or 0.0
-            found.append(
+            claimed.append(
                 Claim(
                     f"{arm}: no functional collapse: no pair has a mutual information near 0",
                     "nearly all in 0.104 to 0.112 nats",
@@ -119,11 +124,11 @@ def _zoo(runs: Runs) -> list[Claim]:
                     "holds" if least.value > 0.1 * mean else "does not hold",
                 )
             )
-    return found
+    return claimed
 
 
 def _mass(runs: Runs) -> list[Claim]:
-    found = []
+    claimed = []
     for arm in runs.arms("mass"):
         for findings in runs.findings("mass", arm).values():
             excess, least = findings["excess"], findings["least_excess"]
@@ -132,7 +137,7 @@ def _mass(runs: Runs) -> list[Claim]:
             spread = 1.96 * (excess.standard_error or 0.0)
             holds = excess.value - spread > 0 and least.value > REACHED
             low, high = (100 * (excess.value + side * spread) for side in (-1, 1))
-            found.append(
+            claimed.append(
                 Claim(
                     f"{arm}: weight decay does not reach the minimum mass m*",
                     "almost all networks 2 to 55 % above",
@@ -141,4 +146,4 @@ def _mass(runs: Runs) -> list[Claim]:
                     "holds" if holds else "does not hold",
                 )
             )
-    return found
+    return claimed

@@ -31,10 +31,10 @@ def zoo(seed: int, *, name: str, number: int) -> Findings:
     Args:
         name: recipe or folder. number: how many networks.
     """
-    found = find_zoo(name, number)
-    post = found.posterior()[:number]
-    task = found.recipe.make_task()
-    accuracy = found.accuracy[:number]
+    networks = find_zoo(name, number)
+    post = networks.posterior()[:number]
+    task = networks.recipe.make_task()
+    accuracy = networks.accuracy[:number]
     pairs = examine(post, task, "pairs")
     stack, layers = post.stack, hidden_layers(post.stack, post.input_shape)
     tests = {}
@@ -48,7 +48,12 @@ def zoo(seed: int, *, name: str, number: int) -> Findings:
         measure(
             "accuracy", float(accuracy.mean()), direction="up", n=number, standard_error=spread
         ),
-        measure("seconds_per_network", found.facts().seconds / len(found), unit="s", n=len(found)),
+        measure(
+            "seconds_per_network",
+            networks.facts().seconds / len(networks),
+            unit="s",
+            n=len(networks),
+        ),
         measure("corollary_p", smallest, n=number),
         *(row._replace(dataset="") for row in pairs.rows),
     ]
@@ -140,8 +145,8 @@ def mass(
                 progress="silent", **{**options, "epochs": moment - before, **many},
             )  # fmt: skip
             stack = post.stack
-        own, smallest = masses(stack, task.input_shape)
-        mass_at.append(own.numpy())
+        masses_now, smallest = masses(stack, task.input_shape)
+        mass_at.append(masses_now.numpy())
         least.append(smallest.numpy())
     arrays = {
         "epochs": np.array(moments, float),

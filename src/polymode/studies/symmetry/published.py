@@ -51,7 +51,6 @@ TINY_IMAGENET = {
 TABLES = {"cifar100": CIFAR100, "tiny_imagenet": TINY_IMAGENET}
 """By the part that repeats it."""
 
-EXCESS = (0.02, 0.55)  # almost all networks of the paper's lie between, with humps at 0.1 and 0.3
 TOLERANCE = {
     "accuracy": 1.5, "ece": 2.0, "ace": 1.0, "brier": 3.0, "aupr": 5.0, "fpr95": 10.0,
     "id_mi": 10.0, "ood_mi": 20.0,

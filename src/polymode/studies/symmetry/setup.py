@@ -54,7 +54,7 @@ def examined(name: str, num_reference: int) -> str:
 
 def _arms(
     sgd: dict[str, Any],
-    own: dict[str, dict[str, Any]],
+    by_method: dict[str, dict[str, Any]],
     *,
     modes: int,
     samples: int,
@@ -63,7 +63,7 @@ def _arms(
     """Return one mode and several of each method that this release has, and the deep ensemble.
 
     Args:
-        sgd: training of all that train by gradients. own: further options by method.
+        sgd: training of all that train by gradients. by_method: further options by method.
         dropout: options of the network that drops units.
     """
     shared = {key: sgd[key] for key in ("batch_size", "prior_precision")}
@@ -73,7 +73,7 @@ def _arms(
             if method not in METHODS:
                 continue
             trained = shared if method == "sghmc" else sgd
-            options = {**trained, **own.get(method, {})}
+            options = {**trained, **by_method.get(method, {})}
             options |= {"num_modes": many, "samples_per_mode": max(samples // many, 1)}
             arms[f"{name}, {suffix}"] = Arm(method, options, dropout if name == "Dropout" else {})
     arms["DE"] = Arm("deep_ensemble", {**sgd, "num_modes": modes})
@@ -82,8 +82,11 @@ def _arms(
 
 def _smoke() -> dict[str, Part | Experiment]:
     sgd = {"lr": 0.05, "epochs": 2, "batch_size": 64, "prior_precision": 1.0}
-    own: dict[str, dict[str, Any]] = {"swag": {"epochs": 4, "lr": 0.02}, "sghmc": {"epochs": 4}}
-    arms = _arms(sgd, own, modes=3, samples=6, dropout={"dropout": 0.2})
+    by_method: dict[str, dict[str, Any]] = {
+        "swag": {"epochs": 4, "lr": 0.02},
+        "sghmc": {"epochs": 4},
+    }
+    arms = _arms(sgd, by_method, modes=3, samples=6, dropout={"dropout": 0.2})
     return {
         "zoo": Experiment(
             function=zoo,
@@ -108,13 +111,13 @@ def _cpu() -> dict[str, Part | Experiment]:
         "optimizer": "nesterov", "momentum": 0.9, "schedule": "cosine", "batch_size": 64,
         "data_order": "own", "lr": 0.02, "epochs": 30, "prior_precision": 1.0,
     }  # fmt: skip
-    own: dict[str, dict[str, Any]] = {
+    by_method: dict[str, dict[str, Any]] = {
         "laplace": LAPLACE,
         "swag": {"optimizer": "sgd", "lr": 0.05, "schedule": "constant", "epochs": 60},
         "sghmc": {"lr": 0.01, "epochs": 80, "data_order": "own"},
         "vi": {"optimizer": "adam", "momentum": 0.0, "lr": 3e-2, "epochs": 20},
     }
-    arms = _arms(sgd, own, modes=MODES_CPU, samples=SAMPLES, dropout={"dropout": 0.05})
+    arms = _arms(sgd, by_method, modes=MODES_CPU, samples=SAMPLES, dropout={"dropout": 0.05})
     optunet = {"name": "mnist-optunet", "number": 64, "moments": [0, 1, 2, 4, 8, 16, 30]}
     optunet |= {"settings": {"task.num_train": 2000, "task.num_test": 1000, "prior_precision": 0.4}}
     return {
@@ -143,7 +146,7 @@ def _cpu() -> dict[str, Part | Experiment]:
 
 
 def _paper() -> dict[str, Part | Experiment]:
-    found: dict[str, Part | Experiment] = {
+    parts: dict[str, Part | Experiment] = {
         "toy": Experiment(function=toy, arms={"2-2-1": {"number": 10_000}}, seeds=(0,)),
         "mass": Experiment(
             function=mass,
@@ -162,7 +165,7 @@ def _paper() -> dict[str, Part | Experiment]:
             "data_order": "own", "lr": 0.1, "epochs": 75, "prior_precision": DECAY * examples,
             "augment": "crop+flip",
         }  # fmt: skip
-        own: dict[str, dict[str, Any]] = {
+        by_method: dict[str, dict[str, Any]] = {
             "laplace": LAPLACE,
             "swag": {"optimizer": "sgd", "lr": 0.05, "schedule": "constant", "rank": 20},
             "sghmc": {
@@ -174,10 +177,10 @@ def _paper() -> dict[str, Part | Experiment]:
             },
             "vi": {"prior_precision": 100.0, "kl_weight": 2e-5 * examples},
         }
-        arms = _arms(sgd, own, modes=MODES, samples=160, dropout={"dropout": 0.1})
+        arms = _arms(sgd, by_method, modes=MODES, samples=160, dropout={"dropout": 0.1})
         folder = f"checkpoints/{name.replace('_', '-')}-resnet18"
-        found[name] = Part(
+        parts[name] = Part(
             task=name, task_options={"num_val": 0, "ood": ["svhn"], "shifts": []}, net="resnet18",
             arms=arms, seeds=tuple(range(3)), examine=(examined(folder, 1000),),
         )  # fmt: skip
-    return found
+    return parts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from polymode.metrics.paired import Difference, paired
-from polymode.studies.study import Claim, Runs, judged, said
+from polymode.studies.study import Claim, Runs
+from polymode.studies.tables import difference_text, judge_not_below, judge_sign
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
 
@@ -17,16 +20,16 @@ PAPER = {
 def values(runs: Runs, part: str, arm: str, method: str, metric: str) -> list[float]:
     """Return a score of each image, none where the method was not run."""
     column = list(METRICS).index(metric)
-    for found in runs.findings(part, arm).values():
-        if method in found.arrays:
-            return [float(row[column]) for row in found.arrays[method]]
+    for findings in runs.findings(part, arm).values():
+        if method in findings.arrays:
+            return [float(row[column]) for row in findings.arrays[method]]
     return []
 
 
 def gap(runs: Runs, first: str, second: str, metric: str, arm: str = MAIN) -> Difference | None:
     """Return first − second of a score, paired over images."""
-    ours, theirs = (values(runs, "small", arm, each, metric) for each in (first, second))
-    return paired([a - b for a, b in zip(ours, theirs, strict=True)]) if ours and theirs else None
+    scores = [values(runs, "small", arm, method, metric) for method in (first, second)]
+    return paired([a - b for a, b in zip(*scores, strict=True)]) if all(scores) else None
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -38,76 +41,63 @@ def claims(runs: Runs) -> list[Claim]:
     if MAIN not in runs.arms("small"):
         return []
     best = "linear_matern_predcp"
-    against = [
-        claim
-        for method, where in ((best, "at θ*"), ("trained_matern_predcp", "at θ̃"))
-        for claim in (
-            *(
-                _claim(
-                    runs, f"the linearised DIP {where} has a higher {what} than MC dropout",
-                    PAPER["density"], method, "dropout", metric, 1,
-                )
-                for what, metric in (
-                    ("log-density", "log_density"),
-                    ("log-density with the reference's noise term", "log_density_noise"),
-                )
-            ),
-            _claim(
-                runs, f"the linearised DIP {where} is better calibrated than MC dropout",
-                PAPER["calibration"], method, "dropout", "calibration_error", -1,
-            ),
-        )
-    ]  # fmt: skip
+    density, calibration = (PAPER[name] for name in ("density", "calibration"))
     return [
-        *against,
-        _not_worse(
-            runs, "with TV-PredCP the log-density is not lower than without",
-            best, "linear_matern",
+        *(
+            _higher(f"the linearised DIP {where} {words} than MC dropout", paper,
+                    Scored(runs, method, "dropout", metric), sign)
+            for method, where in ((best, "at θ*"), ("trained_matern_predcp", "at θ̃"))
+            for words, paper, metric, sign in (
+                ("has a higher log-density", density, "log_density", 1),
+                ("has a higher log-density with the reference's noise term", density,
+                 "log_density_noise", 1),
+                ("is better calibrated", calibration, "calibration_error", -1),
+            )
         ),
-        _not_worse(
-            runs, "the evidence at θ* gives no lower log-density than that at θ̃",
-            "linear_matern", "trained_matern",
-            "−2.240 and −1.703 NLL (talk, table 1, U-Net)",
-        ),
-        _not_worse(
-            runs, "the Matérn prior gives no lower log-density than the isotropic one",
-            "linear_matern", "linear_isotropic",
-        ),
-        _claim(
-            runs, "the linearised DIP has a higher log-density than a constant variance",
-            PAPER["density"], best, "constant", "log_density", 1,
-        ),
+        _not_lower("with TV-PredCP the log-density is not lower than without", density,
+                   Scored(runs, best, "linear_matern")),
+        _not_lower("the evidence at θ* gives no lower log-density than that at θ̃",
+                   "−2.240 and −1.703 NLL (talk, table 1, U-Net)",
+                   Scored(runs, "linear_matern", "trained_matern")),
+        _not_lower("the Matérn prior gives no lower log-density than the isotropic one", density,
+                   Scored(runs, "linear_matern", "linear_isotropic")),
+        _higher("the linearised DIP has a higher log-density than a constant variance", density,
+                Scored(runs, best, "constant"), 1),
     ]  # fmt: skip
 
 
-def _claim(
-    runs: Runs, text: str, paper: str, first: str, second: str, metric: str, sign: int
-) -> Claim:
-    found = gap(runs, first, second, metric)
-    title, unit, _ = METRICS[metric]
-    what = f"{METHODS[first]} − {METHODS[second]}, {title[:-2]}, {unit}"
-    ours = said(found, what, "images", digits=4)
-    return Claim(f"{MAIN}: {text}", paper, ours, judged(found, sign=sign))
+class Scored(NamedTuple):
+    """Two methods whose scores are compared."""
+
+    runs: Runs
+    first: str
+    second: str
+    metric: str = "log_density"
+
+    @property
+    def gap(self) -> Difference | None:
+        return gap(*self)
+
+    def text(self, of: str) -> str:
+        """Return the difference for a claim; `of` says what of."""
+        what = f"{METHODS[self.first]} − {METHODS[self.second]}, {of}"
+        return difference_text(self.gap, what, "images", digits=4)
 
 
-def _not_worse(
-    runs: Runs, text: str, first: str, second: str, paper: str = PAPER["density"]
-) -> Claim:
+def _higher(text: str, paper: str, scores: Scored, sign: int) -> Claim:
+    title, unit, _ = METRICS[scores.metric]
+    ours = scores.text(f"{title[:-2]}, {unit}")
+    return Claim(f"{MAIN}: {text}", paper, ours, judge_sign(scores.gap, sign=sign))
+
+
+def _not_lower(text: str, paper: str, scores: Scored) -> Claim:
     """A claim that a difference is not negative, with a margin of 0.02 nats per pixel, our choice.
 
     It holds where the interval lies above −0.02, does not hold where it lies below 0, and is
     undecided otherwise.
     """
-    found = gap(runs, first, second, "log_density")
-    what = f"{METHODS[first]} − {METHODS[second]}, nats per pixel"
-    ours = said(found, what, "images", digits=4)
-    if found is None or found.low is None or found.high is None:
-        verdict = "not run" if found is None else "undecided"
-    elif found.low > -MARGIN:
-        verdict = "holds"
-    else:
-        verdict = "does not hold" if found.high < 0 else "undecided"
-    return Claim(f"{MAIN}: {text}", paper, ours, verdict)
+    verdict = judge_not_below(scores.gap, MARGIN, refuted_below=0.0)
+    return Claim(f"{MAIN}: {text}", paper, scores.text("nats per pixel"), verdict)
 
 
 MARGIN = 0.02

@@ -91,7 +91,7 @@ def reconstruct(
         probes, rank: of the matrix-free path. path: "exact", "matrix_free", or "auto": by size.
         show: whether pictures of the first image are kept.
     """
-    scored, others = images_of(data, images, tuning)
+    scored, held_out = images_of(data, images, tuning)
     side = scored.shape[-1]
     operator = parallel_beam(side, angles)
     build = partial(
@@ -103,30 +103,51 @@ def reconstruct(
         "solver": Solver(rank=rank, relative=1e-2, most=60),
     }  # fmt: skip
     first = DeepImagePrior(steps=steps, lr=lr, look_every=max(1, steps // 15))
-    away = simulate(operator, others, noise=noise, seed=seed + 1)
-    tried = (tuple(tv_weights), tuple(dropouts), tuple(predcp))
-    tuned = _tuned(away, build, first, tried, variants, num_samples, how, seed)
-    scan = simulate(operator, scored, noise=noise, seed=seed)
-    return _scored(scan, build, tuned, tuple(variants), networks, num_samples, how, seed, show)
+    methods = Methods(build, tuple(variants), networks, num_samples, how, seed)
+    candidates = Candidates(tuple(tv_weights), tuple(dropouts), tuple(predcp))
+    tuned = _tuned(
+        simulate(operator, held_out, noise=noise, seed=seed + 1), first, candidates, methods
+    )
+    return _scored(simulate(operator, scored, noise=noise, seed=seed), tuned, methods, show)
 
 
-def _tuned(
-    scan: Scan,
-    build: Any,
-    first: DeepImagePrior,
-    tried: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]],
-    variants: tuple[str, ...],
-    num_samples: int,
-    how: dict[str, Any],
-    seed: int,
-) -> Tuned:
+class Methods(NamedTuple):
+    """How images are reconstructed with uncertainty.
+
+    Attributes:
+        build: builder of the U-Net. variants: of the linearised posterior.
+        networks: of the ensemble. num_samples: of dropout. linearised: options of `LinearisedDIP`.
+        seed: of all of it.
+    """
+
+    build: Any
+    variants: tuple[str, ...]
+    networks: int
+    num_samples: int
+    linearised: dict[str, Any]
+    seed: int
+
+    def dropout(self, scan: Scan, options: DeepImagePrior, rate: float) -> Any:
+        """Return the images of MC dropout."""
+        build = partial(self.build, dropout=rate)
+        return mc_dropout_dip(scan, build, options, num_samples=self.num_samples, seed=self.seed)
+
+
+class Candidates(NamedTuple):
+    """What is tried on the tuning images: γ, rates of dropout, multiples of λ."""
+
+    tv_weights: tuple[float, ...]
+    dropouts: tuple[float, ...]
+    predcp: tuple[float, ...]
+
+
+def _tuned(scan: Scan, first: DeepImagePrior, candidates: Candidates, methods: Methods) -> Tuned:
     """Return what is best on images that are not scored."""
-    weights, rates, factors = tried
     assert scan.truth is not None
     best: tuple[float, DeepImagePrior] | None = None
-    for weight in weights:
+    for weight in candidates.tv_weights:
         options = replace(first, tv_weight=weight)
-        fit = deep_image_prior(scan, build, options, seed=seed)
+        fit = deep_image_prior(scan, methods.build, options, seed=methods.seed)
         errors = fit.looks[2]
         assert errors is not None
         level = float((-10 * torch.log10(errors)).mean(1).max())
@@ -134,77 +155,63 @@ def _tuned(
             best = level, replace(options, steps=best_steps(fit))
     assert best is not None
     options = best[1]
-    fit = deep_image_prior(scan, build, options, seed=seed)
+    fit = deep_image_prior(scan, methods.build, options, seed=methods.seed)
     sd = fitted_sd([(fit.reconstruction(), scan.truth)])
-    by_rate = {}
-    for rate in rates:
-        made = mc_dropout_dip(
-            scan, partial(build, dropout=rate), options, num_samples=num_samples, seed=seed
-        )
-        by_rate[rate] = _mean_density(image_posteriors(made), scan.truth)
+    by_rate = {
+        rate: _mean_density(image_posteriors(methods.dropout(scan, options, rate)), scan.truth)
+        for rate in candidates.dropouts
+    }
     by_factor = {}
-    for factor in factors if any("predcp" in each for each in variants) else ():
-        model = LinearisedDIP(fit, 0, **how)
+    predcp = any("predcp" in variant for variant in methods.variants)
+    for factor in candidates.predcp if predcp else ():
+        model = LinearisedDIP(fit, 0, **methods.linearised)
         outcome = model.uncertainty(mean="linear", predcp=factor * model.tv_rate)
         by_factor[factor] = _mean_density([outcome.posterior], scan.truth)
-    factor = max(by_factor, key=lambda each: by_factor[each]) if by_factor else 0.0
-    dropout = max(by_rate, key=lambda each: by_rate[each])
-    alone = {
+    factor = max(by_factor, key=lambda f: by_factor[f]) if by_factor else 0.0
+    dropout = max(by_rate, key=lambda rate: by_rate[rate])
+    tv_psnr = {
         weight: float(psnr(_by_tv(scan, weight), scan.truth).mean())
         for weight in (TV_ALONE if scan.operator.shape[1] <= SMALL else ())
     }
-    weight = max(alone, key=lambda each: alone[each]) if alone else TV_ALONE[0]
+    weight = max(tv_psnr, key=lambda w: tv_psnr[w]) if tv_psnr else TV_ALONE[0]
     return Tuned(options, dropout, sd, factor, best[0], weight)
 
 
 def _mean_density(posteriors: list[Any], truth: Tensor) -> float:
     pairs = zip(posteriors, truth[:, 0], strict=False)
-    return float(np.mean([log_density(each, image) for each, image in pairs]))
+    return float(np.mean([log_density(posterior, image) for posterior, image in pairs]))
 
 
-def _scored(
-    scan: Scan,
-    build: Any,
-    tuned: Tuned,
-    variants: tuple[str, ...],
-    networks: int,
-    num_samples: int,
-    how: dict[str, Any],
-    seed: int,
-    show: bool,
-) -> Findings:
+def _scored(scan: Scan, tuned: Tuned, methods: Methods, show: bool) -> Findings:
     """Return the scores of every method on the images of a scan."""
     assert scan.truth is not None
     truth = scan.truth
-    fit = deep_image_prior(scan, build, tuned.options, seed=seed)
+    fit = deep_image_prior(scan, methods.build, tuned.options, seed=methods.seed)
     plain = fit.reconstruction()
     unit = image_noise(scan.operator, 1.0)
     board = Board(plain.mean, [unit * float(sd) ** 2 for sd in scan.noise_sd])
-    dropout = mc_dropout_dip(
-        scan, partial(build, dropout=tuned.dropout), tuned.options,
-        num_samples=num_samples, seed=seed,
-    )  # fmt: skip
-    made = {
-        "dropout": dropout,
+    baselines = {
+        "dropout": methods.dropout(scan, tuned.options, tuned.dropout),
         "ensemble": ensemble_dip(
-            scan, build, tuned.options, networks_per_image=networks, seed=seed
+            scan, methods.build, tuned.options, networks_per_image=methods.networks,
+            seed=methods.seed,
         ),
         "constant": constant_sd(plain, tuned.sd),
-    }
-    for method, found in made.items():
-        for posterior, image in zip(image_posteriors(found), truth[:, 0], strict=True):
+    }  # fmt: skip
+    for method, reconstruction in baselines.items():
+        for posterior, image in zip(image_posteriors(reconstruction), truth[:, 0], strict=True):
             board.add(method, posterior, image)
     back = _classical(scan, tuned)
     arrays: dict[str, np.ndarray] = {}
     evidence: list[float] = []
     for k, image in enumerate(truth[:, 0]):
-        model = LinearisedDIP(fit, k, **how)
-        for variant in variants:
-            mean, prior, *rest = variant.split("_")
-            rate = tuned.predcp * model.tv_rate if rest else None
+        model = LinearisedDIP(fit, k, **methods.linearised)
+        for variant in methods.variants:
+            mean, prior, *predcp = variant.split("_")
+            rate = tuned.predcp * model.tv_rate if predcp else None
             outcome = model.uncertainty(prior=prior, mean=mean, predcp=rate)
             board.add(variant, outcome.posterior, image)
-            if variant == variants[0] and k == 0 and show:
+            if variant == methods.variants[0] and k == 0 and show:
                 arrays["pictures"] = pictures(
                     image, next(iter(back.values()))[0, 0], outcome.posterior
                 )
@@ -214,12 +221,12 @@ def _scored(
 
 def _classical(scan: Scan, tuned: Tuned) -> dict[str, Tensor]:
     """Return FBP, where there is a projector, and the TV reconstruction of small images."""
-    found = {}
+    images = {}
     if isinstance(scan.operator, Projector):
-        found["fbp"] = fbp(scan.operator, scan.observations)
-    if scan.operator.shape[1] <= SMALL or not found:
-        found["tv"] = _by_tv(scan, tuned.tv_alone)
-    return found
+        images["fbp"] = fbp(scan.operator, scan.observations)
+    if scan.operator.shape[1] <= SMALL or not images:
+        images["tv"] = _by_tv(scan, tuned.tv_alone)
+    return images
 
 
 def _by_tv(scan: Scan, weight: float) -> Tensor:
@@ -277,7 +284,8 @@ def walnut_scan(
     }  # fmt: skip
     tuned = Tuned(options, dropout, 1.0, predcp, float("nan"), tv_weight)
     variants = ("linear_matern_predcp", "linear_matern", "trained_matern")
-    return _scored(scan, build, tuned, variants, networks, num_samples, how, seed, True)
+    methods = Methods(build, variants, networks, num_samples, how, seed)
+    return _scored(scan, tuned, methods, show=True)
 
 
 def priors(
@@ -295,10 +303,10 @@ def priors(
     mean_tv = float(total_variation(total[:, None]).mean())
     surrogate, lengths = predcp_samples(shape, variance, 1 / mean_tv, number, seed=seed)
     independent = factorised_samples(shape, variance, number, seed=seed)
-    made = {"TV": total, "TV-PredCP": surrogate, "factorised Gaussian": independent}
+    samples = {"TV": total, "TV-PredCP": surrogate, "factorised Gaussian": independent}
     rows = [measure("lengthscale", float(lengths.median()), n=number, unit="pixels")]
     arrays = {}
-    for name, images in made.items():
+    for name, images in samples.items():
         values = total_variation(images[:, None]).double()
         key = name.lower().replace("-", "_").replace(" ", "_")
         error = float(values.std()) / number**0.5

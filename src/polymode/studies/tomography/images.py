@@ -29,16 +29,16 @@ def images_of(data: str, scored: int, tuning: int) -> tuple[Tensor, Tensor]:
     name, _, more = data.partition(":")
     if name == "kmnist":
         first = int(more or 0)
-        whole = load("kmnist", ["x_test"])["x_test"]
-        return _grey(whole[first : first + scored]), _grey(whole[len(whole) - tuning :])
+        images = load("kmnist", ["x_test"])["x_test"]
+        return _grey(images[first : first + scored]), _grey(images[len(images) - tuning :])
     if name == "ellipses":
         side = int(more or 28)
-        made = torch.stack([random_ellipses(side, seed=k) for k in range(scored + tuning)])[:, None]
-        return made[:scored], made[scored:]
+        drawn = torch.stack([random_ellipses(side, seed=k) for k in range(scored + tuning)])
+        return drawn[:scored, None], drawn[scored:, None]
     if name == "shepp_logan":
         side = int(more or 128)
-        others = [random_ellipses(side, seed=k) for k in range(tuning)]
-        return shepp_logan(side)[None, None], torch.stack(others)[:, None]
+        ellipses = [random_ellipses(side, seed=k) for k in range(tuning)]
+        return shepp_logan(side)[None, None], torch.stack(ellipses)[:, None]
     if name != "ct":
         raise ValueError(f"`data` must be kmnist, ellipses, shepp_logan or ct, got '{data}'")
     first = int(more or 0)
@@ -62,8 +62,8 @@ def walnut() -> Scan:
     )
     truth = torch.from_numpy(held["truth"]).float()
     operator = LinearOperator.from_matrix(matrix, (truth.shape[0], truth.shape[1]), "walnut scan")
-    seen = torch.from_numpy(held["observations"]).float()
-    return scan_of(operator, seen, float(held["noise_sd"]), truth)
+    observations = torch.from_numpy(held["observations"]).float()
+    return scan_of(operator, observations, float(held["noise_sd"]), truth)
 
 
 def _file(name: str, arrays: list[str]) -> dict[str, np.ndarray]:

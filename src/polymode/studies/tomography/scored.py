@@ -64,18 +64,21 @@ def scores(
         noise: the variance of the reference's noise term, see `image_noise`.
     """
     pair = posterior.image[None, None], truth[None, None]
-    found = {"psnr": float(psnr(*pair)), "ssim": float(ssim(*pair))}
-    found["log_density"] = log_density(posterior, truth)
-    found["log_density_2x2"] = log_density(posterior, truth, side=2)
-    found["log_density_noise"] = log_density(posterior, truth, floor=noise)
     grey = (plain - 0.5).abs() < 0.5 - EDGE
-    found["log_density_open"] = log_density(posterior, truth, where=grey)
+    values = {
+        "psnr": float(psnr(*pair)),
+        "ssim": float(ssim(*pair)),
+        "log_density": log_density(posterior, truth),
+        "log_density_2x2": log_density(posterior, truth, side=2),
+        "log_density_noise": log_density(posterior, truth, floor=noise),
+        "log_density_open": log_density(posterior, truth, where=grey),
+        "coverage_error": coverage_error(posterior, truth),
+        "calibration_error": calibration_error(posterior, truth),
+        "mean_sd": float(posterior.std.mean()),
+    }
     for level, value in zip(LEVELS, coverage(posterior, truth), strict=True):
-        found[f"coverage_{100 * level:.0f}"] = value
-    found["coverage_error"] = coverage_error(posterior, truth)
-    found["calibration_error"] = calibration_error(posterior, truth)
-    found["mean_sd"] = float(posterior.std.mean())
-    return {name: found[name] for name in METRICS}
+        values[f"coverage_{100 * level:.0f}"] = value
+    return {name: values[name] for name in METRICS}
 
 
 class Board:
@@ -93,29 +96,29 @@ class Board:
     def add(self, method: str, posterior: ImagePosterior, truth: Tensor) -> None:
         """Score what a method says of its next image."""
         assert method in METHODS, method
-        found = self.values.setdefault(method, [])
-        k = len(found)
-        found.append(scores(posterior, truth, self._plain[k], self._noise[k]))
+        images = self.values.setdefault(method, [])
+        k = len(images)
+        images.append(scores(posterior, truth, self._plain[k], self._noise[k]))
         self._pairs.setdefault(method, []).append((posterior, truth))
 
     def findings(self, more: Sequence[Row] = (), arrays: Mapping[str, np.ndarray] = {}) -> Findings:
         """Return means over images with standard errors, and every image's scores as arrays."""
         rows: list[Row] = list(more)
-        kept = dict(arrays)
-        for method, found in self.values.items():
+        arrays = dict(arrays)
+        for method, images in self.values.items():
             for metric, (_, unit, direction) in METRICS.items():
-                mean, error = mean_and_error([each[metric] for each in found])
+                mean, error = mean_and_error([image[metric] for image in images])
                 rows.append(
                     measure(
-                        f"{metric}_{method}", mean, n=len(found), unit=unit, direction=direction,
+                        f"{metric}_{method}", mean, n=len(images), unit=unit, direction=direction,
                         standard_error=error,
                     )
                 )  # fmt: skip
-            kept[method] = np.array([[each[metric] for metric in METRICS] for each in found])
+            arrays[method] = np.array([[image[m] for m in METRICS] for image in images])
             posteriors, truths = zip(*self._pairs[method], strict=True)
             curve = calibration(posteriors, truths)
-            kept[f"calibration {method}"] = np.stack([curve.predicted, curve.actual])
-        return Findings(tuple(rows), kept)
+            arrays[f"calibration {method}"] = np.stack([curve.predicted, curve.actual])
+        return Findings(tuple(rows), arrays)
 
 
 def pictures(truth: Tensor, fbp: Tensor, posterior: ImagePosterior) -> np.ndarray:

@@ -28,22 +28,22 @@ Arrays = Mapping[str, Mapping[str, np.ndarray]]
 _ANY = 2**62  # where headers alone are read
 
 
-def pack(kept: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
+def pack(predictions: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:
     """Return predictions and arrays as the bytes of an `.npz` file, the same bytes each time."""
     arrays: dict[str, np.ndarray] = {}
     about = []
-    for number, (name, (prediction, targets, inputs)) in enumerate(kept.items()):
-        tensors, rest = prediction.to_arrays()
+    for number, (name, (prediction, targets, inputs)) in enumerate(predictions.items()):
+        tensors, facts = prediction.to_arrays()
         for part, tensor in {**tensors, "targets": targets, "inputs": inputs}.items():
             if tensor is not None:
                 arrays[f"{number}.{part}"] = tensor.detach().cpu().numpy()
-        about.append({"name": name, "parts": list(tensors), "rest": rest})
+        about.append({"name": name, "parts": list(tensors), "rest": facts})
     arrays["about"] = np.array(json.dumps(about))
-    found = examined or {}
-    for number, each in enumerate(found.values()):
-        arrays |= {f"examined.{number}.{name}": array for name, array in each.items()}
-    if found:
-        arrays["examined"] = np.array(json.dumps({label: list(a) for label, a in found.items()}))
+    for number, of_label in enumerate((examined or {}).values()):
+        arrays |= {f"examined.{number}.{name}": array for name, array in of_label.items()}
+    if examined:
+        names = {label: list(of_label) for label, of_label in examined.items()}
+        arrays["examined"] = np.array(json.dumps(names))
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
@@ -54,16 +54,16 @@ def digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-class Checked:
-    """Whether files of predictions are whole; each is read once, as long as it does not change."""
+class Checker:
+    """Checks files of predictions; each is read once, as long as it does not change."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, str | None, int, int], str] = {}
 
     def problem(self, path: Path, digest: str | None) -> str:
-        """Return what is wrong with a file; nothing where it is whole, or where there is none.
+        """Return what is wrong with a file; nothing where it is intact, or where there is none.
 
-        Without a `digest` (runs of before there were any) all its arrays are read.
+        Without a `digest`, as in older runs, all its arrays are read.
         """
         try:
             about = path.stat()
@@ -78,8 +78,10 @@ class Checked:
         if not path.is_file():
             return f"{path} is not a plain file"
         if digest is not None:
-            whole = digest_of(path.read_bytes()) == digest
-            return "" if whole else f"{path} was changed after it was written: its digest differs"
+            unchanged = digest_of(path.read_bytes()) == digest
+            return (
+                "" if unchanged else f"{path} was changed after it was written: its digest differs"
+            )
         try:
             list(Stored(path).values()), list(StoredArrays(path).values())
         except FileProblem as error:
@@ -98,7 +100,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _text(path: Path, name: str) -> Any:
-    """Return what a file holds as JSON in one of its arrays."""
+    """Return the JSON that one array of a file holds."""
     return parse_json(str(read_npz(path, [name])[name]))
 
 
@@ -112,22 +114,22 @@ class Stored(Mapping[str, Kept]):
         self.path = path
         with _damage_named(path):
             about = _text(path, "about")
-            self._about = {each["name"]: (number, each) for number, each in enumerate(about)}
+            self._about = {facts["name"]: (number, facts) for number, facts in enumerate(about)}
 
     def __getitem__(self, name: str) -> Kept:
-        number, each = self._about[name]
+        number, facts = self._about[name]
         with _damage_named(self.path):
             held = npz_headers(self.path, most_bytes=_ANY)
-            parts = {part: f"{number}.{part}" for part in [*each["parts"], "targets", "inputs"]}
+            parts = {part: f"{number}.{part}" for part in [*facts["parts"], "targets", "inputs"]}
             places = [place for place in parts.values() if place in held]
             arrays = read_npz(self.path, places, most_bytes=free_bytes())
-            found = {
+            tensors = {
                 part: torch.from_numpy(arrays[place])
                 for part, place in parts.items()
                 if place in arrays
             }
-            extra = [found.pop(part, None) for part in ("targets", "inputs")]
-            return Kept(Prediction.from_arrays(found, each["rest"]), *extra)
+            extra = [tensors.pop(part, None) for part in ("targets", "inputs")]
+            return Kept(Prediction.from_arrays(tensors, facts["rest"]), *extra)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._about)
@@ -145,8 +147,8 @@ class StoredArrays(Mapping[str, Mapping[str, np.ndarray]]):
     def __init__(self, path: Path) -> None:
         self.path = path
         with _damage_named(path):
-            there = "examined" in npz_headers(path, most_bytes=_ANY)
-            self._names = dict(_text(path, "examined")) if there else {}
+            examined = "examined" in npz_headers(path, most_bytes=_ANY)
+            self._names = dict(_text(path, "examined")) if examined else {}
 
     def __getitem__(self, label: str) -> dict[str, np.ndarray]:
         names, number = self._names[label], list(self._names).index(label)

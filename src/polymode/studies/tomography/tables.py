@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from polymode.metrics.paired import mean_and_error
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.table import number
 from polymode.plots import Display
 from polymode.plots.image_rows import image_rows
 from polymode.studies.study import Runs, Table
+from polymode.studies.tables import mean_cells
 from polymode.studies.tomography.claims import values
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
@@ -19,47 +16,42 @@ from polymode.tomography.plots import error_calibration, reconstruction_pictures
 
 SCORED = ("small", "large", "walnut")
 TITLES = {"small": "small images", "large": "large images", "walnut": "walnut"}
-SHOWN = ("linear_matern_predcp", "trained_matern", "dropout", "ensemble", "constant")
+DRAWN = ("linear_matern_predcp", "trained_matern", "dropout", "ensemble", "constant")
 
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return a table of scores for each setting, one over settings, and what was tuned."""
-    found: dict[str, Table] = {}
+    by_name: dict[str, Table] = {}
     for part in SCORED:
         for arm in runs.arms(part):
             if part != "small" or arm == MAIN:
-                found[f"{part}_{_key(arm)}"] = scores(runs, part, arm)
+                by_name[f"{part}_{_key(arm)}"] = scores(runs, part, arm)
     for metric in ("log_density", "calibration_error", "psnr"):
         if len(runs.arms("small")) > 1:
-            found[f"settings_{metric}"] = settings(runs, metric)
+            by_name[f"settings_{metric}"] = settings(runs, metric)
     if any(runs.arms(part) for part in SCORED):
-        found["tuned"] = tuned(runs)
+        by_name["tuned"] = tuned(runs)
     if runs.arms("priors"):
-        found["priors"] = variation(runs)
-    return found
+        by_name["priors"] = variation(runs)
+    return by_name
 
 
 def _key(arm: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in arm.lower())
 
 
-def _cell(found: list[float]) -> tuple[float | None, float | None]:
-    return mean_and_error(found) if found else (None, None)
-
-
 def scores(runs: Runs, part: str, arm: str) -> Table:
     """Return all scores of all methods in one setting."""
     rows = [m for m in METHODS if values(runs, part, arm, m, "psnr")]
-    columns = []
-    for metric in METRICS:
-        cells = [_cell(values(runs, part, arm, method, metric)) for method in rows]
-        digits = min(decimals_for(*zip(*cells, strict=True)), 4)
-        columns.append([number(mean, error, digits) for mean, error in cells])
+    columns = [
+        mean_cells([values(runs, part, arm, method, metric) for method in rows])
+        for metric in METRICS
+    ]
     count = len(values(runs, part, arm, rows[0], "psnr"))
-    others = " ".join(
+    baselines = " ".join(
         f"{name.upper()}: PSNR {value:.2f} dB."
         for name in ("fbp", "tv")
-        for value in runs.values(part, arm, f"examined:{part}", f"psnr_{name}").values()
+        for value in runs.measured(part, arm, f"psnr_{name}").values()
     )
     note = (
         f"mean ± s.e. over {count} image{'s' * (count > 1)}; log-density in nats per pixel, one"
@@ -69,7 +61,7 @@ def scores(runs: Runs, part: str, arm: str) -> Table:
         f"{TITLES[part]}: {arm}",
         ("method", *(METRICS[metric][0] for metric in METRICS)),
         tuple(zip([METHODS[m] for m in rows], *columns, strict=True)),
-        f"{note} {others}".strip().removesuffix("."),
+        f"{note} {baselines}".strip().removesuffix("."),
     )
 
 
@@ -77,11 +69,11 @@ def settings(runs: Runs, metric: str) -> Table:
     """Return one score over all settings of the small images."""
     arms = runs.arms("small")
     rows = [m for m in METHODS if any(values(runs, "small", arm, m, metric) for arm in arms)]
-    columns = []
-    for arm in arms:
-        cells = [_cell(values(runs, "small", arm, method, metric)) for method in rows]
-        digits = min(decimals_for(*zip(*cells, strict=True)), 3 if metric != "psnr" else 1)
-        columns.append([number(mean, error, digits) for mean, error in cells])
+    most_digits = 1 if metric == "psnr" else 3
+    columns = [
+        mean_cells([values(runs, "small", arm, method, metric) for method in rows], most_digits)
+        for arm in arms
+    ]
     counts = {arm: len(values(runs, "small", arm, "constant", metric)) for arm in arms}
     title, unit, _ = METRICS[metric]
     return Table(
@@ -105,8 +97,8 @@ def tuned(runs: Runs) -> Table:
         for arm in runs.arms(part):
             line = [f"{TITLES[part]}: {arm}"]
             for name in names:
-                found = list(runs.values(part, arm, f"examined:{part}", name).values())
-                line.append(f"{found[0]:.4g}" if found else "n/a")
+                chosen = list(runs.measured(part, arm, name).values())
+                line.append(f"{chosen[0]:.4g}" if chosen else "n/a")
             lines.append(tuple(line))
     return Table(
         "What was tuned on other images",
@@ -124,9 +116,9 @@ def variation(runs: Runs) -> Table:
         "tv_tv": "TV", "tv_tv_predcp": "TV-PredCP", "tv_factorised_gaussian": "factorised Gaussian",
     }  # fmt: skip
     lines = []
-    for found in runs.findings("priors", arm).values():
+    for findings in runs.findings("priors", arm).values():
         for key, title in names.items():
-            row = found[key]
+            row = findings[key]
             lines.append((title, number(row.value, row.standard_error, 1), f"{row.n:,}"))
     return Table(
         "Total variation of samples of priors",
@@ -138,42 +130,45 @@ def variation(runs: Runs) -> Table:
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return calibration curves, pictures of first images, and samples of the priors."""
-    found: dict[str, Display] = {}
-    for part in SCORED:
+    displays: dict[str, Display] = {}
+    for part in (*SCORED, "priors"):
         for arm in runs.arms(part):
-            for findings in list(runs.findings(part, arm).values())[:1]:
-                arrays = {name: np.asarray(values) for name, values in findings.arrays.items()}
-                label, key = f"{TITLES[part]}, {arm}", f"{part}_{_key(arm)}"
-                if part != "small" or arm == MAIN:
-                    found[f"calibration_{key}"] = _calibration(arrays, label)
-                if "pictures" in arrays:
-                    truth, back, mean, _, sd = arrays["pictures"]
-                    found[f"pictures_{key}"] = reconstruction_pictures(
-                        truth, mean, sd, others={"FBP": back}, label=label
-                    )
-    for arm in runs.arms("priors"):
-        for findings in list(runs.findings("priors", arm).values())[:1]:
-            found["priors"] = _priors(findings.arrays)
-    return found
+            findings = runs.first_findings(part, arm)
+            if findings is None:
+                continue
+            arrays = {name: np.asarray(values) for name, values in findings.arrays.items()}
+            if part == "priors":
+                displays["priors"] = _priors(arrays)
+                continue
+            label, key = f"{TITLES[part]}, {arm}", f"{part}_{_key(arm)}"
+            if part != "small" or arm == MAIN:
+                displays[f"calibration_{key}"] = _calibration(arrays, label)
+            if "pictures" in arrays:
+                truth, back, mean, _, sd = arrays["pictures"]
+                displays[f"pictures_{key}"] = reconstruction_pictures(
+                    truth, mean, sd, others={"FBP": back}, label=label
+                )
+    return displays
 
 
 def _calibration(arrays: dict[str, np.ndarray], label: str) -> Display:
-    shown = [method for method in SHOWN if f"calibration {method}" in arrays]
     curves = {
-        METHODS[method]: tuple(arrays[f"calibration {method}"].clip(1e-9)) for method in shown
+        METHODS[method]: tuple(arrays[f"calibration {method}"].clip(1e-9))
+        for method in DRAWN
+        if f"calibration {method}" in arrays
     }
     return error_calibration(curves, label=label)
 
 
-def _priors(arrays: Mapping[str, Any]) -> Display:
-    rows = {name: np.asarray(images) for name, images in arrays.items() if ":" not in name}
+def _priors(arrays: dict[str, np.ndarray]) -> Display:
+    rows = {name: images for name, images in arrays.items() if ":" not in name}
     means = {name: float(np.mean(arrays[f"{name}: variation"])) for name in rows}
-    said = ", ".join(f"{name} {value:.0f}" for name, value in means.items())
+    variations = ", ".join(f"{name} {value:.0f}" for name, value in means.items())
     return image_rows(
         rows,
         label="samples of priors",
         caption="Samples of the total variation prior on [0, 1], of the Gaussian whose lengthscale"
         " has the TV-PredCP prior, and of independent Gaussian pixels of the same variance; each"
         " row has a grey scale of its own.",
-        said=f"Mean total variation: {said}.",
+        said=f"Mean total variation: {variations}.",
     )

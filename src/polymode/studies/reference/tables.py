@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from polymode.metrics.paired import mean_and_error
@@ -11,18 +9,12 @@ from polymode.metrics.results import EXAMINED
 from polymode.metrics.table import decimals_for, number
 from polymode.plots import Display, dots, map_limits, panels, uncertainty_maps
 from polymode.studies.reference.setup import MODES, families
-from polymode.studies.study import Runs, Table, with_interval
+from polymode.studies.study import Runs, Table
+from polymode.studies.tables import Column, column_cells, interval_text, present
 
 REFERENCE = "reference"
 HMC = "HMC, shorter"
 DRAWN = (HMC, "MILE", "deep ensemble", "mean-field VI", "MAP", "SGHMC")
-
-
-class Column(NamedTuple):
-    """A column: data set, or "" for the examination, and metric."""
-
-    dataset: str
-    metric: str
 
 
 CLASSES = {
@@ -79,77 +71,78 @@ def modes_of(runs: Runs, part: str, arm: str) -> int:
 
 def ordered(runs: Runs, part: str) -> list[str]:
     """Return the arms, the closest to the reference first."""
-    known = {arm: distances(runs, part, arm) for arm in runs.arms(part)}
-    found = [arm for arm, values in known.items() if values]
-    return sorted(found, key=lambda arm: float(np.mean(list(known[arm].values()))))
+    by_arm = {arm: list(distances(runs, part, arm).values()) for arm in runs.arms(part)}
+    measured = [arm for arm, values in by_arm.items() if values]
+    return sorted(measured, key=lambda arm: float(np.mean(by_arm[arm])))
 
 
 def pairs(runs: Runs, part: str) -> dict[str, tuple[str, str]]:
     """Return, by method, its arms with one mode and with many, where both were run."""
     arms = runs.arms(part)
-    found = {}
+    arms_of = {}
     for family in families(1, 1, 5, 1.0):
         many = [
             arm
             for arm in arms
-            if family.many and arm.startswith(family.many.split(" × {}")[0]) and arm != family.one
+            if family.many
+            and arm.startswith(family.many.split(" × {}")[0])
+            and arm != family.single
         ]
         many = [arm for arm in many if modes_of(runs, part, arm) > 1]
-        if family.one in arms and many:
-            found[family.method] = (family.one, many[0])
+        if family.single in arms and many:
+            arms_of[family.method] = (family.single, many[0])
     if "MAP" in arms and "deep ensemble" in arms:
-        found["map"] = ("MAP", "deep ensemble")
-    return found
+        arms_of["map"] = ("MAP", "deep ensemble")
+    return arms_of
 
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return, for each part, all arms by their distance, and what many modes change."""
-    found: dict[str, Table] = {}
+    by_name: dict[str, Table] = {}
     for part in runs.parts:
         if ordered(runs, part):
-            found[f"distance_{part}"] = distance_table(runs, part)
+            by_name[f"distance_{part}"] = distance_table(runs, part)
         if pairs(runs, part):
-            found[f"modes_{part}"] = modes_table(runs, part)
-    return found
+            by_name[f"modes_{part}"] = modes_table(runs, part)
+    return by_name
 
 
 def distance_table(runs: Runs, part: str) -> Table:
     """Return every arm, closest first."""
     arms, columns = ordered(runs, part), CLASSES if is_classes(runs, part) else DENSITIES
-    texts = [_column(runs, part, arms, column) for column in columns.values()]
+    label = label_of(runs, part)
+    texts = [
+        column_cells(runs, part, arms, column._replace(dataset=column.dataset or label))
+        for column in columns.values()
+    ]
     modes = [str(modes_of(runs, part, arm)) for arm in arms]
     worst = _of_reference(runs, part, "reference_r_hat")
     apart = _of_reference(runs, part, f"reference_{distance(runs, part)}")
-    own = f"; R-hat of the reference's predictions up to {worst:.3g}" if worst else ""
-    own += f", one half of its chains is {apart:.3g} from the other" if apart else ""
+    quality = f"; R-hat of the reference's predictions up to {worst:.3g}" if worst else ""
+    quality += f", one half of its chains is {apart:.3g} from the other" if apart else ""
     return Table(
         title=f"Distance to HMC: {part}",
         head=("method", "modes", *columns),
         lines=tuple(zip(arms, modes, *texts, strict=True)),
         note=f"mean ± s.e. over {_seeds(runs, part)} seeds, closest first; the reference is one run"
-        f" of HMC with another seed{own}",
+        f" of HMC with another seed{quality}",
     )
 
 
 def _of_reference(runs: Runs, part: str, metric: str) -> float | None:
     """Return the largest of what all arms say about the same reference."""
-    found = [
-        row.value
-        for results in runs.all(part)
-        for row in results.rows
-        if row.metric == metric and row.value is not None
-    ]
-    return max(found, default=None)
+    rows = [row for results in runs.all(part) for row in results.rows if row.metric == metric]
+    return max((row.value for row in rows if row.value is not None), default=None)
 
 
 def modes_table(runs: Runs, part: str) -> Table:
     """Return the distance of each method with one mode and with many, and their difference."""
     metric, lines = distance(runs, part), []
-    for method, (one, many) in pairs(runs, part).items():
-        gap = runs.difference(part, many, one, label_of(runs, part), metric)
-        cells = [mean_and_error(list(distances(runs, part, arm).values())) for arm in (one, many)]
+    for method, (single, many) in pairs(runs, part).items():
+        gap = runs.difference(part, many, single, label_of(runs, part), metric)
+        cells = [mean_and_error(list(distances(runs, part, a).values())) for a in (single, many)]
         digits = decimals_for(*zip(*cells, strict=True))
-        difference = "" if gap is None else with_interval(gap, digits)
+        difference = "" if gap is None else interval_text(gap, digits)
         lines.append((method, *(number(mean, error, digits) for mean, error in cells), difference))
     name = {"w1": "W1, units of y", "total_variation": "total variation"}[metric]
     return Table(
@@ -164,24 +157,10 @@ def _seeds(runs: Runs, part: str) -> int:
     return len({results.seed for results in runs.all(part)})
 
 
-def _column(runs: Runs, part: str, arms: list[str], column: Column) -> list[str]:
-    dataset = column.dataset or label_of(runs, part)
-    found = []
-    for arm in arms:
-        values = list(runs.values(part, arm, dataset, column.metric).values())
-        found.append(mean_and_error(values) if values else (None, None))
-    digits = min(decimals_for(*zip(*found, strict=True)), 4)
-    return [number(mean, error, digits) for mean, error in found]
-
-
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the distances of each part as dots, and maps of the entropy in the plane."""
-    found: dict[str, Display] = {}
-    for part in runs.parts:
-        if ordered(runs, part):
-            found[f"distance_{part}"] = figure_distance(runs, part)
-    maps = figure_plane(runs)
-    return found if maps is None else {**found, "plane": maps}
+    distances = {f"distance_{p}": figure_distance(runs, p) for p in runs.parts if ordered(runs, p)}
+    return present({**distances, "plane": figure_plane(runs)})
 
 
 def figure_distance(runs: Runs, part: str) -> Display:
@@ -211,7 +190,7 @@ def figure_plane(runs: Runs) -> Display | None:
         return None
     limits = map_limits(first.values())
     return panels(
-        {arm: uncertainty_maps(each, label=arm, limits=limits) for arm, each in first.items()},
+        {arm: uncertainty_maps(r, label=arm, limits=limits) for arm, r in first.items()},
         label="Predictive entropy",
         caption=f"Predictive entropy on two moons, one colour scale from 0 to {limits[1]:.2g}"
         f" nats, the first seed; many modes are {MODES}.",

@@ -9,8 +9,8 @@ import numpy as np
 
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import SHIFT_MEAN
-from polymode.metrics.paired import Difference, mean_and_error, paired
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.paired import Difference
+from polymode.metrics.results import EXAMINED
 from polymode.plots import Display
 from polymode.plots.display import palette
 from polymode.plots.lines import LineDisplay
@@ -19,19 +19,29 @@ from polymode.plots.sweep import sweep
 from polymode.studies.linearised_laplace.experiments import PRECISIONS
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.variants import KINDS, MEANS, VARIANTS
-from polymode.studies.study import Runs, Table, with_interval
+from polymode.studies.study import Runs, Table, paired_difference
+from polymode.studies.tables import (
+    PAIRED,
+    Column,
+    by_seed,
+    column_cells,
+    count_seeds,
+    marked_interval,
+    present,
+    seeds_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMS = {"jacobian": "h = Jθ", "offset": "h = f + J(θ − θ̃)"}
 PLACES = {"frozen": "statistics frozen", "inside": "statistics in the tangent"}
-_PAIRED = "paired over seeds, 95 % t-interval; * leaves out zero"
+_PAIRED = f"{PAIRED}; * leaves out zero"
 
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return the tables of the parts that were run."""
-    found = {
+    by_name = {
         "training": training(runs),
         "illustration": illustration(runs),
         "scale": scale(runs),
@@ -43,57 +53,46 @@ def tables(runs: Runs) -> dict[str, Table]:
         "shifts": scored(runs, "shifts", "Rotated and corrupted MNIST", shifted=True),
         "large": scored(runs, "large", "A large network with Kronecker factors", shifted=False),
     }
-    return {name: table for name, table in found.items() if table is not None}
+    return present(by_name)
 
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the figures of the parts that were run."""
-    found = {
-        "error_bars": figure_error_bars(runs),
-        "along_training": figure_training(runs),
-        "severity": figure_severity(runs),
-    }
-    return {name: display for name, display in found.items() if display is not None}
+    return present(
+        {
+            "error_bars": figure_error_bars(runs),
+            "along_training": figure_training(runs),
+            "severity": figure_severity(runs),
+        }
+    )
 
 
-def values(runs: Runs, part: str, arm: str, metric: str) -> dict[int, float]:
-    """Return a number of an experiment by seed."""
-    return runs.values(part, arm, f"examined:{part}", metric)
-
-
-def gap(runs: Runs, part: str, arm: str, first: str, second: str) -> Difference | None:
+def difference(runs: Runs, part: str, arm: str, first: str, second: str) -> Difference | None:
     """Return the difference of two numbers of one arm, paired by seed."""
-    ours, theirs = values(runs, part, arm, first), values(runs, part, arm, second)
-    return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    return paired_difference(runs.measured(part, arm, first), runs.measured(part, arm, second))
 
 
-def ratio(runs: Runs, part: str, arm: str, first: str, second: str) -> list[float]:
+def ratios(runs: Runs, part: str, arm: str, first: str, second: str) -> list[float]:
     """Return the ratios of two numbers of one arm, by seed."""
-    ours, theirs = values(runs, part, arm, first), values(runs, part, arm, second)
-    return [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
+    over, under = runs.measured(part, arm, first), runs.measured(part, arm, second)
+    return [over[seed] / under[seed] for seed in over if seed in under]
 
 
-def said(found: Difference | None, digits: int = 3) -> str:
-    """Return a difference in words."""
-    return "n/a" if found is None else with_interval(found, digits) + "*" * found.clear
+def starred(gap: Difference | None) -> str:
+    """Return a difference with its interval, and a star if the interval leaves out zero."""
+    return marked_interval(gap, "*")
 
 
-def _column(runs: Runs, part: str, arms: Sequence[str], metric: str, most: int = 3) -> list[str]:
-    found = []
-    for arm in arms:
-        numbers = list(values(runs, part, arm, metric).values())
-        found.append(mean_and_error(numbers) if numbers else (None, None))
-    digits = min(decimals_for(*zip(*found, strict=True)), most)
-    return [number(mean, error, digits) for mean, error in found]
+def _cell(runs: Runs, part: str, arm: str, metric: str) -> str:
+    return _column(runs, part, [arm], metric)[0]
+
+
+def _column(runs: Runs, part: str, arms: Sequence[str], metric: str) -> list[str]:
+    return column_cells(runs, part, arms, Column(EXAMINED + part, metric), 3)
 
 
 def _range(numbers: Sequence[float]) -> str:
     return f"{min(numbers):.2f} to {max(numbers):.2f}" if numbers else "n/a"
-
-
-def _seeds(runs: Runs, part: str) -> str:
-    counts = {len(runs.of(part, arm)) for arm in runs.arms(part)}
-    return " to ".join(map(str, sorted(counts)))
 
 
 def training(runs: Runs) -> Table | None:
@@ -101,17 +100,13 @@ def training(runs: Runs) -> Table | None:
     arms = runs.arms("training")
     if not arms:
         return None
-    rows = []
-    for arm in arms:
-        rows.append(
-            (
-                arm,
-                _range(ratio(runs, "training", arm, "precision_linear", "precision_trained")),
-                _range(
-                    ratio(runs, "training", arm, "gap_sd_trained_single", "gap_sd_linear_single")
-                ),
-            )
+    ranges = [
+        [_range(ratios(runs, "training", arm, *pair)) for arm in arms]
+        for pair in (
+            ("precision_linear", "precision_trained"),
+            ("gap_sd_trained_single", "gap_sd_linear_single"),
         )
+    ]
     metrics = {
         "W₂, single λ": "wasserstein_single",
         "gap NLL θ̃": "gap_nll_trained_single",
@@ -121,13 +116,12 @@ def training(runs: Runs) -> Table | None:
         "test NLL θ*, own mean": "test_own_nll_linear_single",
     }
     columns = [_column(runs, "training", arms, metric) for metric in metrics.values()]
-    lines = tuple((*row, *rest) for row, rest in zip(rows, zip(*columns, strict=True), strict=True))
     return Table(
         title="Error bars along training, 1-D",
         head=("trained for", "λ at θ* / λ at θ̃", "largest gap s.d., θ̃ / θ*", *metrics),
-        lines=lines,
-        note=f"single λ; ratios from least to largest over {_seeds(runs, 'training')} seeds, the"
-        " rest mean ± s.e.; NLL in nats per standardised value, around the network's outputs"
+        lines=tuple(zip(arms, *ranges, *columns, strict=True)),
+        note=f"single λ; ratios from least to largest over {count_seeds(runs, 'training')} seeds,"
+        " the rest mean ± s.e.; NLL in nats per standardised value, around the network's outputs"
         " unless `own mean`, h(θ*)",
     )
 
@@ -145,15 +139,13 @@ def illustration(runs: Runs) -> Table | None:
     }
     rows = []
     for value in PRECISIONS:
-        cells = [
-            _column(runs, "training", [arm], m.format(f"{value:g}"))[0] for m in metrics.values()
-        ]
+        cells = [_cell(runs, "training", arm, m.format(f"{value:g}")) for m in metrics.values()]
         rows.append((f"λ = {value:g}", *cells))
     return Table(
         title=f"The prior precision and what the evidence says of it, after {arm}",
         head=("single λ", *metrics),
         lines=tuple(rows),
-        note=f"nats, mean ± s.e. over {_seeds(runs, 'training')} seeds; the evidence is of all"
+        note=f"nats, mean ± s.e. over {count_seeds(runs, 'training')} seeds; the evidence is of all"
         " training examples, NLL is per value",
     )
 
@@ -170,15 +162,15 @@ def scale(runs: Runs) -> Table | None:
                 metric = f"change_{form}_{place}_{kind}"
                 cells = []
                 for arm in arms:
-                    found = list(values(runs, "scale", arm, metric).values())
-                    cells.append(f"{max(found):.2g} %" if found else "n/a")
+                    changes = runs.measured("scale", arm, metric).values()
+                    cells.append(f"{max(changes):.2g} %" if changes else "n/a")
                 rows.append((f"{formula}, {where}, {prior}", *cells))
     return Table(
         title="Normalised weights times k: largest change of a standard deviation",
         head=("linear model at θ*", *arms),
         lines=tuple(rows),
-        note=f"the largest over a grid and over {_seeds(runs, 'scale')} seeds, compared with k = 1;"
-        " eps of the norms is scaled by k², so that the function stays",
+        note=f"the largest over a grid and over {count_seeds(runs, 'scale')} seeds, compared with"
+        " k = 1; eps of the norms is scaled by k², so that the function stays",
     )
 
 
@@ -205,15 +197,15 @@ def networks(runs: Runs) -> Table | None:
         for mean, kind in VARIANTS:
             if prefix == "own_nll" and mean == "trained":
                 continue
-            cells = [_column(runs, "networks", [arm], f"{prefix}_{mean}_{kind}")[0] for arm in arms]
+            cells = [_cell(runs, "networks", arm, f"{prefix}_{mean}_{kind}") for arm in arms]
             rows.append((f"{MEANS[mean]}, {KINDS[kind]}{suffix}", *cells))
-    rows.append(("MAP", *(_column(runs, "networks", [arm], "nll_map")[0] for arm in arms)))
+    rows.append(("MAP", *(_cell(runs, "networks", arm, "nll_map") for arm in arms)))
     return Table(
         title="Table 1: test NLL of five networks, whole curvature",
         head=("evidence at", *map(name_of, arms)),
         lines=tuple(rows),
         note=f"nats per image; mean ± s.e. over"
-        f" {_seeds(runs, 'networks')} seeds; h = Jθ, statistics frozen, around the network's"
+        f" {count_seeds(runs, 'networks')} seeds; h = Jθ, statistics frozen, around the network's"
         " outputs unless `own mean`, h(θ*)",
     )
 
@@ -231,7 +223,7 @@ def differences(runs: Runs) -> Table | None:
         "θ*, multiple λ − MAP": ("nll_linear_multiple", "nll_map"),
     }
     rows = [
-        (title, *(said(gap(runs, "networks", arm, *pair)) for arm in arms))
+        (title, *(starred(difference(runs, "networks", arm, *pair)) for arm in arms))
         for title, pair in pairs.items()
     ]
     return Table(
@@ -244,9 +236,9 @@ def differences(runs: Runs) -> Table | None:
 
 def unet(runs: Runs) -> Table | None:
     """Return the column of the U-Net, with what the evidence says of its noise."""
-    arms = runs.arms("unet")
-    if not arms:
+    if not runs.arms("unet"):
         return None
+    arm = runs.arms("unet")[0]
     metrics = {
         "NLL": "nll_{}", "NLL, own mean": "own_nll_{}", "noise": "noise_{}", "λ": "precision_{}",
         "pruned groups": "pruned_{}", "log evidence": "log_evidence_{}",
@@ -254,22 +246,23 @@ def unet(runs: Runs) -> Table | None:
     rows = []
     for mean, kind in VARIANTS:
         name = f"{mean}_{kind}"
-        cells = [_column(runs, "unet", arms, m.format(name))[0] for m in metrics.values()]
+        cells = [_cell(runs, "unet", arm, m.format(name)) for m in metrics.values()]
         rows.append((f"{MEANS[mean]}, {KINDS[kind]}", *cells))
-    alone = [_column(runs, "unet", arms, name)[0] for name in ("nll_map", "training_error")]
-    rows.append(("MAP", alone[0], "", alone[1], "", "", ""))
-    gaps = ", ".join(
-        f"{kind} {said(gap(runs, 'unet', arms[0], f'nll_linear_{key}', f'nll_trained_{key}'))}"
-        for key, kind in KINDS.items()
-    )
-    test = _column(runs, "unet", arms, "error")[0]
+    nll, noise = (_cell(runs, "unet", arm, name) for name in ("nll_map", "training_error"))
+    rows.append(("MAP", nll, "", noise, "", "", ""))
+    gaps = {
+        title: difference(runs, "unet", arm, f"nll_linear_{kind}", f"nll_trained_{kind}")
+        for kind, title in KINDS.items()
+    }
+    differences = ", ".join(f"{title} {starred(gap)}" for title, gap in gaps.items())
+    test = _cell(runs, "unet", arm, "error")
     return Table(
         title="Table 1, U-Net: denoising, test NLL per pixel",
         head=("evidence at", *metrics),
         lines=tuple(rows),
-        note=f"nats and noise per standardised pixel; mean ± s.e. over {_seeds(runs, 'unet')} seeds"
-        f" of 44,417 weights in 32 groups; root mean square error on test images {test}; λ of"
-        f" several groups: their geometric mean. θ* − θ̃: {gaps}; {_PAIRED}",
+        note=f"nats and noise per standardised pixel; mean ± s.e. over {count_seeds(runs, 'unet')}"
+        f" seeds of 44,417 weights in 32 groups; root mean square error on test images {test}; λ of"
+        f" several groups: their geometric mean. θ* − θ̃: {differences}; {_PAIRED}",
     )
 
 
@@ -326,15 +319,8 @@ def scored(runs: Runs, part: str, title: str, *, shifted: bool) -> Table | None:
     }  # fmt: skip
     if shifted:
         columns |= {"shifted NLL": (SHIFT_MEAN, "nll"), "shifted ECE": (SHIFT_MEAN, "ece")}
-    cells = []
-    for dataset, metric in columns.values():
-        found = []
-        for arm in arms:
-            numbers = list(runs.values(part, arm, dataset, metric).values())
-            found.append(mean_and_error(numbers) if numbers else (None, None))
-        digits = min(decimals_for(*zip(*found, strict=True)), 4)
-        cells.append([number(mean, error, digits) for mean, error in found])
-    note = f"mean ± s.e. over {_seeds(runs, part)} seeds"
+    cells = [column_cells(runs, part, arms, Column(*pair)) for pair in columns.values()]
+    note = f"mean ± s.e. over {count_seeds(runs, part)} seeds"
     if shifted:
         note += "; shifted: mean over rotation and two corruptions, five severities each"
     return Table(
@@ -365,11 +351,11 @@ class ErrorBars(LineDisplay):
 def figure_error_bars(runs: Runs) -> Display | None:
     """Return the error bars of the four variants after the longest training, first seed."""
     arms = runs.arms("training")
-    found = runs.findings("training", arms[-1]) if arms else {}
-    seed = min(found, default=None)
-    if seed is None or "grid" not in found[seed].arrays:
+    findings = runs.findings("training", arms[-1]) if arms else {}
+    seed = min(findings, default=None)
+    if seed is None or "grid" not in findings[seed].arrays:
         return None
-    arrays = found[seed].arrays
+    arrays = findings[seed].arrays
     labels = {f"{MEANS[m]}, {KINDS[k]}": f"sd_{m}_{k}" for m, k in VARIANTS}
     data = {"grid": np.asarray(arrays["grid"]), "mean": np.asarray(arrays["mean"])}
     data |= {f"sd {label}": np.asarray(arrays[key]) for label, key in labels.items()}
@@ -391,19 +377,18 @@ def figure_training(runs: Runs) -> Display | None:
     if len(arms) < 2:
         return None
     steps = [int(arm.split()[0].replace(",", "")) for arm in arms]
-    seeds = sorted({each.seed for arm in arms for each in runs.of("training", arm)})
+    seeds = seeds_of(runs, "training", arms)
 
-    def table(metric: str) -> np.ndarray:
-        found = [values(runs, "training", arm, metric) for arm in arms]
-        return np.array([[each.get(seed, np.nan) for seed in seeds] for each in found])
+    def by_steps(metric: str) -> np.ndarray:
+        return by_seed([runs.measured("training", arm, metric) for arm in arms], seeds)
 
     return sweep(
         steps,
         {
             "largest gap s.d.": {
-                MEANS[mean]: table(f"gap_sd_{mean}_single") for mean in ("trained", "linear")
+                MEANS[mean]: by_steps(f"gap_sd_{mean}_single") for mean in ("trained", "linear")
             },
-            "W₂ between predictives": table("wasserstein_single"),
+            "W₂ between predictives": by_steps("wasserstein_single"),
         },
         name="steps of training",
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import SHIFT_MEAN, value_of
-from polymode.metrics.paired import Difference, mean_and_error, paired
+from polymode.metrics.paired import Difference
 from polymode.metrics.results import Results
-from polymode.metrics.table import decimals_for, number
 from polymode.plots import (
     Display,
     map_limits,
@@ -24,32 +21,29 @@ from polymode.plots import (
 from polymode.plots.regression import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
 from polymode.studies.forde.setup import ALPHAS, FAMILIES, VARIANTS, name_of
-from polymode.studies.study import Runs, Table
-
-
-class Column(NamedTuple):
-    """A column of the table: its field in the paper's, and where ours is in results.
-
-    `factor` turns our unit into the table's.
-    """
-
-    field: str
-    dataset: str
-    metric: str
-    factor: int = 1
-
+from polymode.studies.study import Runs, Table, paired_difference
+from polymode.studies.tables import (
+    PAIRED,
+    Column,
+    by_seed,
+    column_cells,
+    count_seeds,
+    marked_interval,
+    present,
+    seeds_of,
+)
 
 TUNED = "FoRDE-Tuned"
 LINES = (
     "DE", "weight-RDE", "function-RDE", "feature-RDE", "LIT", "FoRDE-PCA", "FoRDE-Identity", TUNED,
 )  # fmt: skip
 COLUMNS = {
-    "NLL ↓": Column("nll", "test", "nll"),
-    "accuracy % ↑": Column("accuracy", "test", "accuracy", 100),
-    "ECE ↓": Column("ece", "test", "ece"),
-    "cNLL ↓": Column("corrupted_nll", SHIFT_MEAN, "nll"),
-    "cA % ↑": Column("corrupted_accuracy", SHIFT_MEAN, "accuracy", 100),
-    "cECE ↓": Column("corrupted_ece", SHIFT_MEAN, "ece"),
+    "NLL ↓": Column("test", "nll", field="nll"),
+    "accuracy % ↑": Column("test", "accuracy", 100, "accuracy"),
+    "ECE ↓": Column("test", "ece", field="ece"),
+    "cNLL ↓": Column(SHIFT_MEAN, "nll", field="corrupted_nll"),
+    "cA % ↑": Column(SHIFT_MEAN, "accuracy", 100, "corrupted_accuracy"),
+    "cECE ↓": Column(SHIFT_MEAN, "ece", field="corrupted_ece"),
 }
 
 TOYS = ("regression", "classification")
@@ -59,26 +53,26 @@ PAPERS = {"cifar10_subset": "cifar10", **{part: part for part in TABLES}}
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return, for each data set, the benchmark, the differences in it, and the paper's table."""
-    found: dict[str, Table | None] = {}
+    by_name: dict[str, Table | None] = {}
     for part in image_parts(runs):
-        found[f"benchmark_{part}"] = benchmark(runs, part)
-        found[f"differences_{part}"] = differences(runs, part)
-        found[f"families_{part}"] = families(runs, part)
-        found[f"variants_{part}"] = variants(runs, part)
-        found[f"paper_{part}"] = published(PAPERS[part]) if part in PAPERS else None
-    return {name: table for name, table in found.items() if table is not None}
+        by_name[f"benchmark_{part}"] = benchmark(runs, part)
+        by_name[f"differences_{part}"] = differences(runs, part)
+        by_name[f"families_{part}"] = families(runs, part)
+        by_name[f"variants_{part}"] = variants(runs, part)
+        by_name[f"paper_{part}"] = published(PAPERS[part]) if part in PAPERS else None
+    return present(by_name)
 
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the two toy figures, and for each data set the sweep and the severities."""
-    found = {
+    by_name = {
         "regression": figure_regression(runs),
         "classification": figure_classification(runs),
     }
     for part in image_parts(runs):
-        found[f"lengthscales_{part}"] = figure_lengthscales(runs, part)
-        found[f"severity_{part}"] = figure_severity(runs, part)
-    return {name: display for name, display in found.items() if display is not None}
+        by_name[f"lengthscales_{part}"] = figure_lengthscales(runs, part)
+        by_name[f"severity_{part}"] = figure_severity(runs, part)
+    return present(by_name)
 
 
 def image_parts(runs: Runs) -> list[str]:
@@ -92,21 +86,14 @@ def chosen_alpha(runs: Runs, part: str) -> float | None:
     Nothing of the test set is looked at. Of an unfinished sweep, the alphas that have results are
     compared, each by its own seeds; None for fewer than two.
     """
-    found = {}
+    scores = {}
     for alpha in ALPHAS:
         results = runs.of(part, name_of(alpha))
         if results:
-            found[alpha] = float(
-                np.mean(
-                    [
-                        row.value
-                        for each in results
-                        for row in each.rows
-                        if row.dataset.startswith("val:") and row.metric == "nll"
-                    ]
-                )
-            )
-    return min(found, key=lambda alpha: found[alpha]) if len(found) > 1 else None
+            rows = [row for cell in results for row in cell.rows if row.metric == "nll"]
+            nll = [row.value for row in rows if row.dataset.startswith("val:")]
+            scores[alpha] = float(np.mean(np.array(nll, dtype=float)))
+    return min(scores, key=lambda alpha: scores[alpha]) if len(scores) > 1 else None
 
 
 def arm_of(runs: Runs, part: str, line: str) -> str:
@@ -121,14 +108,14 @@ def benchmark(runs: Runs, part: str) -> Table | None:
     if not lines:
         return None
     arms = [arm_of(runs, part, line) for line in lines]
-    columns = [_column(runs, part, arms, column) for column in COLUMNS.values()]
+    columns = [column_cells(runs, part, arms, column) for column in COLUMNS.values()]
     alpha = chosen_alpha(runs, part)
     names = [line if line != TUNED else f"{TUNED} (α = {alpha:g})" for line in lines]
     return Table(
         title=f"Benchmark: {part}",
         head=("method", *COLUMNS),
         lines=tuple(zip(names, *columns, strict=True)),
-        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; c: mean over corruptions and"
+        note=f"mean ± s.e. over {count_seeds(runs, part, arms)} seeds; c: mean over corruptions and"
         " severities; α of Tuned by NLL on the corrupted validation set",
     )
 
@@ -138,28 +125,14 @@ def variants(runs: Runs, part: str) -> Table | None:
     arms = [arm for arm in ("DE", "FoRDE-PCA", *VARIANTS) if runs.of(part, arm)]
     if len(arms) < 3:
         return None
-    columns = [_column(runs, part, arms, column) for column in COLUMNS.values()]
-    spread = _column(runs, part, arms, Column("", SHIFT_MEAN, "mutual_information"))
+    columns = [column_cells(runs, part, arms, column) for column in COLUMNS.values()]
+    spread = column_cells(runs, part, arms, Column(SHIFT_MEAN, "mutual_information"))
     return Table(
         title=f"Variants of FoRDE-PCA: {part}",
         head=("arm", *COLUMNS, "c mutual information, nats"),
         lines=tuple(zip(arms, *columns, spread, strict=True)),
-        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; the usual weight is 1/128",
+        note=f"mean ± s.e. over {count_seeds(runs, part, arms)} seeds; the usual weight is 1/128",
     )
-
-
-def _seeds(runs: Runs, part: str, arms: list[str]) -> str:
-    return " to ".join(map(str, sorted({len(runs.of(part, arm)) for arm in arms})))
-
-
-def _column(runs: Runs, part: str, arms: list[str], column: Column) -> list[str]:
-    found, factor = [], column.factor
-    for arm in arms:
-        values = runs.values(part, arm, column.dataset, column.metric)
-        scaled = [factor * value for value in values.values()]
-        found.append(mean_and_error(scaled) if scaled else (None, None))
-    digits = decimals_for(*zip(*found, strict=True))
-    return [number(mean, error, min(digits, 2 if factor == 100 else 4)) for mean, error in found]
 
 
 def published(part: str) -> Table:
@@ -193,8 +166,8 @@ def differences(runs: Runs, part: str) -> Table | None:
     for line in lines:
         arm = arm_of(runs, part, line)
         gaps = [
-            _gap(runs.difference(part, arm, "DE", dataset, metric), factor)
-            for _, dataset, metric, factor in COLUMNS.values()
+            _difference(runs.difference(part, arm, "DE", c.dataset, c.metric), c.factor)
+            for c in COLUMNS.values()
         ]
         rows.append((line, *gaps))
     return Table(
@@ -205,17 +178,11 @@ def differences(runs: Runs, part: str) -> Table | None:
     )
 
 
-_PAIRED = "paired over seeds, 95 % t-interval; † marks intervals without zero"
+_PAIRED = f"{PAIRED}; † marks intervals without zero"
 
 
-def _gap(gap: Difference | None, factor: int) -> str:
-    if gap is None:
-        return "n/a"
-    digits = 2 if factor == 100 else 4
-    text = f"{factor * gap.mean:+.{digits}f}"
-    if gap.low is not None and gap.high is not None:
-        text += f" [{factor * gap.low:+.{digits}f}, {factor * gap.high:+.{digits}f}]"
-    return text.replace("-", "−") + ("†" if gap.clear else "")
+def _difference(gap: Difference | None, factor: int) -> str:
+    return marked_interval(gap, "†", 2 if factor == 100 else 4, factor)
 
 
 def families(runs: Runs, part: str) -> Table | None:
@@ -225,9 +192,9 @@ def families(runs: Runs, part: str) -> Table | None:
     for arm in arms if runs.of(part, "DE") else ():
         gaps = []
         for kinds in FAMILIES.values():
-            ours, theirs = (_mean_over(runs, part, each, kinds) for each in (arm, "DE"))
-            gaps.append(paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
-        rows.append((arm, *(_gap(gap, 100) for gap in gaps)))
+            ours, ensembles = (_mean_over(runs, part, name, kinds) for name in (arm, "DE"))
+            gaps.append(_difference(paired_difference(ours, ensembles), 100))
+        rows.append((arm, *gaps))
     if not rows:
         return None
     return Table(
@@ -240,59 +207,56 @@ def families(runs: Runs, part: str) -> Table | None:
 
 def _mean_over(runs: Runs, part: str, arm: str, kinds: tuple[str, ...]) -> dict[int, float]:
     """Return the accuracy by seed, mean over all severities of these corruptions."""
-    found = {}
-    for each in runs.of(part, arm):
-        names = [
-            name
-            for name in each.datasets
-            if name.startswith("shift:") and name.split(":")[1] in kinds
-        ]
-        values = [value_of(each, name, "accuracy") for name in names]
+    means = {}
+    for results in runs.of(part, arm):
+        shifts = [name for name in results.datasets if name.startswith("shift:")]
+        names = [name for name in shifts if name.split(":")[1] in kinds]
+        values = [value_of(results, name, "accuracy") for name in names]
         if values and None not in values:
-            found[each.seed] = float(np.mean(np.array(values, dtype=float)))
-    return found
+            means[results.seed] = float(np.mean(np.array(values, dtype=float)))
+    return means
 
 
-def _first(runs: Runs, part: str, kept: str) -> dict[str, Results]:
-    """Return the first seed of each arm; nothing unless all keep what is to be drawn."""
+def _first_seed(runs: Runs, part: str, prediction: str) -> dict[str, Results]:
+    """Return the first seed of each arm; nothing unless all keep the prediction to be drawn."""
     first = {arm: runs.of(part, arm)[0] for arm in runs.arms(part)}
-    return first if all(kept in each.kept for each in first.values()) else {}
+    return first if all(prediction in results.kept for results in first.values()) else {}
 
 
 def figure_regression(runs: Runs) -> Display | None:
     """Return the epistemic bands of the 1-D regression, the first seed of each method."""
-    first = _first(runs, "regression", "curve")
+    first = _first_seed(runs, "regression", "curve")
     if not first:
         return None
     styles = palette(first)
-    drawn = {arm: regression_band(r, label=arm, style=styles[arm]) for arm, r in first.items()}
-    ends = np.array([default_view(display.data) for display in drawn.values()])
+    ends = np.array([default_view(regression_band(results).data) for results in first.values()])
     view = float(ends[:, 0].min()), float(ends[:, 1].max())
     drawn = {
         arm: regression_band(r, label=arm, style=styles[arm], view=view) for arm, r in first.items()
     }
-    members, seed = (next(iter(first.values())).cost.num_modes, next(iter(first.values())).seed)
+    results = next(iter(first.values()))
     return panels(
         drawn,
         label="1-D regression",
-        caption=f"Epistemic uncertainty of {members} members on three clusters of points: mean ± 1,"
-        f" 2, 3 standard deviations of the members' functions, seed {seed}.",
+        caption=f"Epistemic uncertainty of {results.cost.num_modes} members on three clusters of"
+        " points: mean ± 1, 2, 3 standard deviations of the members' functions, seed"
+        f" {results.seed}.",
     )
 
 
 def figure_classification(runs: Runs) -> Display | None:
     """Return the predictive entropy over the plane, the first seed of each method."""
-    first = _first(runs, "classification", "plane")
+    first = _first_seed(runs, "classification", "plane")
     if not first:
         return None
     limits = map_limits(first.values())
     drawn = {arm: uncertainty_maps(r, label=arm, limits=limits) for arm, r in first.items()}
-    members, seed = (next(iter(first.values())).cost.num_modes, next(iter(first.values())).seed)
+    results = next(iter(first.values()))
     return panels(
         drawn,
         label="2-D classification",
-        caption=f"Predictive entropy of {members} members on five Gaussians, one colour scale from"
-        f" 0 to {limits[1]:.2g} nats, seed {seed}.",
+        caption=f"Predictive entropy of {results.cost.num_modes} members on five Gaussians, one"
+        f" colour scale from 0 to {limits[1]:.2g} nats, seed {results.seed}.",
     )
 
 
@@ -301,25 +265,26 @@ def figure_lengthscales(runs: Runs, part: str) -> Display | None:
     alphas = [alpha for alpha in ALPHAS if runs.of(part, name_of(alpha))]
     if len(alphas) < 3:
         return None
-    seeds = sorted({each.seed for a in alphas for each in runs.of(part, name_of(a))})
-    shown = {}
-    for title, dataset, metric, factor in (
-        ("clean accuracy (%)", "test", "accuracy", 100),
-        ("corrupted accuracy (%)", SHIFT_MEAN, "accuracy", 100),
-        ("corrupted NLL (nats)", SHIFT_MEAN, "nll", 1),
-    ):
-        found = [runs.values(part, name_of(alpha), dataset, metric) for alpha in alphas]
-        shown[title] = np.array(
-            [[factor * values.get(seed, np.nan) for seed in seeds] for values in found]
+    arms = [name_of(alpha) for alpha in alphas]
+    curves = {
+        title: factor
+        * by_seed(
+            [runs.values(part, arm, dataset, metric) for arm in arms], seeds_of(runs, part, arms)
         )
+        for title, dataset, metric, factor in (
+            ("clean accuracy (%)", "test", "accuracy", 100),
+            ("corrupted accuracy (%)", SHIFT_MEAN, "accuracy", 100),
+            ("corrupted NLL (nats)", SHIFT_MEAN, "nll", 1),
+        )
+    }
     name = f"α, from identity (0) to PCA (1) lengthscales, {part}"
-    return sweep(alphas, shown, name=name, chosen=chosen_alpha(runs, part))
+    return sweep(alphas, curves, name=name, chosen=chosen_alpha(runs, part))
 
 
 def figure_severity(runs: Runs, part: str) -> Display | None:
     """Return accuracy and NLL against the severity, over all corruptions."""
-    shown = ("DE", "FoRDE-Identity", "FoRDE-PCA")
-    results = [each for arm in shown for each in runs.of(part, arm)]
+    arms = ("DE", "FoRDE-Identity", "FoRDE-PCA")
+    results = [cell for arm in arms for cell in runs.of(part, arm)]
     if not results:
         return None
     display = severity_spread(compare(results), metrics=["accuracy", "nll"])

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from polymode.examinations import findings_of
-from polymode.metrics.paired import mean_and_error
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.table import number
 from polymode.plots import Display
 from polymode.studies.study import Runs, Table
 from polymode.studies.symmetry.published import TABLES, Printed
 from polymode.studies.symmetry.setup import OOD
+from polymode.studies.tables import Column, column_cells, count_seeds
 from polymode.symmetry.plots import mass_profile, plane_steps
 
-EXPERIMENTS = ("zoo", "toy", "mass")
-
-
-class Column(NamedTuple):
-    """A column of the table: its field in the paper's, and where ours is in results."""
-
-    field: str
-    dataset: str
-    metric: str
-    factor: int = 1
+EXPERIMENTS = ("toy", "zoo", "mass")
 
 
 def tables_of(runs: Runs) -> list[str]:
@@ -34,8 +23,8 @@ def tables_of(runs: Runs) -> list[str]:
 
 def label_of(runs: Runs, part: str) -> str:
     """Return the label of the examination `symmetry` in the results of a part."""
-    for each in runs.all(part):
-        for label in findings_of(each):
+    for results in runs.all(part):
+        for label in findings_of(results):
             if label.startswith("symmetry:"):
                 return label
     return "symmetry"
@@ -45,31 +34,31 @@ def columns_of(runs: Runs, part: str) -> dict[str, Column]:
     """Return the columns of a part's table."""
     examined, ood = f"examined:{label_of(runs, part)}", f"ood:{OOD[part]}"
     return {
-        "MMD ↓": Column("mmd", examined, "mmd"),
-        "NS, sorted ↓": Column("ns", examined, "ns_sorted"),
-        "NS, aligned ↓": Column("", examined, "ns_aligned"),
-        "accuracy % ↑": Column("accuracy", "test", "accuracy", 100),
-        "ECE % ↓": Column("ece", "test", "ece", 100),
-        "ACE % ↓": Column("ace", "test", "classwise_ace", 100),
-        "Brier % ↓": Column("brier", "test", "brier", 100),
-        "AUPR % ↑": Column("aupr", ood, "aupr_out_one_minus_confidence", 100),
-        "FPR95 % ↓": Column("fpr95", ood, "fpr95_one_minus_confidence", 100),
-        "ID MI, nats × 100": Column("id_mi", "test", "mutual_information", 100),
-        "OOD MI, nats × 100": Column("ood_mi", ood, "mutual_information", 100),
+        "MMD ↓": Column(examined, "mmd", field="mmd"),
+        "NS, sorted ↓": Column(examined, "ns_sorted", field="ns"),
+        "NS, aligned ↓": Column(examined, "ns_aligned"),
+        "accuracy % ↑": Column("test", "accuracy", 100, "accuracy"),
+        "ECE % ↓": Column("test", "ece", 100, "ece"),
+        "ACE % ↓": Column("test", "classwise_ace", 100, "ace"),
+        "Brier % ↓": Column("test", "brier", 100, "brier"),
+        "AUPR % ↑": Column(ood, "aupr_out_one_minus_confidence", 100, "aupr"),
+        "FPR95 % ↓": Column(ood, "fpr95_one_minus_confidence", 100, "fpr95"),
+        "ID MI, nats × 100": Column("test", "mutual_information", 100, "id_mi"),
+        "OOD MI, nats × 100": Column(ood, "mutual_information", 100, "ood_mi"),
     }
 
 
 def tables(runs: Runs) -> dict[str, Table]:
     """Return, for each data set, the table and what lies behind its first columns; the paper's."""
-    found: dict[str, Table] = {}
+    by_name: dict[str, Table] = {}
     if runs.arms("zoo"):
-        found["zoo"] = zoos(runs)
+        by_name["zoo"] = zoos(runs)
     for part in tables_of(runs):
-        found[f"table_{part}"] = table(runs, part)
-        found[f"quality_{part}"] = quality(runs, part)
+        by_name[f"table_{part}"] = table(runs, part)
+        by_name[f"quality_{part}"] = quality(runs, part)
     for name in TABLES if tables_of(runs) else ():
-        found[f"paper_{name}"] = published(name)
-    return found
+        by_name[f"paper_{name}"] = published(name)
+    return by_name
 
 
 def zoos(runs: Runs) -> Table:
@@ -82,16 +71,17 @@ def zoos(runs: Runs) -> Table:
     }  # fmt: skip
     lines = []
     for arm in runs.arms("zoo"):
-        for findings in list(runs.findings("zoo", arm).values())[:1]:
-            cells = [arm]
-            for metric, factor, digits in measures.values():
-                row = findings[metric]
-                value, error = (
-                    None if each is None else factor * each
-                    for each in (row.value, row.standard_error)
-                )
-                cells.append(number(value, error, digits))
-            lines.append(tuple(cells))
+        findings = runs.first_findings("zoo", arm)
+        if findings is None:
+            continue
+        cells = [arm]
+        for metric, factor, digits in measures.values():
+            row = findings[metric]
+            value, error = (
+                None if x is None else factor * x for x in (row.value, row.standard_error)
+            )
+            cells.append(number(value, error, digits))
+        lines.append(tuple(cells))
     return Table(
         title="The zoo",
         head=("zoo", *measures),
@@ -104,14 +94,14 @@ def zoos(runs: Runs) -> Table:
 def table(runs: Runs, part: str) -> Table:
     """Return the table of a data set."""
     arms, columns = runs.arms(part), columns_of(runs, part)
-    texts = [_column(runs, part, arms, column) for column in columns.values()]
+    texts = [column_cells(runs, part, arms, column) for column in columns.values()]
     return Table(
         title=f"Quality of posteriors: {part}",
         head=("method", *columns),
         lines=tuple(zip(arms, *texts, strict=True)),
-        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; MMD: unbiased MMD² of all weights"
-        " against independent networks, mean over 20 kernels; NS: the same after removal of the"
-        f" symmetries; OOD set: {OOD[part]}",
+        note=f"mean ± s.e. over {count_seeds(runs, part, arms)} seeds; MMD: unbiased MMD² of all"
+        " weights against independent networks, mean over 20 kernels; NS: the same after removal of"
+        f" the symmetries; OOD set: {OOD[part]}",
     )
 
 
@@ -127,31 +117,17 @@ def quality(runs: Runs, part: str) -> Table:
         "NS, aligned, between modes": "ns_aligned_between",
         "corollary p": "corollary_p",
     }  # fmt: skip
-    columns = [_column(runs, part, arms, Column("", examined, metric)) for metric in names.values()]
+    columns = [
+        column_cells(runs, part, arms, Column(examined, metric)) for metric in names.values()
+    ]
     return Table(
         title=f"MMD² with its null: {part}",
         head=("method", *(name.strip() for name in names)),
         lines=tuple(zip(arms, *columns, strict=True)),
-        note=f"mean ± s.e. over {_seeds(runs, part, arms)} seeds; null s.d. and p from networks"
-        " divided at random, as if all samples were independent; between modes: from pairs of"
-        " different modes alone; corollary p: smallest of the"
-        " layers' times their number",
+        note=f"mean ± s.e. over {count_seeds(runs, part, arms)} seeds; null s.d. and p from"
+        " networks divided at random, as if all samples were independent; between modes: from pairs"
+        " of different modes alone; corollary p: smallest of the layers' times their number",
     )
-
-
-def _seeds(runs: Runs, part: str, arms: list[str]) -> str:
-    return " to ".join(map(str, sorted({len(runs.of(part, arm)) for arm in arms})))
-
-
-def _column(runs: Runs, part: str, arms: list[str], column: Column) -> list[str]:
-    found = []
-    for arm in arms:
-        values = runs.values(part, arm, column.dataset, column.metric)
-        scaled = [column.factor * value for value in values.values()]
-        found.append(mean_and_error(scaled) if scaled else (None, None))
-    digits = decimals_for(*zip(*found, strict=True))
-    most = 2 if column.factor == 100 else 4
-    return [number(mean, error, min(digits, most)) for mean, error in found]
 
 
 def published(name: str) -> Table:
@@ -173,16 +149,18 @@ def published(name: str) -> Table:
 
 def figures(runs: Runs) -> dict[str, Display]:
     """Return the toy, the pairs of the zoo with diversity by modes, and the mass profiles."""
-    found: dict[str, Display] = {}
-    for arm in runs.arms("toy"):
-        for findings in list(runs.findings("toy", arm).values())[:1]:
-            found["toy"] = plane_steps(findings.arrays)
-    for arm in runs.arms("zoo"):
-        for findings in list(runs.findings("zoo", arm).values())[:1]:
-            shown = findings.signed("pairs").displays(label=arm)
-            found |= {f"pairs_{arm}_{name}": display for name, display in shown.items()}
-    for arm in runs.arms("mass"):
-        for findings in list(runs.findings("mass", arm).values())[:1]:
+    displays: dict[str, Display] = {}
+    for part in EXPERIMENTS:
+        for arm in runs.arms(part):
+            findings = runs.first_findings(part, arm)
+            if findings is None:
+                continue
             arrays = {name: np.asarray(values) for name, values in findings.arrays.items()}
-            found[f"mass_{arm}"] = mass_profile(arrays, label=arm)
-    return found
+            if part == "zoo":
+                pairs = findings.signed("pairs").displays(label=arm)
+                displays |= {f"pairs_{arm}_{name}": display for name, display in pairs.items()}
+            elif part == "toy":
+                displays["toy"] = plane_steps(arrays)
+            else:
+                displays[f"mass_{arm}"] = mass_profile(arrays, label=arm)
+    return displays
