@@ -25,7 +25,6 @@ Shapes: `N` images, `E` networks for each, `M` = N E members, image by image, `m
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from torch import Tensor, nn
 from polymode.core.checks import Images, check_call
 from polymode.core.rng import generator
 from polymode.core.text import first_line
+from polymode.core.warn import warn
 from polymode.nets import unet
 from polymode.stack.stack import Stack
 from polymode.tomography.fbp import backproject, check_projector
@@ -326,12 +326,11 @@ def deep_image_prior(
         finished=lambda state: bool(state.done.all()),
     )
     if options.stop == "discrepancy" and not bool(state.done.all()):
-        warnings.warn(
+        warn(
             f"{int((~state.done).sum())} of {len(state.done)} networks did not come down to"
             f" discrepancy={options.discrepancy:g} times the variance of the noise in"
             f" {options.steps:,} steps; their iterates of least loss are taken. Give them more"
-            " steps, or a larger discrepancy: the operator's own errors add to the noise",
-            stacklevel=2,
+            " steps, or a larger discrepancy: the operator's own errors add to the noise"
         )
     stack.load_tensors(state.best)
     return DIPFit(

@@ -53,7 +53,6 @@ Shapes: `N` images, `K` angles or views, `D` detector cells, `n` pixels.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +61,7 @@ from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import suggest
+from polymode.core.warn import warn
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Array, Geometry, Projector, check_finite
 
@@ -233,10 +233,9 @@ def fbp(projector: LinearOperator, observations: OnlyTensor, filter: str = "ram-
     projector = check_projector(projector)
     text = missing_wedge_text(projector.geometry, arrange_views(projector.geometry))
     if text:
-        warnings.warn(
+        warn(
             f"fbp: {text}; edges along them are not seen and streaks remain. Measure them too, or"
-            " take tv_reconstruction or deep_image_prior, which fill in what is missing",
-            stacklevel=2,
+            " take tv_reconstruction or deep_image_prior, which fill in what is missing"
         )
     return backproject(projector, observations, filter)
 

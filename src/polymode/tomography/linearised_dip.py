@@ -20,13 +20,13 @@ Uncertainty estimation for computed tomography with a linearised deep image prio
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.warn import warn
 from polymode.tomography.dip import DIPFit
 from polymode.tomography.evidence import (
     MEANS,
@@ -218,12 +218,11 @@ class LinearisedDIP:
         else:
             cause = f"the network does not explain the scan: train it for more steps{hold}"
         ratio, low, high = (math.exp(value / 2) for value in (apart, -most, most))
-        warnings.warn(
+        warn(
             f"the evidence chose noise of standard deviation {chosen**0.5:.3g} for image"
             f" {self.image}, the scan has {self.noise**0.5:.3g}: {ratio:.2g} times as much, where"
             f" {low:.2g} to {high:.2g} are likely, so the deviations of pixels are doubtful;"
-            f" {cause}",
-            stacklevel=3,
+            f" {cause}"
         )
 
     def _kernels(self) -> Kernels:

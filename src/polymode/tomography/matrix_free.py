@@ -16,7 +16,6 @@ Shapes: `n` pixels, `m` observations, `P` weights, `T` taps, `S` probes or sampl
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.core.warn import warn
 from polymode.curvature.solve import (
     LowRankPlusNoise,
     conjugate_gradients,
@@ -303,11 +303,10 @@ def _warn_if_rising(evidence: MatrixFreeEvidence, gradients: Tensor) -> None:
         names = [block.name for block in evidence.model.prior.blocks]
         titles = [f"log {what} of {name}" for what in ("s²", "ℓ") for name in names]
         what = [*titles, "log σ²"][int(rise.argmax())]
-        warnings.warn(
+        warn(
             f"the search for hyperparameters has not settled: one unit of {what} still changes the"
             f" log evidence by {float(gradients.mean(0)[rise.argmax()].abs()):.0f}, for"
-            f" {size:,} observations; the deviations of pixels may be far off. Give more `steps`",
-            stacklevel=3,
+            f" {size:,} observations; the deviations of pixels may be far off. Give more `steps`"
         )
 
 

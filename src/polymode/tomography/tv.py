@@ -25,7 +25,6 @@ Shapes: `N` images, `H`, `W` height and width, `n` = H W pixels, `m` observation
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, Range, check_call
+from polymode.core.warn import warn
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import check_finite
 from polymode.tomography.reconstruction import Reconstruction
@@ -91,11 +91,10 @@ def tv_reconstruction(
         misfit = (operator(images) - y).square().mean(-1)
         objective = misfit + tv_weight * total_variation(images)
     if residual > tolerance:
-        warnings.warn(
+        warn(
             f"tv_reconstruction stopped after max_iterations={max_iterations:,} at a residual of"
             f" {residual:.1e}, above tolerance={tolerance:g}; give it more iterations or a larger"
-            " tolerance",
-            stacklevel=2,
+            " tolerance"
         )
     info = {"iterations": iterations, "residual": residual, "objective": objective}
     return Reconstruction(images, method="TV", info=info)
