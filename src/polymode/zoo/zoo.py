@@ -133,19 +133,19 @@ class Zoo:
         for shard in self.shards:
             if problem := shard_problem(self.folder, shard):
                 problems.append(problem)
-        known = {shard.file for shard in self.shards}
+        indexed = {shard.file for shard in self.shards}
         for path in sorted(self.folder.glob("shard-*.safetensors")):
-            if path.name not in known:
+            if path.name not in indexed:
                 problems.append(f"{path} is not in the index: it is made again or left aside")
         return problems
 
     def facts(self) -> Facts:
         """Return what `polymode zoo info` shows."""
         accuracy = self.accuracy
-        known = accuracy[np.isfinite(accuracy)]
+        scored = accuracy[np.isfinite(accuracy)]
         quantiles = None
-        if len(known):
-            low, middle, high = np.quantile(known, (0.05, 0.5, 0.95)).tolist()
+        if len(scored):
+            low, middle, high = np.quantile(scored, (0.05, 0.5, 0.95)).tolist()
             quantiles = low, middle, high
         files = [self.folder / shard.file for shard in self.shards]
         size = self.about["target_size"]
@@ -157,7 +157,7 @@ class Zoo:
             dtype=self.about["dtype"],
             seconds=sum(shard.seconds for shard in self.shards),
             accuracy=quantiles,
-            idle=int((known < CHANCE / size).sum()) if self.likelihood.classification else 0,
+            idle=int((scored < CHANCE / size).sum()) if self.likelihood.classification else 0,
         )
 
     def _check_network(self) -> tuple[Likelihood, int]:
@@ -169,8 +169,8 @@ class Zoo:
         shape, size, most = tuple(about["input_shape"]), about["target_size"], self._held()
         try:
             likelihood = likelihood_from_config(about["likelihood"])
-            if (asked := _total(options)) > (most := max(1024, most or _UNSEEN)):
-                raise ValueError(f"`net_options` ask for {asked:,} of something; {most:,} fit")
+            if (demand := _total(options)) > (most := max(1024, most or _UNSEEN)):
+                raise ValueError(f"`net_options` ask for {demand:,} of something; {most:,} fit")
             with torch.device("meta"):
                 net = self.recipe.make_net(shape, likelihood.num_outputs(size))()
             return likelihood, sum(p.numel() for p in net.parameters())
