@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.files import FileProblem, read_metadata, read_tensors, take_lock, write_tensors
+from polymode.core.files import FileProblem, TensorFile, read_tensors, take_lock, write_tensors
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.stack.choice import Plan, is_plan
@@ -329,8 +329,8 @@ def _newest(folder: Path, num_modes: int) -> list[Part]:
             consecutive.append(part)
     complete = {n: files for n, files in sets.items() if files and files[-1].last == num_modes}
     if single.exists():
-        with damage_named(single):
-            step = int(read_metadata(single)["fields"]["step"]["value"])
+        with damage_named(single), TensorFile(single) as file:
+            step = int(file.metadata["fields"]["step"]["value"])
         complete[step] = [Part(WHOLE, step, 0, num_modes)]
     if not complete:
         warn(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, cache_folder, tensor_shapes
+from polymode.core.files import FileProblem, TensorFile, cache_folder
 from polymode.core.memory import human
 from polymode.core.registry import suggest
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
@@ -28,9 +28,7 @@ from polymode.zoo.index import ABOUT, Shard, read_about, read_index
 from polymode.zoo.recipe import RECIPES, recipe_of
 from polymode.zoo.train import Watch, progress_line, shard_problem, train
 
-CHANCE = (
-    1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
-)
+CHANCE = 1.5  # a network below so many times the accuracy of guessing has learnt nothing
 _UNSEEN = 2**16  # numbers of a network, where no shard is there to show how many it has
 
 
@@ -184,10 +182,10 @@ class Zoo:
         """Return how many numbers the shards hold of a network, 0 where none can be read."""
         for shard in self.shards:
             try:
-                shapes = tensor_shapes(self.folder / shard.file)
+                with TensorFile(self.folder / shard.file) as file:
+                    return sum(math.prod(form.shape[1:]) for form in file.forms.values())
             except (FileProblem, OSError):
                 continue
-            return sum(math.prod(shape[1:]) for shape in shapes.values())
         return 0
 
     def _check_room(self) -> None:
