@@ -16,8 +16,7 @@ import polymode
 import polymode as pm
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
-from polymode.posterior.kinds import kind_named, kind_names
-from polymode.posterior.weights import Weights
+from polymode.posterior.weights import Weights, kind_named, kind_names
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 CLASSES = pm.Task(train=(X, (X[:, 0] > 0).long()), likelihood="categorical")

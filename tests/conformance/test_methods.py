@@ -18,8 +18,8 @@ import polymode as pm
 from polymode.core.files import read_tensors
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
+from polymode.training.checkpoint import axis_of_modes
 from polymode.training.events import Event
-from polymode.training.files import axis_of_modes
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(48, 4, generator=STREAM)

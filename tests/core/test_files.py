@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from polymode.core.files import (
     FileProblem,
+    TensorFile,
     json_safe,
     read_json,
     read_tensors,
     replace_file,
-    tensor_shapes,
     write_json,
     write_tensors,
 )
@@ -104,7 +104,8 @@ def test_reads_into_given_memory(tmp_path) -> None:
     path = tmp_path / "a.safetensors"
     write_tensors(path, {"w": torch.arange(6.0).view(2, 3), "t": torch.arange(6.0).view(2, 3)}, {})
     plain, transposed = torch.zeros(2, 3), torch.zeros(3, 2).t()
-    read, _ = read_tensors(path, lambda metadata, shapes: {"w": plain, "t": transposed})
+    with TensorFile(path) as file:
+        read = file.read({"w": plain, "t": transposed})
     assert read["w"] is plain
     assert torch.equal(plain, torch.arange(6.0).view(2, 3))
     assert torch.equal(transposed, plain)
@@ -163,7 +164,7 @@ def test_odd_headers_are_refused(tmp_path, header) -> None:
     described = '{"__metadata__": {"polymode": "{}", "digest": ""}, '
     text = (described + header[1:] if header.startswith("{") else header).encode()
     (tmp_path / "odd").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
-    for read in (read_tensors, tensor_shapes):
+    for read in (read_tensors, TensorFile):
         with pytest.raises(FileProblem):
             read(tmp_path / "odd")
 

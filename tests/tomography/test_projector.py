@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from polymode.tomography import fan_beam, parallel_beam
-from polymode.tomography.projector import Projector, projector_of
-from polymode.tomography.rays import chord_matrix
+from polymode.tomography.projector import Projector, chord_matrix, projector_of
 
 ASK_ASTRA = """
 import json, sys

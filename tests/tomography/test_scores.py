@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from polymode.core.rng import generator
-from polymode.tomography.image_posterior import ImagePosterior, image_posteriors
 from polymode.tomography.operator import LinearOperator
-from polymode.tomography.reconstruction import Reconstruction
+from polymode.tomography.reconstruction import ImagePosterior, Reconstruction, image_posteriors
 from polymode.tomography.scores import (
     calibration,
     coverage,

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 import polymode as pm
 from polymode.core.files import FileProblem, read_tensors, write_tensors
 from polymode.stack.stack import Stack
-from polymode.training.checkpoint import claimed, load_checkpoint, save_checkpoint
-from polymode.training.files import load_training
+from polymode.training.checkpoint import (
+    claimed,
+    load_training,
+    read_checkpoint,
+    restored,
+    save_checkpoint,
+)
 from polymode.training.optimiser import Optimization, Training
 
 from ..altered import altered
@@ -23,6 +28,11 @@ from ..altered import altered
 class State(NamedTuple):
     step: int
     axes: Tensor
+
+
+def load_checkpoint(path, state, identity):
+    tensors, metadata = read_checkpoint(path, identity)
+    return restored(state, tensors, metadata["fields"], path)
 
 
 def test_tensors_come_back_in_the_layout_they_had(tmp_path):

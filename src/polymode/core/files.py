@@ -1,11 +1,10 @@
-"""Safe files: tensors in the safetensors format, everything else in JSON, written whole or not at
-all.
+"""Safe files: tensors in the safetensors format, everything else in JSON, replaced in one step.
 
 A file is written under a temporary name in the same folder, flushed to disk, and renamed. Tensors
 are read straight into the memory that will use them and checked against a digest on the way, so
-loading needs no second copy and a changed byte is found. Nothing is ever unpickled. The format is
-that of https://github.com/huggingface/safetensors: eight bytes of header length, a JSON header with
-type, shape and offsets of each tensor, the raw bytes.
+loading needs no second copy and a changed byte is found. Nothing is ever unpickled. The format,
+https://github.com/huggingface/safetensors, is eight bytes of header length, a JSON header with
+type, shape and offsets of each tensor, and the raw bytes.
 """
 
 from __future__ import annotations
@@ -42,15 +41,13 @@ _NUMBERS = itertools.count()  # of temporary files: threads of a process may wri
 _BINARY = getattr(os, "O_BINARY", 0)  # of Windows
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
-Allocate = Callable[[dict[str, Any], dict[str, torch.Size]], Mapping[str, Tensor]]
-
 
 class FileProblem(ValueError):
     """A file that cannot be used; the message says which file and why."""
 
 
 def is_plain_name(name: Any) -> bool:
-    """Return whether what a file says is a name within its folder: no path leads out of it.
+    """Return whether a text is the name of a file within its folder, with no path out of it.
 
     >>> is_plain_name("members-1.safetensors"), is_plain_name("../x"), is_plain_name("..")
     (True, False, False)
@@ -59,8 +56,8 @@ def is_plain_name(name: Any) -> bool:
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a file for reading; folders are refused, and pipes and devices, which may never end."""
-    try:  # not to wait for the writer of a pipe; what is opened is looked at, not what was there
+    """Open a file for reading; refuse folders, and pipes and devices, which may never end."""
+    try:  # without waiting for the writer of a pipe; the kind is checked once it is open
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY)
     except (FileNotFoundError, NotADirectoryError):
         raise FileProblem(f"{path} does not exist") from None
@@ -127,13 +124,13 @@ def fill_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new name beside `path`, of this process, for what is to take its place."""
+    """Return a new name beside `path`, of this process, for a file that will replace it."""
     return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}-{next(_NUMBERS)}.tmp")
 
 
 def abandoned(folder: Path, pattern: str) -> list[Path]:
-    """Return temporary files for names that match a glob pattern, left by processes of this
-    machine that have ended."""
+    """Return temporary files of names that match a glob pattern, left by processes of this machine
+    that have ended."""
     left = []
     for path in folder.glob(f".{pattern}.{glob.escape(platform.node())}.*.tmp"):
         process = path.name.removesuffix(".tmp").rpartition(".")[2].partition("-")[0]
@@ -180,7 +177,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, schema: int) -> dict[str, Any]:
-    """Read what `write_json` wrote: unchanged, and of a schema version that is known here."""
+    """Return an object that `write_json` wrote; refuse changed files and newer schemas."""
     with open_plain(path) as file:
         raw = file.read(_LARGEST_JSON + 1)
     if len(raw) > _LARGEST_JSON:
@@ -260,10 +257,8 @@ class TensorForm(NamedTuple):
 class _Entry(NamedTuple):
     """Where one tensor lies in a file."""
 
-    dtype: torch.dtype
-    shape: torch.Size
+    form: TensorForm
     begin: int
-    end: int
 
 
 class TensorFile:
@@ -272,7 +267,7 @@ class TensorFile:
     It can be read to its end after it was removed or replaced by another.
 
     Args:
-        path: of the file. digest: the one that `write_tensors` returned, where known.
+        digest: the one that `write_tensors` returned, where known.
 
     Attributes:
         metadata: what was written with the tensors.
@@ -301,37 +296,37 @@ class TensorFile:
     @property
     def forms(self) -> dict[str, TensorForm]:
         """Type and shape of each tensor; the file is as long as they need."""
-        return {name: TensorForm(entry.dtype, entry.shape) for name, entry in self._entries.items()}
+        return {name: entry.form for name, entry in self._entries.items()}
 
-    def read(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors: those `given`, filled, and others that are made here."""
-        return _read_body(self.path, self._file, self._entries, self._described, given)
+    def read(self, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors: those of `targets`, filled, and new ones for other names."""
+        digest = _tensor_digest()
+        tensors: dict[str, Tensor] = {}
+        for name, (form, begin) in self._entries.items():
+            target = targets.get(name)
+            direct = target is not None and target.dtype == form.dtype and _is_flat(target)
+            raw = target if direct else torch.empty(form.shape, dtype=form.dtype)
+            assert raw is not None
+            self._file.seek(begin)
+            self._file.readinto(_bytes_of(raw).data)  # type: ignore[attr-defined]
+            digest.update(_entry_text(name, raw))
+            digest.update(_bytes_of(raw).data)
+            if target is not None and not direct:
+                with torch.no_grad():
+                    target.copy_(raw)
+            tensors[name] = raw if target is None else target
+        digest.update(self._described["polymode"].encode())
+        if digest.hexdigest() != self._described["digest"]:
+            raise FileProblem(
+                f"{self.path} was changed after it was written: its digest does not match"
+            )
+        return tensors
 
 
-def read_tensors(
-    path: Path, allocate: Allocate | None = None, digest: str | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of `write_tensors`; return the tensors and the metadata.
-
-    `allocate(metadata, shapes)` may return tensors to read into, by name; the others are made here.
-    `digest`, where known, is the one that `write_tensors` returned.
-    """
+def read_tensors(path: Path, digest: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and metadata of a file of `write_tensors`; `digest` is what it returned."""
     with TensorFile(path, digest) as file:
-        shapes = {name: form.shape for name, form in file.forms.items()}
-        return file.read(allocate(file.metadata, shapes) if allocate else {}), file.metadata
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file of `write_tensors`, without checking the digest."""
-    with TensorFile(path) as file:
-        metadata: dict[str, Any] = file.metadata
-    return metadata
-
-
-def tensor_shapes(path: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in a file, which is as long as they need."""
-    with TensorFile(path) as file:
-        return {name: form.shape for name, form in file.forms.items()}
+        return file.read({}), file.metadata
 
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[str, str]]:
@@ -352,49 +347,19 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[dict[str, _Entry], dict[s
             begin, end = (start + int(offset) for offset in entry["data_offsets"])
             if min(entry["shape"], default=0) < 0:
                 raise ValueError(f"'{name}' has a size below 0")
-            entries[name] = _Entry(_DTYPES[entry["dtype"]], torch.Size(entry["shape"]), begin, end)
-            length = math.prod(entry["shape"]) * entries[name].dtype.itemsize
+            form = TensorForm(_DTYPES[entry["dtype"]], torch.Size(entry["shape"]))
+            entries[name] = _Entry(form, begin)
+            length = math.prod(entry["shape"]) * form.dtype.itemsize
             if begin != position or end - begin != length:
                 raise FileProblem(f"{path}: the header describes '{name}' inconsistently")
             position = end
-    except (
-        KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError,
-    ) as error:  # fmt: skip
-        if isinstance(error, FileProblem):
-            raise
+    except FileProblem:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
         raise FileProblem(f"{path} has a header that polymode did not write: {error!r}") from None
     if size != position:
         raise FileProblem(f"{path} is truncated: {size:,} bytes of {position:,}")
     return entries, described
-
-
-def _read_body(
-    path: Path,
-    file: IO[bytes],
-    entries: dict[str, _Entry],
-    described: dict[str, str],
-    given: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    digest = _tensor_digest()
-    tensors: dict[str, Tensor] = {}
-    for name, entry in entries.items():
-        target = given.get(name)
-        if target is not None and target.dtype == entry.dtype and _is_flat(target):
-            raw = target
-        else:
-            raw = torch.empty(entry.shape, dtype=entry.dtype)
-        file.seek(entry.begin)
-        file.readinto(_bytes_of(raw).data)  # type: ignore[attr-defined]
-        digest.update(_entry_text(name, raw))
-        digest.update(_bytes_of(raw).data)
-        if target is not None and raw is not target:
-            with torch.no_grad():
-                target.copy_(raw)
-        tensors[name] = raw if target is None else target
-    digest.update(described["polymode"].encode())
-    if digest.hexdigest() != described["digest"]:
-        raise FileProblem(f"{path} was changed after it was written: its digest does not match")
-    return tensors
 
 
 def _is_flat(tensor: Tensor) -> bool:

@@ -4,17 +4,19 @@ posterior.json            what it is, and which files hold which modes, with the
 members-N.safetensors     tensors of all modes
 members-N-K.safetensors   tensors of part K, where modes are spread over several files
 
-How a new posterior takes the place of an old one is in `posterior/folder.py`, what a file must hold
-in `posterior/contents.py`.
+How a new posterior takes the place of an old one is in `posterior/folder.py`. When a file is
+opened, types and shapes of its tensors are compared with what the manifest, the network and the
+kind of weights ask for before memory is taken for any of them, so neither a manifest nor a header
+makes a process ask for more than the file has.
 
-Schema 2. Schema 1, of before samples were drawn, is read as one kept sample per mode.
+Schema 2. Schema 1, from before samples were drawn, is read as one kept sample per mode.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +25,22 @@ from torch import nn
 
 from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
-from polymode.core.files import FileProblem, TensorFile, fill_file, write_json, write_tensors
+from polymode.core.files import (
+    FileProblem,
+    TensorFile,
+    TensorForm,
+    fill_file,
+    write_json,
+    write_tensors,
+)
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
 from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.nets.network import networks_for
-from polymode.posterior.contents import (
-    FAULTS,
-    check_kind,
-    check_modes,
-    check_network,
-    groups_of,
-    outline,
-    unreadable,
-)
 from polymode.posterior.folder import Draft, discard, draft_path, make_folder, publish
 from polymode.posterior.hub import START, fetch
-from polymode.posterior.kinds import kind_named, kind_names
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
@@ -53,9 +52,126 @@ from polymode.posterior.manifest import (
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.weights import Weights, of_stack
+from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
+
+
+def groups_of(names: Iterable[str]) -> list[str]:
+    """Return the groups that tensors belong to: "network", "kept", ...
+
+    >>> groups_of(["network/0.weight", "network/0.bias", "log_evidence"])
+    ['log_evidence', 'network']
+    """
+    return sorted({name.split("/")[0] for name in names})
+
+
+def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module | None:
+    """Return a network that has the manifest's sizes, without memory for its tensors.
+
+    None where the manifest does not decide how large it is, or where it cannot be built so: a
+    builder that looks at the values of its tensors.
+    """
+    if not isinstance(network, partial):  # of `networks_for`, with the sizes of the manifest
+        return None
+    try:
+        with torch.device("meta"):
+            module: nn.Module = network()
+    except Exception as error:
+        if "meta" in str(error).lower():
+            return None
+        raise FileProblem(
+            f"{path}: the network given cannot be built for inputs of shape"
+            f" {tuple(manifest['input_shape'])} and target_size {manifest['target_size']:,}:"
+            f" {first_line(error)}"
+        ) from None
+    return module
+
+
+def check_modes(file: TensorFile, count: int) -> None:
+    """Refuse a file of another number of modes."""
+    for name, form in file.forms.items():
+        if of_stack(name) and form.shape[:1] != (count,):
+            raise FileProblem(
+                f"{file.path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
+                f" shape {tuple(form.shape)}"
+            )
+
+
+def check_network(file: TensorFile, stack: Stack, network: str) -> None:
+    """Refuse a file whose networks are not those of a stack, which needs no values."""
+    ours = {name: form_of(tensor) for name, tensor in stack.tensors().items()}
+    theirs = {name: form for name, form in file.forms.items() if of_stack(name)}
+    for name in [*ours, *theirs]:
+        wanted, held = ours.get(name), theirs.get(name)
+        if wanted is None or held is None or wanted.shape[1:] != held.shape[1:]:
+            raise FileProblem(
+                f"{file.path.parent} holds another architecture ({network}): '{name}' is"
+                f" {_shape(held)} in the file and {_shape(wanted)} in the network given"
+            )
+        if held.dtype != wanted.dtype and not _is_wider(wanted.dtype, held.dtype):
+            raise FileProblem(
+                f"{file.path}: '{name}' holds numbers of type {_type(held)} where the manifest asks"
+                f" for {_type(wanted)}"
+            )
+
+
+def check_kind(
+    file: TensorFile, stack: Stack, kind: type[Weights], manifest: Mapping[str, Any], count: int
+) -> None:
+    """Refuse a file that lacks a tensor beside the networks that `kind` needs, or has one more.
+
+    `stack` is one network, which needs no values.
+    """
+    forms, groups = file.forms, manifest.get("groups")
+    if groups is not None and groups != groups_of(forms):
+        raise FileProblem(
+            f"{file.path} holds {', '.join(groups_of(forms))}; the manifest asks for"
+            f" {', '.join(map(str, groups))}"
+        )
+    try:
+        layout = kind.layout(stack, forms, manifest["weights"]["numbers"])
+    except FAULTS as error:
+        raise unreadable(file.path, kind, error) from None
+    beside = {name: form for name, form in forms.items() if not of_stack(name)}
+    for name in [*layout, *beside]:
+        wanted, held = layout.get(name), beside.get(name)
+        if wanted is not None:
+            axis = kind.mode_axis(name)
+            shape = (*wanted.shape[:axis], count, *wanted.shape[axis + 1 :])
+            wanted = TensorForm(wanted.dtype, torch.Size(shape))
+        if wanted != held:
+            raise FileProblem(
+                f"{file.path}: '{name}' is {_form(held)} in the file; weights of kind"
+                f" '{kind.kind}' ask for {_form(wanted, 'none')}"
+            )
+
+
+FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
+
+
+def unreadable(path: Path, kind: type[Weights], error: Exception) -> FileProblem:
+    """Return what to raise where numbers or tensors of a kind of weights make no sense."""
+    cause = f"{error} is not there" if isinstance(error, KeyError) else first_line(error)
+    return FileProblem(f"{path}: weights of kind '{kind.kind}' cannot be read: {cause}")
+
+
+def _is_wider(wanted: torch.dtype, held: torch.dtype) -> bool:
+    """Whether numbers of the type in the file are read without loss."""
+    floats = wanted.is_floating_point and held.is_floating_point
+    return floats and torch.promote_types(wanted, held) == wanted
+
+
+def _shape(form: TensorForm | None) -> str:
+    return "absent" if form is None else f"of shape {tuple(form.shape[1:])}"
+
+
+def _type(form: TensorForm) -> str:
+    return str(form.dtype).removeprefix("torch.")
+
+
+def _form(form: TensorForm | None, absent: str = "absent") -> str:
+    return absent if form is None else f"{_type(form)} of shape {tuple(form.shape)}"
 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
@@ -79,14 +195,14 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
         with ranks.sharing(share), ranks.together():
             part, groups = _write_modes(post, folder, modes_per_file or post.num_modes, drafts)
         if share is not None:
-            drafts = [draft for each in ranks.everyones(drafts) for draft in each]
+            drafts = [draft for rank_drafts in ranks.everyones(drafts) for draft in rank_drafts]
             if not ranks.is_first():
                 ranks.stop_together(None)
                 return
         manifest = {**_manifest(post, part), "groups": groups}
         with ranks.sharing(share), ranks.together():
             _require_files(folder, drafts)
-            entries = publish(folder, drafts, manifest, lambda path, made: write_json(path, made))
+            entries = publish(folder, drafts, manifest, write_json)
     except BaseException:
         discard(folder, drafts)
         raise
@@ -123,7 +239,7 @@ def _write_modes(
     return some of the weights, and the groups of tensors in each file."""
     weights, modes, mark = post.weights, range(post.num_modes), ""
     if isinstance(weights, Ranked):
-        modes, weights = modes[weights.share.modes], weights.mine
+        modes, weights = modes[weights.share.modes], weights.local
         mark = f"-{ranks.place()[0]}"
         folder.mkdir(parents=True, exist_ok=True)
     for place, a in enumerate(range(modes.start, modes.stop, size)):
@@ -335,14 +451,14 @@ class Shards(Weights):
         first, last, step = modes.indices(self.num_modes)
         if step != 1 or last <= first:
             raise ValueError(f"modes are taken as a span [first:last], got {modes}")
-        taken, position = [], 0
+        parts, position = [], 0
         for part, entry in enumerate(self.entries):
             size = entry["modes"][1] - entry["modes"][0]
             a, b = max(first - position, 0), min(last - position, size)
             if a < b:
-                taken.append(self.part(part)[a:b])
+                parts.append(self.part(part)[a:b])
             position += size
-        return taken[0] if len(taken) == 1 else self._joined(taken)
+        return parts[0] if len(parts) == 1 else self._joined(parts)
 
     def _seeds(self, entry: dict[str, Any]) -> list[int]:
         """Return the streams of the modes in a file."""
@@ -367,9 +483,9 @@ class Shards(Weights):
         return stack
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
-        rest = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
+        beside = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
         try:
-            return self.part_kind.restore(stack, rest, self.manifest["weights"]["numbers"])
+            return self.part_kind.restore(stack, beside, self.manifest["weights"]["numbers"])
         except FAULTS as error:
             raise unreadable(self.folder / MANIFEST, self.part_kind, error) from None
 
@@ -377,10 +493,10 @@ class Shards(Weights):
         """Return several parts as one in memory."""
         seeds = [seed for part in parts for seed in part.stack.seeds]
         stack = self._allocate(len(seeds), seeds)
-        each = [part.tensors() for part in parts]
+        saved = [part.tensors() for part in parts]
         tensors = {
-            name: torch.cat([own[name] for own in each], self.part_kind.mode_axis(name))
-            for name in each[0]
+            name: torch.cat([part[name] for part in saved], self.part_kind.mode_axis(name))
+            for name in saved[0]
         }
         stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
         return self._restore(stack, tensors)

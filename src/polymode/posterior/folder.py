@@ -98,7 +98,7 @@ def publish(
         try:
             number = _next_number(folder)
             while True:
-                entries = [{"file": each.named(number), **each.entry} for each in drafts]
+                entries = [{"file": draft.named(number), **draft.entry} for draft in drafts]
                 write(journal, {**manifest, "tensors": entries})
                 if _claim(folder, [entry["file"] for entry in entries], placed):
                     break
@@ -125,7 +125,7 @@ def publish(
 
 def _next_number(folder: Path) -> int:
     numbers = (path.stem.split("-")[1] for path in folder.glob(_TENSORS))
-    return 1 + max((int(each) for each in numbers if each.isdecimal()), default=0)
+    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _claim(folder: Path, names: Sequence[str], placed: list[Path]) -> bool:

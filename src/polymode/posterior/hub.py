@@ -56,34 +56,34 @@ def read_address(text: str) -> Address:
     >>> str(read_address("hf://me/moons@" + 40 * "a"))
     'hf://me/moons@aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
-    found = _ADDRESS.fullmatch(text)
-    if found is None:
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
         raise ValueError(
             f"'{text}' is not the address of a posterior; they look like"
             " hf://OWNER/NAME@REVISION, as post.push returns them"
         )
-    revision, digest = found["revision"] or "", found["digest"]
+    revision, digest = match["revision"] or "", match["digest"]
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        given = f"'{revision}' may point elsewhere tomorrow" if revision else "it has no revision"
+        fault = f"'{revision}' may point elsewhere tomorrow" if revision else "it has no revision"
         raise ValueError(
-            f"'{text}' is not pinned: {given}. Give the commit, 40 hexadecimal digits, as post.push"
-            f" returns it or the page of {found['repo']} shows it: hf://{found['repo']}@COMMIT"
+            f"'{text}' is not pinned: {fault}. Give the commit, 40 hexadecimal digits, as post.push"
+            f" returns it or the page of {match['repo']} shows it: hf://{match['repo']}@COMMIT"
         )
     if digest is not None and not re.fullmatch(r"[0-9a-f]{32}", digest):
         raise ValueError(f"'{text}': the digest behind # must have 32 hexadecimal digits")
-    return Address(found["repo"], revision, digest)
+    return Address(match["repo"], revision, digest)
 
 
 def fetch(text: str, token: str | None = None) -> Path:
     """Return the folder, in the hub's cache, with the files of a published posterior."""
     address = read_address(text)
     with _said(address.repo, address.revision):
-        found = (
+        path = (
             _library()
             .HfApi(token=token)
             .snapshot_download(address.repo, revision=address.revision, allow_patterns=_FILES)
         )
-    folder = Path(found)
+    folder = Path(path)
     if not (folder / MANIFEST).is_file():
         raise FileProblem(f"{address} holds no {MANIFEST}: it is not a posterior of polymode")
     if address.digest is not None and address.digest != _digest(folder):
@@ -118,14 +118,14 @@ def push(
         (folder / "README.md").write_text(card(post, folder, results), encoding="utf-8")
         with _said(name, None):
             repo = api.create_repo(name, private=private, exist_ok=True).repo_id
-            made = api.upload_folder(
+            commit = api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
                 commit_message=message,
                 allow_patterns=[*_FILES, "README.md"],
                 delete_patterns=["members-*.safetensors"],
             )
-        return str(Address(repo, made.oid, _digest(folder)))
+        return str(Address(repo, commit.oid, _digest(folder)))
 
 
 def _digest(folder: Path) -> str:

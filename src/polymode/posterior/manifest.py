@@ -96,12 +96,12 @@ def likelihood_of(folder: Path, manifest: dict[str, Any]) -> Likelihood:
     likelihood: Likelihood = _made(
         folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"])
     )
-    asked = likelihood.num_outputs(manifest["target_size"])
-    held = manifest["weights"]["numbers"].get("num_outputs", asked)
-    if held != asked:
+    wanted = likelihood.num_outputs(manifest["target_size"])
+    held = manifest["weights"]["numbers"].get("num_outputs", wanted)
+    if held != wanted:
         raise FileProblem(
             f"{folder / MANIFEST}: the weights are of networks with {held!r:.40} outputs; the"
-            f" {likelihood.name} likelihood asks for {asked:,}"
+            f" {likelihood.name} likelihood asks for {wanted:,}"
         )
     return likelihood
 
@@ -127,18 +127,18 @@ def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
 def input_scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
     """Return the scaling that inputs have had, None where there is none or the file is older."""
     numbers = manifest.get("input_scaling")
-    made: Scaling | None = _made(
+    scaling: Scaling | None = _made(
         folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers)
     )
-    return made
+    return scaling
 
 
 def history_of(folder: Path, manifest: dict[str, Any]) -> History | None:
     """Return how training went, None where the file does not say."""
     if "history" not in manifest:
         return None
-    made: History = _made(folder, "history", lambda: History.from_dict(manifest["history"]))
-    return made
+    history: History = _made(folder, "history", lambda: History.from_dict(manifest["history"]))
+    return history
 
 
 def _made(folder: Path, name: str, make: Callable[[], Any]) -> Any:

@@ -163,10 +163,10 @@ class Posterior:
         """Yield predictions that are to be held together, as long as there is room to join them:
         how many there will be is not known of every loader."""
         rows = 0
-        for made in self._stream(weights, x, samples, seed, batch_size):
-            rows += len(made)
+        for prediction in self._stream(weights, x, samples, seed, batch_size):
+            rows += len(prediction)
             self._require_room(rows, samples, "the first ")
-            yield made
+            yield prediction
 
     def _require_room(self, rows: int, samples: int, which: str = "") -> None:
         number, size = self.num_modes * samples, self.target_size
@@ -217,7 +217,7 @@ class Posterior:
             # in inference mode, derivatives on the way would be 0 without a word
             with torch.inference_mode(False), torch.no_grad():
                 try:
-                    made = predictor(batch.clone() if batch.is_inference() else batch)
+                    prediction = predictor(batch.clone() if batch.is_inference() else batch)
                 except RuntimeError as error:
                     if batch.is_floating_point():
                         raise
@@ -225,7 +225,7 @@ class Posterior:
                         f"inputs are {batch.dtype}, which these networks do not take"
                         f" ({str(error).splitlines()[0]}); give x.float(), scaled as in training"
                     ) from None
-            yield made
+            yield prediction
 
     def _predictor(
         self, weights: Weights, samples: int, seed: int

@@ -23,10 +23,10 @@ from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
 
-def on_all_ranks(mine: Weights) -> Weights:
+def on_all_ranks(weights: Weights) -> Weights:
     """Return what all ranks hold of the work they share; outside a group, what is given."""
     share = ranks.sharing_now()
-    return mine if share is None else Ranked(mine, share)
+    return weights if share is None else Ranked(weights, share)
 
 
 class Ranked(Weights):
@@ -38,10 +38,10 @@ class Ranked(Weights):
 
     kind = "ranked"
 
-    def __init__(self, mine: Weights, share: ranks.Share) -> None:
-        self.mine, self.share = mine, share
-        self.samples_per_mode, self.most = mine.samples_per_mode, mine.most
-        self._num_bytes = sum(ranks.everyones(mine.num_bytes))
+    def __init__(self, local: Weights, share: ranks.Share) -> None:
+        self.local, self.share = local, share
+        self.samples_per_mode, self.most = local.samples_per_mode, local.most
+        self._num_bytes = sum(ranks.everyones(local.num_bytes))
         self._whole: Weights | None = None
 
     @property
@@ -50,7 +50,7 @@ class Ranked(Weights):
 
     @property
     def like(self) -> Stack:
-        return self.mine.like
+        return self.local.like
 
     @property
     def stack(self) -> Stack:  # type: ignore[override]
@@ -70,24 +70,24 @@ class Ranked(Weights):
         return self.whole()[modes]
 
     def parts(self) -> Iterator[Weights]:
-        yield self.mine
+        yield self.local
 
     def tensors(self) -> Tensors:
         return self.whole().tensors()
 
     def numbers(self) -> dict[str, Any]:
-        return self.mine.numbers()
+        return self.local.numbers()
 
-    def meet(self, mine: Sequence[Prediction]) -> Prediction:
+    def meet(self, predictions: Sequence[Prediction]) -> Prediction:
         """Return the prediction of all ranks' modes from that of this one's."""
-        tensors, rest = super().meet(mine)._parts()
+        tensors, facts = super().meet(predictions)._parts()
         with ranks.sharing(self.share):
             tensors = {name: self._modes(tensor) for name, tensor in tensors.items()}
-        return Prediction.from_arrays(tensors, {**rest, "num_modes": self.num_modes})
+        return Prediction.from_arrays(tensors, {**facts, "num_modes": self.num_modes})
 
-    def _modes(self, mine: Tensor) -> Tensor:
+    def _modes(self, local: Tensor) -> Tensor:
         """Return a tensor (m L, ...) of all ranks, (M L, ...)."""
-        by_mode = mine.unflatten(0, (self.share.last - self.share.first, -1))
+        by_mode = local.unflatten(0, (self.share.last - self.share.first, -1))
         return ranks.joined(by_mode).flatten(0, 1)
 
     def spread(self, x: Tensor) -> Tensor:
@@ -118,14 +118,14 @@ class Ranked(Weights):
     def _joined(self) -> Weights:
         with ranks.sharing(self.share):
             tensors = {
-                name: ranks.gather(tensor, self.mine.mode_axis(name))
-                for name, tensor in self.mine.tensors().items()
+                name: ranks.gather(tensor, self.local.mode_axis(name))
+                for name, tensor in self.local.tensors().items()
             }
         stack = self.like[[0] * self.num_modes]
         stack.seeds = [seed for seeds in ranks.everyones(self.like.seeds) for seed in seeds]
         stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
-        rest = {name: tensor for name, tensor in tensors.items() if not of_stack(name)}
-        return self.mine.restore(stack, rest, self.mine.numbers())
+        beside = {name: tensor for name, tensor in tensors.items() if not of_stack(name)}
+        return self.local.restore(stack, beside, self.local.numbers())
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Ranked:

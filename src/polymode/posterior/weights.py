@@ -14,6 +14,10 @@ gaussian   means, standard deviations,         mean + std ε + Σ_r z_r d_r, one
 shards     a folder with parts of the above    see `posterior/files.py`
 =========  ==================================  ===================================================
 
+Files name the kind of their weights. One that belongs to a method is in the method's module, which
+is imported when a file asks for it. What a file names is never imported, only what `HOMES` lists; a
+kind of another package is known once its module, which enters it in `KINDS`, is imported.
+
 Shapes: `M` modes, `L` samples per mode, `B` batch, `K` network outputs, `R` rank.
 """
 
@@ -22,6 +26,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -124,7 +129,7 @@ class Weights(ABC):
         stack = self.stack[[mode for mode, _ in chosen]]
         for number in {number for _, number in chosen}:
             drawn = self.draw(number, seed).tensors()
-            places = [place for place, (_, each) in enumerate(chosen) if each == number]
+            places = [place for place, (_, sample) in enumerate(chosen) if sample == number]
             modes = [chosen[place][0] for place in places]
             for name, tensor in stack.tensors().items():
                 tensor[places] = drawn[name][modes]
@@ -187,8 +192,8 @@ def form_of(tensor: Tensor, shape: Sequence[int] | None = None) -> TensorForm:
 def changing_tensors(stack: Stack) -> Tensors:
     """Return what differs between samples of one mode, by the names of `Stack.tensors`."""
     network = {**stack.params, **stack.buffers}
-    found = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
-    return found | {f"extra/{name}": tensor.detach() for name, tensor in stack.extra.items()}
+    changing = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
+    return changing | {f"extra/{name}": tensor.detach() for name, tensor in stack.extra.items()}
 
 
 class Samples(Weights):
@@ -216,8 +221,8 @@ class Samples(Weights):
             return self.stack
         groups: dict[str, Tensors] = {"network": {}, "extra": {}}
         for name, tensor in self.kept.items():
-            group, _, own = name.partition("/")
-            groups[group][own] = tensor[number]
+            group, _, tensor_name = name.partition("/")
+            groups[group][tensor_name] = tensor[number]
         network = groups["network"]
         return self.stack.with_tensors(
             {name: network[name] for name in self.stack.params},
@@ -226,9 +231,9 @@ class Samples(Weights):
         )
 
     def __getitem__(self, modes: slice) -> Samples:
-        kept = self.kept and {name: tensor[:, modes] for name, tensor in self.kept.items()}
+        samples = self.kept and {name: tensor[:, modes] for name, tensor in self.kept.items()}
         facts = {name: tensor[modes] for name, tensor in self.facts.items()}
-        return Samples(self.stack[modes], kept, facts)
+        return Samples(self.stack[modes], samples, facts)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """All samples of all modes are one stack of L M networks, built anew if values change."""
@@ -257,20 +262,20 @@ class Samples(Weights):
         return 1 if name.startswith("kept/") else 0
 
     def tensors(self) -> Tensors:
-        kept = {f"kept/{name}": tensor for name, tensor in (self.kept or {}).items()}
+        samples = {f"kept/{name}": tensor for name, tensor in (self.kept or {}).items()}
         facts = {f"facts/{name}": tensor for name, tensor in self.facts.items()}
-        return self.stack.tensors() | kept | facts
+        return self.stack.tensors() | samples | facts
 
     @classmethod
     def layout(
         cls, stack: Stack, forms: Mapping[str, TensorForm], numbers: dict[str, Any]
     ) -> dict[str, TensorForm]:
         """All that changes between samples, where several or any are kept; any facts (M,)."""
-        samples, kept = numbers["samples_per_mode"], {}
+        samples, changing = numbers["samples_per_mode"], {}
         if samples > 1 or _group("kept", forms):
-            kept = changing_tensors(stack)
+            changing = changing_tensors(stack)
         facts = {f"facts/{name}": form.dtype for name, form in _group("facts", forms).items()}
-        return {f"kept/{n}": form_of(t, (samples, *t.shape)) for n, t in kept.items()} | {
+        return {f"kept/{n}": form_of(t, (samples, *t.shape)) for n, t in changing.items()} | {
             name: TensorForm(dtype, torch.Size([stack.num_modes])) for name, dtype in facts.items()
         }
 
@@ -383,8 +388,8 @@ class Gaussian(Weights):
 
     def tensors(self) -> Tensors:
         groups = {"std": self.std, "deviations": self.deviations}
-        own = {f"{g}/{n}": t for g, group in groups.items() for n, t in (group or {}).items()}
-        return self.stack.tensors() | own
+        spreads = {f"{g}/{n}": t for g, group in groups.items() for n, t in (group or {}).items()}
+        return self.stack.tensors() | spreads
 
     @classmethod
     def layout(
@@ -420,13 +425,13 @@ def with_own_statistics(
     if not weights.stack.has_statistics:
         return weights
     weights.stack.recompute_statistics(inputs())
-    kept = []
+    draws = []
     for number in range(samples_per_mode):
         drawn = weights.draw(number, seed)
-        own = drawn.with_tensors({}, {name: t.clone() for name, t in drawn.buffers.items()})
-        own.recompute_statistics(inputs())
-        kept.append(changing_tensors(own))
-    return Samples(weights.stack, {n: torch.stack([each[n] for each in kept]) for n in kept[0]})
+        sample = drawn.with_tensors({}, {name: t.clone() for name, t in drawn.buffers.items()})
+        sample.recompute_statistics(inputs())
+        draws.append(changing_tensors(sample))
+    return Samples(weights.stack, {n: torch.stack([draw[n] for draw in draws]) for n in draws[0]})
 
 
 def _group(name: str, tensors: Mapping[str, T]) -> dict[str, T]:
@@ -435,4 +440,22 @@ def _group(name: str, tensors: Mapping[str, T]) -> dict[str, T]:
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
 
 
-KINDS: dict[str, type[Weights]] = {each.kind: each for each in (Samples, Noisy, Gaussian)}
+KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, Gaussian)}
+
+
+HOMES = {
+    "concrete": "polymode.methods.concrete_dropout",
+    "laplace": "polymode.methods.laplace.weights",
+}
+
+
+def kind_named(name: str) -> type[Weights] | None:
+    """Return the kind of weights that files call `name`, None where it is not known."""
+    if name not in KINDS and name in HOMES:
+        import_module(HOMES[name])
+    return KINDS.get(name)
+
+
+def kind_names() -> list[str]:
+    """Return the names of all kinds that files may hold."""
+    return list(dict.fromkeys([*KINDS, *HOMES]))

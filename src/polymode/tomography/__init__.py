@@ -1,24 +1,27 @@
-"""Linear inverse problems: what was measured of an image, the image again, and how sure of it."""
+"""Linear inverse problems: what was measured of an image, the image again, and how sure of it.
+
+First `operator` (linear maps with exact adjoints) and `projector` (X-rays). `phantoms` are images,
+`scan` measures them, `reconstruction` is what comes back, `scores` compare it with the truth.
+Images: `fbp`, `tv`, `dip` (the deep image prior), `baselines`. Error bars: `linearised` is the
+network as a linear model, `filter_prior` and `tv_predcp` are priors of its weights, `evidence`
+chooses between them by dense matrices, `matrix_free` by products; `linearised_dip` is the way
+through all of them. `tv_samples` draws from priors of images.
+"""
 
 from __future__ import annotations
 
 from polymode.tomography.baselines import constant_sd, ensemble_dip, fitted_sd, mc_dropout_dip
-from polymode.tomography.dip import DIPFit, best_steps, deep_image_prior
-from polymode.tomography.dip_training import DeepImagePrior
+from polymode.tomography.dip import DeepImagePrior, DIPFit, best_steps, deep_image_prior
 from polymode.tomography.fbp import fbp
 from polymode.tomography.filter_prior import FilterPrior, filter_prior
-from polymode.tomography.geometry import Geometry
-from polymode.tomography.image_operators import blur, inpainting
-from polymode.tomography.image_posterior import ImagePosterior, image_posteriors
 from polymode.tomography.linearised import Linearised
 from polymode.tomography.linearised_dip import LinearisedDIP
-from polymode.tomography.operator import LinearOperator
+from polymode.tomography.operator import LinearOperator, blur, inpainting
 from polymode.tomography.phantoms import random_ellipses, shepp_logan
-from polymode.tomography.projector import Projector, fan_beam, parallel_beam
-from polymode.tomography.quality import psnr, ssim
-from polymode.tomography.reconstruction import Reconstruction
+from polymode.tomography.projector import Geometry, Projector, fan_beam, parallel_beam
+from polymode.tomography.reconstruction import ImagePosterior, Reconstruction, image_posteriors
 from polymode.tomography.scan import Scan, scan_of, simulate
-from polymode.tomography.scores import calibration, coverage, log_density
+from polymode.tomography.scores import calibration, coverage, log_density, psnr, ssim
 from polymode.tomography.tv import total_variation, tv_reconstruction
 
 __all__ = [

@@ -28,8 +28,7 @@ from polymode.core.checks import check_call
 from polymode.core.memory import require_free
 from polymode.nets import unet
 from polymode.stack.execution import streams_of
-from polymode.tomography.dip import DIPFit, deep_image_prior, member_inputs
-from polymode.tomography.dip_training import DeepImagePrior
+from polymode.tomography.dip import DeepImagePrior, DIPFit, deep_image_prior, member_inputs
 from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.scan import Scan
 
@@ -71,17 +70,17 @@ def mc_dropout_dip(
 @torch.no_grad()
 def noisy_images(fit: DIPFit, num_samples: int) -> Tensor:
     """Return images with the networks' noise on, (S, N, 1, H, W); S is for each network."""
-    own, stack = member_inputs(fit), fit.stack.set_mode("noisy")
+    inputs, stack = member_inputs(fit), fit.stack.set_mode("noisy")
     try:
-        if streams_of(stack, own, True, 0) is None:
+        if streams_of(stack, inputs, True, 0) is None:
             raise ValueError(
                 f"MC dropout needs a network that draws noise, but a pass of this"
                 f" {type(stack.template).__name__} draws nothing; add nn.Dropout(0.05) between its"
                 " layers, or take pm.nets.unet(..., dropout=0.05)"
             )
-        each = fit.inputs.numel() * fit.options.networks_per_image * own.element_size()
-        require_free(2 * num_samples * each, f"{num_samples:,} samples", "Take fewer samples")
-        images = torch.stack([stack(own, own=True, step=s)[:, 0] for s in range(num_samples)])
+        num_bytes = fit.inputs.numel() * fit.options.networks_per_image * inputs.element_size()
+        require_free(2 * num_samples * num_bytes, f"{num_samples:,} samples", "Take fewer samples")
+        images = torch.stack([stack(inputs, own=True, step=s)[:, 0] for s in range(num_samples)])
     finally:
         stack.eval()
     E = fit.options.networks_per_image
@@ -131,7 +130,7 @@ def fitted_sd(pairs: Iterable[tuple[Reconstruction, Tensor]]) -> float:
     is used for.
     """
     check_call(fitted_sd, locals())
-    errors = [found.error(truth).double().square().flatten() for found, truth in pairs]
+    errors = [image.error(truth).double().square().flatten() for image, truth in pairs]
     if not errors:
         raise ValueError("fitted_sd needs at least 1 reconstruction and its truth, got 0")
     return float(torch.cat(errors).mean().sqrt())

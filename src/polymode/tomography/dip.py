@@ -25,30 +25,205 @@ Shapes: `N` images, `E` networks for each, `M` = N E members, image by image, `m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import Images, check_call
+from polymode.core.checks import Images, check_call, is_number
 from polymode.core.rng import generator
 from polymode.core.text import first_line
 from polymode.core.warn import warn
 from polymode.nets import unet
 from polymode.stack.stack import Stack
-from polymode.tomography.dip_training import DeepImagePrior, Observed, start, step
 from polymode.tomography.fbp import backproject, check_projector
 from polymode.tomography.operator import LinearOperator
 from polymode.tomography.projector import Projector, check_finite
 from polymode.tomography.reconstruction import Reconstruction
 from polymode.tomography.scan import Scan
+from polymode.tomography.tv import total_variation
 from polymode.training.events import progress_observer
-from polymode.training.loop import Checkpoint, run
-from polymode.training.optimiser import Optimization
+from polymode.training.loop import Batch, Checkpoint, run
+from polymode.training.optimiser import Optimization, Training
+
+_INPUTS = ("auto", "fbp", "noise")
+_STOPS = ("steps", "discrepancy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepImagePrior:
+    """Options of the deep image prior.
+
+    Args:
+        steps: of Adam, at most, >= 1. The paper's, for 28 x 28 images, are 7,400 to 50,000.
+        tv_weight: γ >= 0. The paper's are 1e-5 to 3e-4 for 28 x 28 images in [0, 1].
+        lr: learning rate, > 0; the paper's is 1e-4.
+        clip_norm: largest norm of a member's gradient, > 0, or None.
+        stop: "steps", or "discrepancy": when the residual is as large as the noise.
+        discrepancy: factor of m σ² that |A f - y|² must not exceed, > 0.
+        input: "fbp", "noise" (0.1 times standard normal), or "auto": fbp for projectors, noise for
+            other operators.
+        networks_per_image: E >= 1, each from its own initialisation.
+        look_every: steps from one look at residuals and, where the truth is known, errors to the
+            next; a look costs a third of a step.
+    """
+
+    steps: int = 5000
+    tv_weight: float = 1e-4
+    lr: float = 1e-3
+    clip_norm: float | None = 1.0
+    stop: str = "steps"
+    discrepancy: float = 1.0
+    input: str = "auto"
+    networks_per_image: int = 1
+    look_every: int = 25
+
+    def __post_init__(self) -> None:
+        check_call(DeepImagePrior, vars(self))
+        for name in ("steps", "networks_per_image", "look_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"`{name}` of DeepImagePrior must be an integer of at least 1, got {value!r}"
+                )
+        if not (is_number(self.tv_weight) and self.tv_weight >= 0):
+            raise ValueError(
+                f"`tv_weight` of DeepImagePrior must be finite and >= 0, got {self.tv_weight!r}"
+            )
+        if not (is_number(self.discrepancy) and self.discrepancy > 0):
+            raise ValueError(
+                f"`discrepancy` of DeepImagePrior must be > 0, got {self.discrepancy!r}"
+            )
+        for name, choices in (("stop", _STOPS), ("input", _INPUTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` of DeepImagePrior must be one of {', '.join(choices)}, got"
+                    f" {getattr(self, name)!r}"
+                )
+        self.training()  # refuses `lr` and `clip_norm`
+
+    def training(self) -> Training:
+        """Return the same for the training loop: a pass over the data is one step."""
+        return Training(
+            epochs=self.steps, lr=self.lr, clip_norm=self.clip_norm, data_order="own", batch_size=1
+        )
+
+
+class State(NamedTuple):
+    """What the next step needs.
+
+    Attributes:
+        best: the tensors of the iterate that is kept of each member. best_loss: its loss, (M,).
+        best_step: the step before which it was found, (M,). done: whether a member has met its
+            discrepancy, (M,).
+        looks: step, residuals |A f - y|² / m (M numbers) and mean squared errors (M numbers, or
+            None) of every look.
+    """
+
+    stack: Stack
+    optimization: Optimization
+    step: int
+    best: dict[str, Tensor]
+    best_loss: Tensor
+    best_step: Tensor
+    done: Tensor
+    looks: list[Any]
+
+
+class Info(NamedTuple):
+    """What a step tells: each member's loss, (M,)."""
+
+    loss: Tensor
+
+
+class Observed:
+    """What all steps see, as the training loop takes it: one batch a pass, own for each member."""
+
+    def __init__(self, inputs: Tensor, y: Tensor) -> None:
+        self.inputs, self.y = inputs, y
+
+    def num_batches(self, batch_size: int) -> int:
+        return 1
+
+    def epoch_each(
+        self, batch_size: int, seeds: Sequence[int], start: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.inputs, self.y
+
+
+def start(stack: Stack, optimization: Optimization) -> State:
+    """Return the state before the first step."""
+    M = stack.num_modes
+    return State(
+        stack,
+        optimization,
+        0,
+        best={name: tensor.clone() for name, tensor in stack.tensors().items()},
+        best_loss=torch.full((M,), torch.inf, dtype=stack.dtype),
+        best_step=torch.zeros(M, dtype=torch.int64),
+        done=torch.zeros(M, dtype=torch.bool),
+        looks=[],
+    )
+
+
+def objective(operator: LinearOperator, tv_weight: float) -> Callable[..., Tensor]:
+    """Return the loss of outputs (..., 1, 1, H, W) and observations (..., 1, m), (...)."""
+
+    def loss(outputs: Tensor, y: Tensor, extra: Any) -> Tensor:
+        misfit = (operator(outputs) - y).square().mean((-1, -2))
+        return misfit + tv_weight * total_variation(outputs).mean(-1)
+
+    return loss
+
+
+def step(options: DeepImagePrior, scan: Scan, state: State, batch: Batch) -> tuple[State, Info]:
+    """Take one step on every member's loss; keep those iterates that are the best so far."""
+    loss = objective(scan.operator, options.tv_weight)
+    losses = state.stack.gradients(loss, batch.x, batch.y, own=True, step=state.step)
+    _keep(state, (losses < state.best_loss) & ~state.done, losses)
+    state.optimization.update(state.step)
+    state = state._replace(step=state.step + 1)
+    if state.step % options.look_every == 0 or state.step == options.steps:
+        _look(options, scan, state, batch)
+    return state, Info(losses)
+
+
+@torch.no_grad()
+def _keep(state: State, which: Tensor, losses: Tensor) -> None:
+    """Keep the present tensors of some members."""
+    if not bool(which.any()):
+        return
+    present = state.stack.tensors()
+    for k in which.nonzero()[:, 0].tolist():
+        for name, tensor in state.best.items():
+            tensor[k] = present[name][k]
+    state.best_loss[which] = losses[which].to(state.best_loss)
+    state.best_step[which] = state.step
+
+
+@torch.no_grad()
+def _look(options: DeepImagePrior, scan: Scan, state: State, batch: Batch) -> None:
+    """Note residuals and errors of the present iterates; take those that meet the discrepancy."""
+    images = state.stack.eval()(batch.x, own=True)
+    state.stack.train()
+    losses = objective(scan.operator, options.tv_weight)(images, batch.y, {})
+    residuals = (scan.operator(images) - batch.y).square().mean((-1, -2))
+    errors = None
+    if scan.truth is not None:
+        truth = scan.truth.to(images).repeat_interleave(options.networks_per_image, 0)
+        errors = (images[:, 0] - truth).square().mean((1, 2, 3)).tolist()
+    state.looks.append([state.step, residuals.tolist(), errors])
+    if options.stop == "discrepancy":
+        variance = scan.noise_sd.to(residuals).square()
+        level = options.discrepancy * variance.repeat_interleave(options.networks_per_image)
+        met = (residuals <= level) & ~state.done
+        _keep(state, met, losses)
+        state.done[met] = True
+
 
 _NOISE_INPUT = 0.1  # standard deviation of an input of noise, as published
 
@@ -127,25 +302,26 @@ def deep_image_prior(
     inputs = network_inputs(scan, options, seed) if inputs is None else inputs
     dtype = inputs.dtype
     stack = _stack(net, scan.operator, N * E, seed, dtype)
-    own, y = _own_inputs(inputs, E), scan.observations.to(dtype).repeat_interleave(E, 0)[:, None]
-    _check_network(stack, own, scan.operator)
+    member_x = _with_member_axis(inputs, E)
+    y = scan.observations.to(dtype).repeat_interleave(E, 0)[:, None]
+    _check_network(stack, member_x, scan.operator)
     training = options.training()
     state = start(stack, Optimization(training, stack.leaves(), 1, options.steps))
-    kept = None
+    checkpoints = None
     if checkpoint is not None:
         identity = _identity(options, scan, inputs, stack, seed)
-        kept = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
+        checkpoints = Checkpoint(Path(checkpoint), identity, checkpoint_seconds)
     observer = progress_observer(progress)
     what = f"deep image prior, {N} image{'s' * (N > 1)}" + (f" × {E} networks" if E > 1 else "")
     state = run(
         partial(step, options, scan),
         state,
-        Observed(own, y),  # type: ignore[arg-type]
+        Observed(member_x, y),  # type: ignore[arg-type]
         training,
         seed=seed,
         what=what,
         observers=() if observer is None else (observer,),
-        checkpoint=kept,
+        checkpoint=checkpoints,
         finished=lambda state: bool(state.done.all()),
     )
     if options.stop == "discrepancy" and not bool(state.done.all()):
@@ -153,7 +329,7 @@ def deep_image_prior(
             f"{int((~state.done).sum())} of {len(state.done)} networks did not come down to"
             f" discrepancy={options.discrepancy:g} times the variance of the noise in"
             f" {options.steps:,} steps; their iterates of least loss are taken. Give them more"
-            " steps, or a larger discrepancy: the operator's own errors add to the noise",
+            " steps, or a larger discrepancy: the operator's own errors add to the noise"
         )
     stack.load_tensors(state.best)
     return DIPFit(
@@ -191,10 +367,10 @@ def network_inputs(scan: Scan, options: DeepImagePrior, seed: int) -> Tensor:
 
 def member_inputs(fit: DIPFit) -> Tensor:
     """Return the inputs of a fit's networks with an axis for the members, (M, 1, 1, H, W)."""
-    return _own_inputs(fit.inputs, fit.options.networks_per_image)
+    return _with_member_axis(fit.inputs, fit.options.networks_per_image)
 
 
-def _own_inputs(inputs: Tensor, E: int) -> Tensor:
+def _with_member_axis(inputs: Tensor, E: int) -> Tensor:
     """Return inputs (N, 1, H, W) with an axis for the members, (M, 1, 1, H, W)."""
     return inputs.repeat_interleave(E, 0)[:, None]
 
@@ -218,21 +394,21 @@ def _stack(
     return Stack(list(net), seed=seed, dtype=dtype)
 
 
-def _check_network(stack: Stack, own: Tensor, operator: LinearOperator) -> None:
+def _check_network(stack: Stack, inputs: Tensor, operator: LinearOperator) -> None:
     """Refuse a network that does not map images to images of their size."""
     try:
         with torch.no_grad():
-            found = tuple(stack.module(0).eval()(own[0]).shape)
+            shape = tuple(stack.module(0).eval()(inputs[0]).shape)
     except RuntimeError as error:
         raise ValueError(
-            f"`net` of deep_image_prior cannot evaluate `inputs` of shape {tuple(own[0].shape)}:"
+            f"`net` of deep_image_prior cannot evaluate `inputs` of shape {tuple(inputs[0].shape)}:"
             f" {first_line(error)}"
         ) from error
     wanted = (1, 1, *operator.image_shape)
-    if found != wanted:
+    if shape != wanted:
         raise ValueError(
             f"`net` of deep_image_prior must map an image {wanted} to one of the same size, got"
-            f" {found}; pm.nets.unet((1, {wanted[2]}, {wanted[3]}), 1) does"
+            f" {shape}; pm.nets.unet((1, {wanted[2]}, {wanted[3]}), 1) does"
         )
 
 

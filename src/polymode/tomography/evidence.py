@@ -1,4 +1,4 @@
-r"""The exact evidence of the linear model for one image, and what hyperparameters maximise it.
+"""The exact evidence of the linear model for one image, and what hyperparameters maximise it.
 
 With K = A J Σ Jᵀ Aᵀ + σ² I (m, m),
 
@@ -10,25 +10,162 @@ residual in the place of θ̃ and y − A f̂, and it is the exact log marginal 
 `linear_model.py` and Antorán et al., Adapting the linearised Laplace model evidence for modern deep
 learning, ICML 2022. With TV-PredCP (`tv_predcp.py`), log p(ℓ | s²) is added.
 
-The gradient in the coefficients c of `kernels.py` is −½ tr((K⁻¹ − α αᵀ) M_c), α = K⁻¹ r (0 at θ̃);
-autograd does the rest. The search is L-BFGS on the logarithms, within bounds.
+Kernels. With R rows of V J, V = I (pixels) or V = A (observations), and the components (block,
+distance) of `filter_prior.py`,
 
-Shapes: `n` pixels, `m` observations, `C` components.
+    V J Σ Jᵀ Vᵀ = Σ_c c(s², ℓ) M_c,      M_c = V J (I ⊗ B_r) Jᵀ Vᵀ   (R, R),
+
+so another s² or ℓ costs a sum of matrices. Rows of V J are vector-Jacobian products that the
+network takes many at a time. Where all of them (R, P) do not fit into half of the free memory, they
+are made block by block: as many passes as there are blocks.
+
+The gradient in the coefficients c is −½ tr((K⁻¹ − α αᵀ) M_c), α = K⁻¹ r (0 at θ̃); autograd does
+the rest. The search is L-BFGS on the logarithms, within bounds.
+
+Shapes: `n` pixels, `m` observations, `P` weights, `C` components, `R` rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.tomography.filter_prior import Hyper
-from polymode.tomography.kernels import Kernels
+from polymode.core.memory import free_bytes, human
+from polymode.tomography.filter_prior import Block, Hyper
 from polymode.tomography.linearised import Linearised
+from polymode.tomography.reconstruction import ImagePosterior
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Components of the prior covariance, float64.
+
+    Attributes:
+        observed: M_c of the observations, (C, m, m).
+        pixels: M_c of the image, (C, n, n); None if only observations were asked for.
+    """
+
+    observed: Tensor
+    pixels: Tensor | None = None
+
+    def covariance(self, coefficients: Tensor) -> Tensor:
+        """Return A J Σ Jᵀ Aᵀ, (m, m)."""
+        return _combined(coefficients, self.observed)
+
+    def pixel_covariance(self, coefficients: Tensor) -> Tensor:
+        """Return J Σ Jᵀ, (n, n)."""
+        assert self.pixels is not None, "made for observations alone"
+        return _combined(coefficients, self.pixels)
+
+    def subset(self, places: list[int]) -> Kernels:
+        """Return some components alone."""
+        pixels = None if self.pixels is None else self.pixels[places]
+        return Kernels(self.observed[places], pixels)
+
+
+def _combined(coefficients: Tensor, parts: Tensor) -> Tensor:
+    flat = coefficients.detach().to(parts) @ parts.flatten(1)
+    return flat.view(parts.shape[1:])
+
+
+def assemble(model: Linearised, *, pixels: bool = True, most_bytes: float | None = None) -> Kernels:
+    """Return the components for a linear model; asks for the memory first.
+
+    Args:
+        pixels: also those of the image: then n rows of J are made and A is applied to the result.
+            Otherwise m rows of A J.
+        most_bytes: that all of it may take; by default half of the free memory.
+    """
+    m, n = model.operator.shape
+    count = sum(len(block.classes()) for block in model.prior.blocks)
+    rows = n if pixels else m
+    budget = 0.5 * free_bytes() if most_bytes is None else most_bytes
+    dense = 8.0 * count * (m**2 + (n**2 if pixels else 0)) + 8.0 * (4 * m**2 + 2 * rows**2)
+    largest = max(block.stop - block.start for block in model.prior.blocks)
+    least, most = (dense + 3.0 * rows * w * 8 for w in (largest, len(model.point)))
+    if least > budget:
+        raise ValueError(
+            f"the exact path needs {count} matrices of {m:,} × {m:,}"
+            + (f" and of {n:,} × {n:,}" if pixels else "")
+            + f", with rows of the Jacobian {human(least)}; {human(budget)} may be used. Use the"
+            " matrix-free path, fewer angles"
+            + (", or pixels=False" if pixels else " or prior='isotropic'")
+        )
+    cotangents = torch.eye(rows, dtype=model.dtype)
+    if not pixels:
+        cotangents = model.back(cotangents)
+    jacobian = model.weights(cotangents) if most <= budget else None
+    image: list[Tensor] = []
+    observed: list[Tensor] = []
+    for block in model.prior.blocks:
+        if jacobian is None:
+            block_rows = model.of_block(block).weights(cotangents)
+        else:
+            block_rows = jacobian[:, block.start : block.stop]
+        if pixels:
+            image.append(products(block_rows, block))
+            block_rows = model.observe(block_rows.T.contiguous()).T
+        observed.append(products(block_rows, block))
+    return Kernels(torch.cat(observed), torch.cat(image) if pixels else None)
+
+
+def products(rows: Tensor, block: Block) -> Tensor:
+    """Return J (I ⊗ B_r) Jᵀ for each distance of a block, float64, from rows (R, P of the block).
+
+    B_r of square filters are block-diagonal in a basis that is symmetric under the rotations and
+    reflections of the filter. In it few products of (R, F) matrices are left, F filters: 14 instead
+    of 9 for each of six distances if there are 3 x 3 taps.
+    """
+    classes = block.classes()
+    rows = rows.double()  # so that sums stay positive definite beside a small σ²
+    if len(classes) == 1:
+        return (rows @ rows.T)[None]
+    basis = _symmetric_basis(block)
+    turned = basis.T @ rows.unflatten(1, (-1, block.num_taps)).permute(2, 0, 1).flatten(1)
+    turned = turned.unflatten(1, (len(rows), -1))  # (T, R, F)
+    inner = torch.stack([basis.T @ matrix @ basis for _, matrix in classes])
+    pairs = [
+        (a, b)
+        for a in range(block.num_taps)
+        for b in range(a, block.num_taps)
+        if float(inner[:, a, b].abs().max()) > 1e-9
+    ]
+    components = torch.zeros(len(classes), len(rows), len(rows), dtype=torch.float64)
+    for same in (False, True):
+        chosen_pairs = [(a, b) for a, b in pairs if (a == b) == same]
+        if chosen_pairs:
+            gram = torch.stack([turned[a] @ turned[b].T for a, b in chosen_pairs])
+            factors = torch.stack([inner[:, a, b] for a, b in chosen_pairs], 1)
+            components += (factors @ gram.flatten(1)).view_as(components)
+        if not same:
+            components = components + components.mT
+    return components
+
+
+def _symmetric_basis(block: Block) -> Tensor:
+    """Return an orthogonal basis (T, T) in which all B_r have as many zeros as symmetry gives them.
+
+    Eigenvectors of a generic element of the algebra that the B_r generate with the reflections of
+    the filter: two reflections of a grid commute with each other and with every B_r.
+    """
+    height, width = block.taps
+    grid = torch.arange(height * width).view(height, width)
+    eye = torch.eye(height * width, dtype=torch.float64)
+    up, side = (eye[grid.flip(axis).flatten()] for axis in (0, 1))
+    generic = up + 2.0 * side
+    if height == width:
+        diagonal = eye[grid.T.flatten()]
+        even = (eye + up) @ (eye + side) / 4  # where the two reflections leave all as it is
+        odd = (eye - up) @ (eye - side) / 4
+        generic = generic + 0.5 * (even + odd) @ diagonal @ (even + odd)
+    return torch.linalg.eigh((generic + generic.T) / 2)[1]
+
 
 MEANS = ("linear", "trained")
 LOW_VARIANCE, HIGH_VARIANCE = math.log(1e-6), math.log(1e3)
@@ -121,8 +258,8 @@ def _root(matrix: Tensor) -> Tensor:
 def residuals(model: Linearised, observations: Tensor) -> tuple[Tensor, float]:
     """Return r = y − A (f − J θ), (m,), float64, and |y − A f̂|²."""
     y = observations.flatten().double()
-    seen = model.observe(torch.stack([model.shift, model.image])).double()
-    return y - seen[0], float((y - seen[1]).square().sum())
+    predicted = model.observe(torch.stack([model.shift, model.image])).double()
+    return y - predicted[0], float((y - predicted[1]).square().sum())
 
 
 def check_observations(model: Linearised, observations: Tensor) -> None:
@@ -175,9 +312,32 @@ def maximise(
         value, gradient = evidence(Hyper.from_flat(torch.from_numpy(vector.copy())))
         return -value, -gradient.numpy()
 
-    found = minimize(
+    optimum = minimize(
         loss, first.numpy(), jac=True, method="L-BFGS-B", bounds=bounds,
         options={"maxiter": steps, "ftol": 1e-7},
     )  # fmt: skip
-    flat = torch.from_numpy(np.asarray(found.x, float))
-    return Fitted(Hyper.from_flat(flat), -float(found.fun), calls, -torch.from_numpy(found.jac))
+    flat = torch.from_numpy(np.asarray(optimum.x, float))
+    return Fitted(Hyper.from_flat(flat), -float(optimum.fun), calls, -torch.from_numpy(optimum.jac))
+
+
+def exact_posterior(evidence: Evidence, hyper: Hyper, *, mean: str = "network") -> ImagePosterior:
+    """Return the posterior of the image with its whole covariance, from kernels of pixels.
+
+        Cov(f | y) = J Σ Jᵀ − J Σ Jᵀ Aᵀ K⁻¹ A J Σ Jᵀ
+
+    Args:
+        mean: "network", the image f̂ of the trained network; "linear", that of θ*.
+    """
+    model, coefficients = evidence.model, evidence.model.prior.coefficients(hyper)
+    prior = evidence.kernels.pixel_covariance(coefficients)
+    factor = evidence.factor(hyper)
+    cross = model.observe(prior)  # (n, m) = J Σ Jᵀ Aᵀ
+    half = torch.linalg.solve_triangular(factor, cross.T, upper=False)
+    covariance = prior - half.T @ half
+    centre = model.image.double()
+    if mean == "linear":
+        alpha = torch.cholesky_solve(evidence.residual[:, None], factor)[:, 0]
+        centre = model.shift.double() + cross @ alpha
+    return ImagePosterior(
+        model.operator.image_shape, centre, covariance.diagonal().clone(), covariance=covariance
+    )

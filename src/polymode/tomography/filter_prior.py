@@ -93,8 +93,8 @@ class Block:
     def classes(self) -> list[tuple[float, Tensor]]:
         """Return each distance r with B_r (T, T); of an isotropic block only r = 0."""
         apart = self.distances()
-        found = apart.round(decimals=9).unique().tolist() if self.kind == "matern" else [0.0]
-        return [(r, ((apart - r).abs() < 1e-6).double()) for r in found]
+        distances = apart.round(decimals=9).unique().tolist() if self.kind == "matern" else [0.0]
+        return [(r, ((apart - r).abs() < 1e-6).double()) for r in distances]
 
     def coefficients(self, log_variance: Tensor, log_lengthscale: Tensor) -> list[Tensor]:
         """Return the number before J (I ⊗ B_r) Jᵀ of each distance."""
@@ -140,27 +140,20 @@ class FilterPrior:
 
     def covariances(self, hyper: Hyper) -> list[Tensor]:
         """Return the covariance of one filter of each block, (T, T)."""
-        return [
-            block.covariance(hyper.log_variance[g], hyper.log_lengthscale[g])
-            for g, block in enumerate(self.blocks)
-        ]
+        parts = zip(self.blocks, hyper.log_variance, hyper.log_lengthscale, strict=True)
+        return [block.covariance(*logs) for block, *logs in parts]
 
     def coefficients(self, hyper: Hyper) -> Tensor:
         """Return c of all components, block by block, (C,)."""
-        return torch.stack(
-            [
-                each
-                for g, block in enumerate(self.blocks)
-                for each in block.coefficients(hyper.log_variance[g], hyper.log_lengthscale[g])
-            ]
-        )
+        parts = zip(self.blocks, hyper.log_variance, hyper.log_lengthscale, strict=True)
+        return torch.stack([c for block, *logs in parts for c in block.coefficients(*logs)])
 
     def multiply(self, matrices: list[Tensor], weights: Tensor) -> Tensor:
         """Return weights (..., P) with the taps of each filter multiplied by its block's matrix."""
         parts = []
         for block, matrix in zip(self.blocks, matrices, strict=True):
-            own = weights[..., block.start : block.stop].unflatten(-1, (-1, block.num_taps))
-            parts.append((own @ matrix.to(weights).mT).flatten(-2))
+            filters = weights[..., block.start : block.stop].unflatten(-1, (-1, block.num_taps))
+            parts.append((filters @ matrix.to(weights).mT).flatten(-2))
         return torch.cat(parts, -1)
 
     def draw(self, hyper: Hyper, number: int, stream: torch.Generator) -> Tensor:
@@ -170,11 +163,11 @@ class FilterPrior:
 
     def second_moments(self, weights: Tensor) -> list[Tensor]:
         """Return Σ_f w_f w_fᵀ of each block's filters, (T, T), from weights (P,)."""
-        found = []
+        moments = []
         for block in self.blocks:
-            own = weights[block.start : block.stop].double().view(-1, block.num_taps)
-            found.append(own.T @ own)
-        return found
+            filters = weights[block.start : block.stop].double().view(-1, block.num_taps)
+            moments.append(filters.T @ filters)
+        return moments
 
     def penalty(self, hyper: Hyper, moments: list[Tensor]) -> Tensor:
         """Return wᵀ Σ⁻¹ w from the second moments of w."""
@@ -200,8 +193,8 @@ def filter_prior(net: nn.Module | Stack, kind: str = "matern") -> FilterPrior:
     if isinstance(net, Stack):
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in net.params.items()}
     else:
-        own = net.named_parameters()
-        shapes = {name: tuple(tensor.shape) for name, tensor in own if tensor.requires_grad}
+        parameters = net.named_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if tensor.requires_grad}
     named = {name: shape for name, shape in shapes.items() if len(shape) >= 2}
     if not named:
         raise ValueError(
@@ -226,8 +219,8 @@ def _arranged(named: Mapping[str, tuple[int, ...]], kind: str) -> FilterPrior:
         title = container or "weights"
         if containers.count(container) > 1:
             title += f" {taps[0]}x{taps[1]}"
-        own = kind if taps != (1, 1) else "isotropic"
-        blocks.append(Block(title, start, start + size, taps, own))
+        block_kind = kind if taps != (1, 1) else "isotropic"
+        blocks.append(Block(title, start, start + size, taps, block_kind))
         names += members
         start += size
     return FilterPrior(tuple(names), tuple(blocks))

@@ -84,11 +84,11 @@ class Linearised:
 
     def with_prior(self, kind: str) -> Linearised:
         """Return the same linear model with the other kind of prior."""
-        other = object.__new__(Linearised)
-        other.__dict__.update(self.__dict__)
-        other.prior = filter_prior(self._stack, kind)
-        assert other.prior.names == self.prior.names
-        return other
+        model = object.__new__(Linearised)
+        model.__dict__.update(self.__dict__)
+        model.prior = filter_prior(self._stack, kind)
+        assert model.prior.names == self.prior.names
+        return model
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,22 +96,23 @@ class Linearised:
 
     def images(self, weights: Tensor) -> Tensor:
         """Return J w of weights (S, P): images (S, n)."""
-        multiply = lambda one: self.tangent.jvp(one, self.x).flatten()  # noqa: E731
+        multiply = lambda vector: self.tangent.jvp(vector, self.x).flatten()  # noqa: E731
         return self._in_parts(multiply, weights, len(self.image))
 
     def weights(self, images: Tensor) -> Tensor:
         """Return Jᵀ c of images (S, n): weights (S, P)."""
-        pull = lambda one: self.tangent.vjp(one[None], self.x)  # noqa: E731
+        pull = lambda vector: self.tangent.vjp(vector[None], self.x)  # noqa: E731
         return self._in_parts(pull, images, len(self.point))
 
     def _in_parts(self, function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
-        found = rows.new_empty(len(rows), width, dtype=self.dtype)
+        images = rows.new_empty(len(rows), width, dtype=self.dtype)
         for part in self._parts(len(rows)):
-            own = rows[part].to(self.dtype)
+            vectors = rows[part].to(self.dtype)
             with warnings.catch_warnings():  # of kernels that are slow there, but right
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                found[part] = function(own[0])[None] if len(own) == 1 else vmap(function)(own)
-        return found
+                single = len(vectors) == 1
+                images[part] = function(vectors[0])[None] if single else vmap(function)(vectors)
+        return images
 
     def _parts(self, number: int) -> Iterator[slice]:
         step = max(1, _NUMBERS // (64 * len(self.image)))
@@ -128,15 +129,15 @@ class Linearised:
 
     def of_block(self, block: Block) -> Linearised:
         """Return the linear model with the weights of one block alone; the others are known."""
-        other = object.__new__(Linearised)
-        other.__dict__.update(self.__dict__)
+        model = object.__new__(Linearised)
+        model.__dict__.update(self.__dict__)
         places = self.tangent.slices
         names = [
             name for name in self.prior.names if block.start <= places[name].start < block.stop
         ]
-        other.prior = FilterPrior(
+        model.prior = FilterPrior(
             tuple(names), (replace(block, start=0, stop=block.stop - block.start),)
         )
-        other.tangent = Tangent(self._stack, self._member, names=names, form=self.tangent.form)
-        other.point = other.tangent.point
-        return other
+        model.tangent = Tangent(self._stack, self._member, names=names, form=self.tangent.form)
+        model.point = model.tangent.point
+        return model

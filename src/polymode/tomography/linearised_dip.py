@@ -28,10 +28,15 @@ from torch import Tensor
 
 from polymode.core.warn import warn
 from polymode.tomography.dip import DIPFit
-from polymode.tomography.evidence import MEANS, Evidence, maximise
+from polymode.tomography.evidence import (
+    MEANS,
+    Evidence,
+    Kernels,
+    assemble,
+    exact_posterior,
+    maximise,
+)
 from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
-from polymode.tomography.image_posterior import ImagePosterior, exact_posterior
-from polymode.tomography.kernels import Kernels, assemble
 from polymode.tomography.linearised import Linearised
 from polymode.tomography.matrix_free import (
     MatrixFreeEvidence,
@@ -40,7 +45,7 @@ from polymode.tomography.matrix_free import (
     matheron,
     sampled_tv_predcp,
 )
-from polymode.tomography.reconstruction import Reconstruction
+from polymode.tomography.reconstruction import ImagePosterior, Reconstruction
 from polymode.tomography.tv_predcp import TVPredCP, tv_predcp
 
 PATHS = ("auto", "exact", "matrix_free")
@@ -62,10 +67,10 @@ class Outcome(NamedTuple):
 
     def reconstruction(self) -> Reconstruction:
         """Return mean, deviation and samples in the form that all other methods give."""
-        found = self.posterior
-        samples = None if found.deviations is None else found.samples()[:, None, None]
+        posterior = self.posterior
+        samples = None if posterior.deviations is None else posterior.samples()[:, None, None]
         return Reconstruction(
-            found.image[None, None], found.std[None, None], samples, "linearised DIP"
+            posterior.image[None, None], posterior.std[None, None], samples, "linearised DIP"
         )
 
 
@@ -94,7 +99,7 @@ class LinearisedDIP:
     steps: int = 40
     solver: Solver = Solver()
     seed: int = 0
-    _kept: dict[str, object] = field(default_factory=dict, repr=False)
+    _cache: dict[str, object] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.path not in PATHS:
@@ -161,8 +166,8 @@ class LinearisedDIP:
             if prior != "matern":
                 kernels = kernels.subset(same_tap(self.model.prior))
             evidence = Evidence(model, kernels, self.observations, mean=mean, log_prior=extra)
-            found = maximise(evidence, start, learn_noise=learn_noise, steps=self.steps)
-            hyper, value = found.hyper, found.value
+            fitted = maximise(evidence, start, learn_noise=learn_noise, steps=self.steps)
+            hyper, value = fitted.hyper, fitted.value
             posterior = exact_posterior(evidence, hyper)
             squares = hyper.noise**2 * torch.cholesky_inverse(evidence.factor(hyper)).square().sum()
         else:
@@ -217,24 +222,24 @@ class LinearisedDIP:
             f"the evidence chose noise of standard deviation {chosen**0.5:.3g} for image"
             f" {self.image}, the scan has {self.noise**0.5:.3g}: {ratio:.2g} times as much, where"
             f" {low:.2g} to {high:.2g} are likely, so the deviations of pixels are doubtful;"
-            f" {cause}",
+            f" {cause}"
         )
 
     def _kernels(self) -> Kernels:
-        if "kernels" not in self._kept:
-            self._kept["kernels"] = assemble(self.model)
-        found = self._kept["kernels"]
-        assert isinstance(found, Kernels)
-        return found
+        if "kernels" not in self._cache:
+            self._cache["kernels"] = assemble(self.model)
+        kernels = self._cache["kernels"]
+        assert isinstance(kernels, Kernels)
+        return kernels
 
     def _predcp(self, model: Linearised, rate: float) -> TVPredCP:
         if self.exact:
             return tv_predcp(model, self._kernels(), rate)
-        if "predcp" not in self._kept:
-            self._kept["predcp"] = sampled_tv_predcp(model, 1.0, seed=self.seed)
-        found = self._kept["predcp"]
-        assert isinstance(found, TVPredCP)
-        return TVPredCP(found.prior, found.jumps, found.variances, rate)
+        if "predcp" not in self._cache:
+            self._cache["predcp"] = sampled_tv_predcp(model, 1.0, seed=self.seed)
+        penalty = self._cache["predcp"]
+        assert isinstance(penalty, TVPredCP)
+        return TVPredCP(penalty.prior, penalty.jumps, penalty.variances, rate)
 
 
 def starting_point(prior: FilterPrior, point: Tensor, noise: float) -> Hyper:
@@ -247,8 +252,8 @@ def starting_point(prior: FilterPrior, point: Tensor, noise: float) -> Hyper:
 
 def same_tap(prior: FilterPrior) -> list[int]:
     """Return the places of the components r = 0, which are those of the isotropic prior."""
-    found, place = [], 0
+    places, place = [], 0
     for block in prior.blocks:
-        found.append(place)
+        places.append(place)
         place += len(block.classes())
-    return found
+    return places

@@ -40,8 +40,8 @@ from polymode.tomography.evidence import (
     residuals,
 )
 from polymode.tomography.filter_prior import FilterPrior, Hyper
-from polymode.tomography.image_posterior import ImagePosterior
 from polymode.tomography.linearised import Linearised
+from polymode.tomography.reconstruction import ImagePosterior
 from polymode.tomography.tv_predcp import TVPredCP, neighbours
 
 
@@ -186,14 +186,14 @@ class MatrixFreeEvidence:
         alpha = inverse[-1]
         sides = torch.cat([inverse, solved.near.solve(drawn)]).to(model.dtype)
         pulled = model.weights(model.back(sides)).double()
-        left, own, right = pulled.split([self.probes, 1, self.probes])
+        left, pulled_alpha, right = pulled.split([self.probes, 1, self.probes])
         linear = self.mean == "linear"
         noises = (inverse[:-1] * solved.near.solve(drawn)).sum(1)
         if linear:
             noises = noises - alpha.square().sum()
-        each = torch.stack(
+        gradients = torch.stack(
             [
-                self._slope(hyper, a, b, own[0] if linear else None, noise)
+                self._slope(hyper, a, b, pulled_alpha[0] if linear else None, noise)
                 for a, b, noise in zip(left, right, noises, strict=True)
             ]
         )
@@ -206,7 +206,7 @@ class MatrixFreeEvidence:
                 fixed -= 2 * float(self.log_prior(hyper).detach())
             value = -0.5 * (float(logdets.mean()) + fixed)
             value_error = 0.5 * float(logdets.std()) / self.probes**0.5
-        return Estimate(value, each.mean(0), value_error, each.std(0) / self.probes**0.5)
+        return Estimate(value, gradients.mean(0), value_error, gradients.std(0) / self.probes**0.5)
 
     def _fit(self, hyper: Hyper) -> float:
         return self.misfit / hyper.noise + float(self.model.prior.penalty(hyper, self.moments))
@@ -244,12 +244,12 @@ class MatrixFreeEvidence:
 
 def cross_moments(prior: FilterPrior, left: Tensor, right: Tensor) -> list[Tensor]:
     """Return Σ_f ½ (a_f b_fᵀ + b_f a_fᵀ) of each block's filters, (T, T), from weights (P,)."""
-    found = []
+    moments = []
     for block in prior.blocks:
         a, b = (w[block.start : block.stop].view(-1, block.num_taps) for w in (left, right))
         moment = a.T @ b
-        found.append((moment + moment.T) / 2)
-    return found
+        moments.append((moment + moment.T) / 2)
+    return moments
 
 
 def ascend(
@@ -306,7 +306,7 @@ def _warn_if_rising(evidence: MatrixFreeEvidence, gradients: Tensor) -> None:
         warn(
             f"the search for hyperparameters has not settled: one unit of {what} still changes the"
             f" log evidence by {float(gradients.mean(0)[rise.argmax()].abs()):.0f}, for"
-            f" {size:,} observations; the deviations of pixels may be far off. Give more `steps`",
+            f" {size:,} observations; the deviations of pixels may be far off. Give more `steps`"
         )
 
 
@@ -326,6 +326,8 @@ def matheron(
     seed: int = 0,
 ) -> ImagePosterior:
     """Return `number` samples of the posterior, around the image of the network.
+
+    By Matheron's rule: f₀ − J Σ Jᵀ Aᵀ K⁻¹ (A f₀ + ε) with f₀ = J w, w ~ N(0, Σ), ε ~ N(0, σ² I).
 
     Args:
         inverse: from rows (S, m) to K⁻¹ times each, such as by a Cholesky root; by default
@@ -359,7 +361,7 @@ def sampled_tv_predcp(
     """
     left, right = neighbours(model.operator.image_shape)
     stream = generator(seed, "tv_predcp")
-    found = []
+    variances = []
     for block in model.prior.blocks:
         taps = block.num_taps
         shape = (probes, block.num_filters)
@@ -367,12 +369,12 @@ def sampled_tv_predcp(
         total = torch.zeros(taps, taps, len(left), dtype=torch.float64)
         for sign in signs:
             weights = torch.zeros(taps, len(model.point), dtype=model.dtype)
-            own = weights[:, block.start : block.stop].view(taps, -1, taps)
-            own[torch.arange(taps), :, torch.arange(taps)] = sign
+            filters = weights[:, block.start : block.stop].view(taps, -1, taps)
+            filters[torch.arange(taps), :, torch.arange(taps)] = sign
             images = model.images(weights).double()
             jumps = images[:, left] - images[:, right]
             total += jumps.unsqueeze(0) * jumps.unsqueeze(1) / probes
         for _, matrix in block.classes():
-            found.append((matrix[..., None] * total).sum((0, 1)))
+            variances.append((matrix[..., None] * total).sum((0, 1)))
     jumps = (model.image[left] - model.image[right]).double()
-    return TVPredCP(model.prior, jumps, torch.stack(found), rate)
+    return TVPredCP(model.prior, jumps, torch.stack(variances), rate)

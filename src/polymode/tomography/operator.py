@@ -7,6 +7,8 @@ autograd and under `torch.func` (vjp, jvp, vmap and their compositions): derivat
 are the map itself and its adjoint, so that is all that is evaluated. A sparse CSR tensor of torch
 works under none of the three transforms, which is why it is wrapped here.
 
+`inpainting` and `blur` see the image itself; projectors are in `projector.py`.
+
 Shapes: `N` images at once, `H`, `W` height and width, `n` = H W pixels, `m` observations; `...`
 for any leading axes.
 """
@@ -18,12 +20,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import Range, check_call
 from polymode.core.memory import require_free
 
 Rows = Callable[[Tensor], Tensor]
@@ -125,13 +129,13 @@ class LinearOperator:
         )
         few, short = (n, m) if n <= m else (m, n)
         rows = self.apply_rows if n <= m else self.adjoint_rows
-        whole = torch.empty(few, short, dtype=torch.float64)
+        matrix = torch.empty(few, short, dtype=torch.float64)
         step = max(1, _SOME_ROWS // max(m, n))
         for start in range(0, few, step):
             unit = torch.zeros(min(step, few - start), few, dtype=torch.float64)
             unit[torch.arange(len(unit)), torch.arange(start, start + len(unit))] = 1.0
-            whole[start : start + len(unit)] = rows(unit)
-        return whole.T.contiguous() if n <= m else whole
+            matrix[start : start + len(unit)] = rows(unit)
+        return matrix.T.contiguous() if n <= m else matrix
 
     def check_observations(self, observations: Tensor) -> None:
         """Refuse observations of another number than m."""
@@ -150,8 +154,8 @@ class LinearOperator:
 
         Sparse matrices are kept in CSR form together with their transpose.
         """
-        made = _sparse_rows(matrix) if _is_sparse(matrix) else _dense_rows(matrix)
-        (m, n), apply, adjoint = made
+        rows_of = _sparse_rows if _is_sparse(matrix) else _dense_rows
+        (m, n), apply, adjoint = rows_of(matrix)
         if n != math.prod(image_shape):
             height, width = image_shape
             raise ValueError(
@@ -221,13 +225,13 @@ def _dense_rows(matrix: Any) -> tuple[tuple[int, int], Rows, Rows]:
             f"`matrix` must be a matrix of finite numbers, got shape {tuple(dense.shape)}"
         )
     dense = dense.detach().double()
-    kept: dict[Any, Tensor] = {}
+    copies: dict[Any, Tensor] = {}
 
     def cast(rows: Tensor) -> Tensor:
         key = (rows.dtype, rows.device)
-        if key not in kept:
-            kept[key] = dense.to(rows)
-        return kept[key]
+        if key not in copies:
+            copies[key] = dense.to(rows)
+        return copies[key]
 
     return (
         (dense.shape[0], dense.shape[1]),
@@ -258,13 +262,13 @@ def _scipy_csr(matrix: Any) -> Any:
     return matrix.tocsr().astype(np.float64)
 
 
-def _multiply(csr: Any, kept: dict[Any, Tensor], rows: Tensor) -> Tensor:
+def _multiply(csr: Any, copies: dict[Any, Tensor], rows: Tensor) -> Tensor:
     """Return (csr @ rows^T)^T for rows (N, columns of csr), in the dtype and place of `rows`."""
     key = (rows.dtype, rows.device)
-    if key not in kept:
+    if key not in copies:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")  # "beta" for years
-            kept[key] = torch.sparse_csr_tensor(
+            copies[key] = torch.sparse_csr_tensor(
                 torch.as_tensor(csr.indptr, dtype=torch.int32),
                 torch.as_tensor(csr.indices, dtype=torch.int32),
                 torch.as_tensor(csr.data),
@@ -272,8 +276,8 @@ def _multiply(csr: Any, kept: dict[Any, Tensor], rows: Tensor) -> Tensor:
                 check_invariants=False,
             ).to(rows)
     if len(rows) == 1:
-        return (kept[key] @ rows[0])[None]
-    return (kept[key] @ rows.T).T.contiguous()
+        return (copies[key] @ rows[0])[None]
+    return (copies[key] @ rows.T).T.contiguous()
 
 
 def _check_linear(function: Callable[[Tensor], Tensor], height: int, width: int, name: str) -> None:
@@ -282,16 +286,71 @@ def _check_linear(function: Callable[[Tensor], Tensor], height: int, width: int,
     noise = torch.randn(2, 1, height, width, generator=stream, dtype=torch.float64)
     try:
         images = torch.cat([noise, noise[:1] - 2 * noise[1:], 0 * noise[:1]])
-        first, second, both, none = function(images).flatten(1)
+        first, second, combined, none = function(images).flatten(1)
     except RuntimeError as error:
         raise ValueError(
             f"the function of the {name} must take images (N, 1, {height}, {width}) of any floating"
             f" dtype and return (N, ...); it failed with: {error}"
         ) from error
-    off = float((both - (first - 2 * second)).norm() / (first.norm() + second.norm()))
+    off = float((combined - (first - 2 * second)).norm() / (first.norm() + second.norm()))
     if float(none.norm()) > 0 or not off < 1e-6:
         raise ValueError(
             f"the function of the {name} must be linear; A(u - 2 v) differs from A(u) - 2 A(v) by"
             f" {off:.1e} of their norms, and A(0) has norm {float(none.norm()):.1e}. Subtract what"
             " it adds, or linearise it"
         )
+
+
+def inpainting(mask: Tensor) -> LinearOperator:
+    """Return the operator that keeps the pixels where `mask` (H, W) is True, row by row.
+
+    >>> A = inpainting(torch.tensor([[True, False], [False, True]]))
+    >>> A(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
+    tensor([1., 4.])
+    """
+    check_call(inpainting, locals())
+    mask = torch.as_tensor(mask)
+    if mask.dim() != 2 or mask.dtype != torch.bool:
+        raise ValueError(
+            f"`mask` of inpainting must be a boolean tensor (H, W), got {mask.dtype}"
+            f" {tuple(mask.shape)}; take mask > 0.5"
+        )
+    pixels = mask.flatten().nonzero()[:, 0]
+    if len(pixels) == 0:
+        raise ValueError("`mask` of inpainting keeps 0 pixels: there is nothing to learn from")
+
+    def spread(rows: Tensor) -> Tensor:
+        images = rows.new_zeros(len(rows), mask.numel())
+        images[:, pixels.to(rows.device)] = rows
+        return images
+
+    shape = (mask.shape[0], mask.shape[1])
+    return LinearOperator(
+        shape, len(pixels), lambda rows: rows[:, pixels.to(rows.device)], spread, "inpainting"
+    )
+
+
+def blur(
+    image_shape: tuple[int, int],
+    width: Annotated[float, Range("of at most 10,000 pixels", lambda width: not width > 10_000)],
+) -> LinearOperator:
+    """Return the operator that blurs with a Gaussian of standard deviation `width` > 0, in pixels.
+
+    The kernel ends at three standard deviations and sums to 1; outside of the image is 0.
+    """
+    check_call(blur, locals())
+    if not (width > 0 and math.isfinite(width)):
+        raise ValueError(f"`width` of blur must be > 0 pixels, got {width}")
+    reach = max(1, math.ceil(3 * width))
+    line = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / width) ** 2)
+    line = line / line.sum()
+    shape = (int(image_shape[0]), int(image_shape[1]))
+    smooth = partial(_smooth, line, shape)
+    return LinearOperator(shape, math.prod(shape), smooth, smooth, "blur")  # it is symmetric
+
+
+def _smooth(line: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:
+    kernel, reach = line.to(rows), len(line) // 2
+    images = rows.unflatten(1, (1, *shape))
+    images = F.conv2d(images, kernel[None, None, :, None], padding=(reach, 0))
+    return F.conv2d(images, kernel[None, None, None, :], padding=(0, reach)).flatten(1)

@@ -106,9 +106,9 @@ def reconstruction_pictures(
     data["range"] = np.array([data["truth"].min(), data["truth"].max() + 1e-12])
     data["uncertain range"] = np.array([0.0, max(top, 1e-12)])
     rmse = float(np.sqrt((error**2).mean()))
-    said = f"root mean squared error {rmse:.3g}"
+    errors = f"root mean squared error {rmse:.3g}"
     if spread is not None:
-        said += f", root mean squared standard deviation {float(np.sqrt((spread**2).mean())):.3g}"
+        errors += f", root mean squared standard deviation {float(np.sqrt((spread**2).mean())):.3g}"
     height, width = error.shape
     return ReconstructionPictures(
         data,
@@ -117,9 +117,9 @@ def reconstruction_pictures(
         caption=f"An image of {height} × {width} pixels and its reconstructions in one grey scale,"
         " that of the truth; error and standard deviation in one colour scale from 0 to"
         f" {data['uncertain range'][1]:.2g}.",
-        own=f"{said[0].upper()}{said[1:]}.",
-        alt=f"Pictures of {', '.join(k for k, v in data.items() if v.ndim == 2)} of {label}: {said}"
-        f" over {height * width:,} pixels.",
+        own=f"{errors[0].upper()}{errors[1:]}.",
+        alt=f"Pictures of {', '.join(k for k, v in data.items() if v.ndim == 2)} of {label}:"
+        f" {errors} over {height * width:,} pixels.",
     )
 
 
@@ -168,7 +168,7 @@ def error_calibration(
     if not curves:
         raise ValueError("there is nothing to draw: 0 curves")
     data: dict[str, np.ndarray] = {}
-    said = []
+    ratios = []
     for name, (predicted, error) in curves.items():
         x, y = numbers(predicted), numbers(error)
         if x.shape != y.shape or x.ndim != 1 or not (np.all(x > 0) and np.all(y > 0)):
@@ -178,7 +178,7 @@ def error_calibration(
             )
         data[f"{name}: predicted"], data[f"{name}: error"] = x, y
         ratio = float(np.exp(np.log(y / x).mean()))
-        said.append(f"{name} {ratio:.2g}")
+        ratios.append(f"{name} {ratio:.2g}")
     every = np.concatenate(list(data.values()))
     data["limits"] = np.array([every.min() / 1.3, every.max() * 1.3])
     of = f" ({pixels:,} pixels per method)" if pixels else ""
@@ -189,9 +189,9 @@ def error_calibration(
         caption="Pixels in bins by their predicted standard deviation: root mean squared error"
         f" against it{of}. On the dashed line errors are as large as predicted; above it a method"
         " is too sure.",
-        own=f"Error over prediction, geometric mean of the bins: {', '.join(said)}.",
+        own=f"Error over prediction, geometric mean of the bins: {', '.join(ratios)}.",
         alt=f"Error against predicted standard deviation; error over prediction, geometric mean of"
-        f" the bins: {', '.join(said)}.",
+        f" the bins: {', '.join(ratios)}.",
     )
 
 

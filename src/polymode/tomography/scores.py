@@ -1,4 +1,4 @@
-r"""How well a posterior over images agrees with the truth; one estimator for every method.
+r"""How near an image is to the truth, and how well a posterior over images agrees with it.
 
 Log-density: the image is cut into patches of k x k pixels (those at the border smaller), and each
 is scored as a Gaussian around the posterior's mean with its covariance Γ there,
@@ -14,7 +14,22 @@ Coverage: the share of pixels whose truth is in the central interval of each lev
 Gaussian. Calibration: pixels sorted by predicted standard deviation in bins of equal count; the
 root mean squared error of each compared with its predicted standard deviation.
 
-Shapes: `n` pixels, `k` pixels of a patch's side.
+PSNR and SSIM, of the mean image alone:
+
+.. math::
+    \mathrm{PSNR} = 10 \log_{10} \frac{R^2}{\mathrm{mean}\,(x - t)^2}, \qquad
+    \mathrm{SSIM} = \mathrm{mean}\;
+    \frac{(2\mu_x\mu_t + c_1)(2\sigma_{xt} + c_2)}
+         {(\mu_x^2 + \mu_t^2 + c_1)(\sigma_x^2 + \sigma_t^2 + c_2)}
+
+R is the range of the truth, c_1 = (0.01 R)², c_2 = (0.03 R)²; means and covariances are taken over
+windows of 7 x 7 pixels that lie in the image, covariances with 48 instead of 49 in the denominator.
+These are the defaults of scikit-image, so the numbers are the same.
+
+Reference: Z. Wang, A. Bovik, H. Sheikh, E. Simoncelli, "Image quality assessment: from error
+visibility to structural similarity", IEEE Transactions on Image Processing 13(4), 2004.
+
+Shapes: `N` images, `H`, `W` height and width, `n` pixels, `k` pixels of a patch's side.
 """
 
 from __future__ import annotations
@@ -25,11 +40,78 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.checks import check_call
-from polymode.tomography.image_posterior import ImagePosterior
+from polymode.core.checks import OnlyTensor, check_call
 from polymode.tomography.operator import LinearOperator
+from polymode.tomography.reconstruction import ImagePosterior
+
+_WINDOW = 7
+
+
+def psnr(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
+    """Return the peak signal-to-noise ratio in decibels (higher is better), (N,).
+
+    Args:
+        images, truth: (N, 1, H, W).
+        data_range: R > 0; by default max - min of each truth.
+    """
+    check_call(psnr, locals())
+    images, truth, spread = _pair(images, truth, data_range, "psnr")
+    error = (images - truth).square().mean((1, 2, 3))
+    return 10 * torch.log10(spread**2 / error)
+
+
+def ssim(images: OnlyTensor, truth: OnlyTensor, data_range: float | None = None) -> Tensor:
+    """Return the structural similarity, at most 1 (higher is better), (N,).
+
+    Args:
+        images, truth: (N, 1, H, W), H and W at least 7.
+        data_range: R > 0; by default max - min of each truth.
+    """
+    check_call(ssim, locals())
+    images, truth, spread = _pair(images, truth, data_range, "ssim")
+    if min(images.shape[-2:]) < _WINDOW:
+        raise ValueError(
+            f"ssim needs images of at least {_WINDOW} × {_WINDOW} pixels, its window, got"
+            f" {images.shape[-2]} × {images.shape[-1]}"
+        )
+    first, second = ((k * spread)[:, None, None, None] ** 2 for k in (0.01, 0.03))
+    mean_x, mean_t = _windows(images), _windows(truth)
+    unbiased = _WINDOW**2 / (_WINDOW**2 - 1)
+    var_x = unbiased * (_windows(images**2) - mean_x**2)
+    var_t = unbiased * (_windows(truth**2) - mean_t**2)
+    cov = unbiased * (_windows(images * truth) - mean_x * mean_t)
+    like = (2 * mean_x * mean_t + first) * (2 * cov + second)
+    most = (mean_x**2 + mean_t**2 + first) * (var_x + var_t + second)
+    return (like / most).mean((1, 2, 3))
+
+
+def _windows(images: Tensor) -> Tensor:
+    return F.avg_pool2d(images, _WINDOW, stride=1)
+
+
+def _pair(
+    images: OnlyTensor, truth: OnlyTensor, data_range: float | None, what: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    if images.shape != truth.shape or images.dim() != 4 or images.shape[1] != 1:
+        raise ValueError(
+            f"`images` and `truth` of {what} must both have shape (N, 1, H, W), got"
+            f" {tuple(images.shape)} and {tuple(truth.shape)}"
+        )
+    images, truth = images.detach().double(), truth.detach().double()
+    if data_range is None:
+        spread = truth.amax((1, 2, 3)) - truth.amin((1, 2, 3))
+    else:
+        spread = torch.full((len(truth),), float(data_range), dtype=torch.float64)
+    if not bool((spread > 0).all()):
+        raise ValueError(
+            f"`data_range` of {what} must be > 0, got {float(spread.min()):g}; a constant truth"
+            " has no range of its own: give data_range"
+        )
+    return images, truth, spread
+
 
 LEVELS = (0.5, 0.9, 0.95)
 FLOOR = (1 / 255) ** 2 / 12  # of 8-bit grey values in [0, 1]
@@ -73,9 +155,9 @@ def log_density(
         raise ValueError(f"`where` chooses pixels, so it needs side=1, got side={side}")
     total = 0.0
     for places in patches(posterior.shape, side):
-        own = posterior.patch_covariance(places).double()
-        own = 0.5 * (own + torch.diag(own.diagonal()))
-        values, vectors = torch.linalg.eigh(own)
+        covariance = posterior.patch_covariance(places).double()
+        covariance = 0.5 * (covariance + torch.diag(covariance.diagonal()))
+        values, vectors = torch.linalg.eigh(covariance)
         values = values.clamp_min(0) + floor  # below 0 by rounding alone
         along = error[places] @ vectors
         total -= 0.5 * float((along.square() / values + (2 * math.pi * values).log()).sum())
@@ -99,8 +181,8 @@ def coverage(
 def coverage_error(posterior: ImagePosterior, truth: Tensor, floor: float = FLOOR) -> float:
     """Return the mean of |coverage − level| over the levels 0.05, 0.1, …, 0.95."""
     levels = np.linspace(0.05, 0.95, 19).tolist()
-    found = coverage(posterior, truth, levels, floor)
-    return float(np.abs(np.array(found) - np.array(levels)).mean())
+    shares = coverage(posterior, truth, levels, floor)
+    return float(np.abs(np.array(shares) - np.array(levels)).mean())
 
 
 def image_noise(operator: LinearOperator, noise: float, number: int = 100) -> float:
@@ -158,8 +240,8 @@ def calibration(
 
 def calibration_error(posterior: ImagePosterior, truth: Tensor, floor: float = FLOOR) -> float:
     """Return the mean over ten bins of |root mean squared error − predicted deviation|."""
-    found = calibration([posterior], [truth], floor=floor)
-    return float(np.abs(found.predicted - found.actual).mean())
+    curve = calibration([posterior], [truth], floor=floor)
+    return float(np.abs(curve.predicted - curve.actual).mean())
 
 
 def _error(posterior: ImagePosterior, truth: Tensor) -> Tensor:

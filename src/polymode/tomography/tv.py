@@ -94,7 +94,7 @@ def tv_reconstruction(
         warn(
             f"tv_reconstruction stopped after max_iterations={max_iterations:,} at a residual of"
             f" {residual:.1e}, above tolerance={tolerance:g}; give it more iterations or a larger"
-            " tolerance",
+            " tolerance"
         )
     info = {"iterations": iterations, "residual": residual, "objective": objective}
     return Reconstruction(images, method="TV", info=info)

@@ -19,7 +19,7 @@ Gaussian, with mean d = f̂_i − f̂_j and variance v, so κ has a closed form;
 
     E |N(d, v)| = √(2 v / π) exp(−d² / 2 v) + d erf(d / √(2 v)),    v = Σ_c c(s², ℓ) v_c,
 
-with v_c the variances of differences for each component of `kernels.py`. Both derivatives of κ are
+with v_c the variances of differences for each component of `evidence.py`. Both derivatives of κ are
 those of this formula, so the one that sampling with subgradients leaves out (TV is linear almost
 everywhere) is there.
 
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.tomography.evidence import Kernels
 from polymode.tomography.filter_prior import FilterPrior, Hyper
-from polymode.tomography.kernels import Kernels
 from polymode.tomography.linearised import Linearised
 
 
@@ -73,13 +73,13 @@ class TVPredCP:
 
     def kappa(self, hyper: Hyper) -> Tensor:
         """Return κ of each block, (G,)."""
-        found, first = [], 0
+        kappas, first = [], 0
         for g, block in enumerate(self.prior.blocks):
-            own = block.coefficients(hyper.log_variance[g], hyper.log_lengthscale[g])
-            part = self.variances[first : first + len(own)]
-            first += len(own)
-            found.append(expected_variation(self.jumps, torch.stack(own) @ part))
-        return torch.stack(found)
+            coefficients = block.coefficients(hyper.log_variance[g], hyper.log_lengthscale[g])
+            part = self.variances[first : first + len(coefficients)]
+            first += len(coefficients)
+            kappas.append(expected_variation(self.jumps, torch.stack(coefficients) @ part))
+        return torch.stack(kappas)
 
     def __call__(self, hyper: Hyper) -> Tensor:
         """Return the sum over Matérn blocks of log p(log ℓ | s²), differentiable."""
@@ -104,8 +104,8 @@ def tv_predcp(model: Linearised, kernels: Kernels, rate: float) -> TVPredCP:
     if not (rate > 0 and math.isfinite(rate)):
         raise ValueError(f"`rate` of tv_predcp must be > 0, got {rate}")
     left, right = neighbours(model.operator.image_shape)
-    each = kernels.pixels.diagonal(dim1=1, dim2=2)
+    diagonal = kernels.pixels.diagonal(dim1=1, dim2=2)
     between = kernels.pixels[:, left, right]
-    variances = each[:, left] + each[:, right] - 2 * between
+    variances = diagonal[:, left] + diagonal[:, right] - 2 * between
     jumps = (model.image[left] - model.image[right]).double()
     return TVPredCP(model.prior, jumps, variances, rate)

@@ -40,9 +40,9 @@ def tv_samples(
     rows, columns = torch.meshgrid(torch.arange(shape[0]), torch.arange(shape[1]), indexing="ij")
     colours = [((rows + columns) % 2 == colour) for colour in (0, 1)]
     for _ in range(sweeps):
-        for mine in colours:
-            uniform = torch.rand(number, int(mine.sum()), generator=stream, dtype=torch.float64)
-            images[:, mine] = _conditional(_beside(images)[:, :, mine], rate, uniform)
+        for pixels in colours:
+            uniform = torch.rand(number, int(pixels.sum()), generator=stream, dtype=torch.float64)
+            images[:, pixels] = _conditional(_beside(images)[:, :, pixels], rate, uniform)
     return images
 
 
@@ -63,13 +63,13 @@ def _conditional(beside: Tensor, rate: float, uniform: Tensor) -> Tensor:
     exists = ~beside.isnan()
     missing = 4 - exists.sum(0)
     sorted_up = beside.nan_to_num(1.0).sort(0).values
-    zero, one = torch.zeros_like(uniform)[None], torch.ones_like(uniform)[None]
-    edges = torch.cat([zero, sorted_up, one])  # (6, ...)
+    zeros, ones = torch.zeros_like(uniform)[None], torch.ones_like(uniform)[None]
+    edges = torch.cat([zeros, sorted_up, ones])  # (6, ...)
     steps = edges.diff(dim=0)  # (5, ...)
     # slope of the log-density in interval k: λ (neighbours above − neighbours below)
     below = torch.arange(5, dtype=uniform.dtype).view(-1, *[1] * uniform.dim())
     slope = rate * (4 - missing - 2 * below)
-    log_left = torch.cat([zero, (slope * steps).cumsum(0)[:-1]])
+    log_left = torch.cat([zeros, (slope * steps).cumsum(0)[:-1]])
     log_left = log_left - log_left.amax(0)
     flat = slope.abs() < 1e-12
     safe = torch.where(flat, 1.0, slope)
@@ -77,10 +77,12 @@ def _conditional(beside: Tensor, rate: float, uniform: Tensor) -> Tensor:
     total = mass.cumsum(0)
     wanted = uniform * total[-1]
     place = (total < wanted).sum(0).clamp_max(4)[None]
-    before = torch.cat([zero, total]).gather(0, place)
-    rest = (wanted[None] - before) / log_left.exp().gather(0, place)
-    own, even = safe.gather(0, place), flat.gather(0, place)
-    inside = torch.where(even, rest, torch.log1p((own * rest).clamp_min(-1 + 1e-12)) / own)
+    before = torch.cat([zeros, total]).gather(0, place)
+    remaining = (wanted[None] - before) / log_left.exp().gather(0, place)
+    steepness, even = safe.gather(0, place), flat.gather(0, place)
+    inside = torch.where(
+        even, remaining, torch.log1p((steepness * remaining).clamp_min(-1 + 1e-12)) / steepness
+    )
     return (edges.gather(0, place) + inside).clamp(0, 1)[0]
 
 

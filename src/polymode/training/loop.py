@@ -27,10 +27,9 @@ from polymode.distributed import ranks
 from polymode.distributed.meeting import Meeting
 from polymode.stack.execution import limit_threads
 from polymode.stack.stack import Stack
-from polymode.training.checkpoint import claimed, damage_named
+from polymode.training.checkpoint import claimed, damage_named, load_training, save_training
 from polymode.training.data import Data
 from polymode.training.events import Observer, Reporter
-from polymode.training.files import load_training, save_training
 from polymode.training.history import Recorder
 from polymode.training.options import Augment, Passes
 

@@ -68,11 +68,11 @@ _LINE: Fields = {
     "digest": (lambda v: isinstance(v, str) and _DIGEST.fullmatch(v) is not None, "a digest"),
     "seeds": (lambda v: _are(v, _is_stream), "a list of seeds"),
     "accuracy": (
-        lambda v: v is None or _are(v, lambda each: _is_number(each) and 0 <= each <= 1),
+        lambda v: v is None or _are(v, lambda score: _is_number(score) and 0 <= score <= 1),
         "a list of numbers from 0 to 1, or null",
     ),
     "nll": (
-        lambda v: v is None or _are(v, lambda each: each is None or _is_number(each)),
+        lambda v: v is None or _are(v, lambda score: score is None or _is_number(score)),
         "a list of numbers, or null",
     ),
     "seconds": (lambda v: _is_number(v) and v >= 0, "a number of at least 0"),
@@ -111,11 +111,11 @@ def write_about(folder: Path, about: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, {"schema": SCHEMA, **about})
         return
-    found = read_about(folder)
+    present = read_about(folder)
     for key, value in about.items():
-        if found.get(key) != json.loads(json.dumps(value)):
+        if present.get(key) != json.loads(json.dumps(value)):
             raise FileProblem(
-                f"{folder} is a zoo of another kind: its {key} is {_short(found.get(key))}, asked"
+                f"{folder} is a zoo of another kind: its {key} is {_short(present.get(key))}, asked"
                 f" for was {_short(value)}; choose another folder"
             )
 
@@ -160,7 +160,7 @@ def add_shard(folder: Path, shard: Shard) -> None:
 def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
     """Return the shards in order, and what is wrong with lines of the index."""
     path, problems = folder / INDEX, []
-    found: dict[int, Shard] = {}
+    shards: dict[int, Shard] = {}
     if not path.exists():
         return [], []
     with open_plain(path) as file:
@@ -174,8 +174,8 @@ def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
             torn = " (cut off by a killed process)" if number == len(lines) else ""
             problems.append(f"{path}: line {number} cannot be read{torn}: {error!s:.120}")
             continue
-        found[shard.number] = shard
-    return [found[number] for number in sorted(found)], problems
+        shards[shard.number] = shard
+    return [shards[number] for number in sorted(shards)], problems
 
 
 def _read_line(line: bytes) -> Shard:

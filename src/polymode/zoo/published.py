@@ -99,10 +99,10 @@ class Published:
                 raise ValueError(f"`{name}` must be an integer of at least 0, got {value!r}")
         make = networks_for(net, tuple(input_shape), num_outputs)
         module = make if isinstance(make, nn.Module) else make()
-        found = list(islice(self.networks(_room(module)), first, last))
-        if not found:
+        networks = list(islice(self.networks(_room(module)), first, last))
+        if not networks:
             raise FileProblem(f"{self.path} has no network from number {first} on")
-        return _stacked(module, found, names or {})
+        return _stacked(module, networks, names or {})
 
 
 def import_published(
@@ -144,13 +144,13 @@ def import_published(
         },
     )
     make = recipe.make_net(shape, likelihood.num_outputs(target_size))
-    there = complete(folder)
+    finished = complete(folder)
     room = _room(make())
     networks, number = islice(Published(source).networks(room), num_networks), 0
-    while found := list(islice(networks, networks_per_shard)):
-        if number not in there:
+    while batch := list(islice(networks, networks_per_shard)):
+        if number not in finished:
             post = Posterior(
-                Samples(_stacked(make(), found, names or {})), likelihood, method=recipe.method,
+                Samples(_stacked(make(), batch, names or {})), likelihood, method=recipe.method,
                 config={}, seed=0, input_shape=shape, target_size=target_size,
             )  # fmt: skip
             add_shard(folder, store_shard(folder, number, post, task, "float16", 0.0))
@@ -158,16 +158,16 @@ def import_published(
 
 
 def _stacked(
-    module: nn.Module, found: Sequence[tuple[str, dict[str, Tensor]]], names: Mapping[str, str]
+    module: nn.Module, networks: Sequence[tuple[str, dict[str, Tensor]]], names: Mapping[str, str]
 ) -> Stack:
     """Return networks of this architecture as a stack."""
-    own = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
-    matched = [_matched(name, own, theirs, names) for name, theirs in found]
+    shapes = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
+    matched = [_matched(name, shapes, theirs, names) for name, theirs in networks]
     stack = Stack.allocate(module, len(matched))
     places = stack.tensors()
     with torch.no_grad():
-        for name in own:
-            places[f"network/{name}"].copy_(torch.stack([each[name] for each in matched]))
+        for name in shapes:
+            places[f"network/{name}"].copy_(torch.stack([tensors[name] for tensors in matched]))
     return stack
 
 
@@ -225,31 +225,34 @@ def _tensors(what: str, raw: bytes) -> dict[str, Tensor]:
 
 def _matched(
     what: str,
-    own: Mapping[str, torch.Size],
+    expected: Mapping[str, torch.Size],
     theirs: Mapping[str, Tensor],
     names: Mapping[str, str],
 ) -> dict[str, Tensor]:
     """Return their tensors by our names: by name, or else by shape if no two are alike."""
-    rest = {n: t for n, t in theirs.items() if not n.endswith(_IGNORED)}
-    wanted = {name: names.get(name, name) for name in own}
-    if all(other in rest for other in wanted.values()) and len(rest) == len(own):
-        found = {name: rest[other] for name, other in wanted.items()}
+    candidates = {n: t for n, t in theirs.items() if not n.endswith(_IGNORED)}
+    wanted = {name: names.get(name, name) for name in expected}
+    complete_file = len(candidates) == len(expected)
+    if complete_file and all(name in candidates for name in wanted.values()):
+        matched = {name: candidates[their_name] for name, their_name in wanted.items()}
     else:
-        shapes = {tensor.shape: tensor for tensor in rest.values()}
-        alike = len(shapes) < len(rest)
-        found = {} if alike else {n: shapes[size] for n, size in own.items() if size in shapes}
-    wrong = [n for n in own if n not in found or found[n].shape != own[n]]
-    if wrong or len(rest) != len(own):
-        name = wrong[0] if wrong else next((n for n in rest if n not in own), next(iter(own)))
-        ours, other = own.get(name), found.get(name)
+        by_shape = {tensor.shape: tensor for tensor in candidates.values()}
+        if len(by_shape) < len(candidates):
+            by_shape = {}  # two are alike
+        matched = {n: by_shape[shape] for n, shape in expected.items() if shape in by_shape}
+    wrong = [n for n in expected if n not in matched or matched[n].shape != expected[n]]
+    if wrong or not complete_file:
+        surplus = [name for name in candidates if name not in expected]
+        name = [*wrong, *surplus, *expected][0]
+        present, needed = matched.get(name), expected.get(name)
         raise FileProblem(
             f"{what} holds another architecture: '{name}' is"
-            f" {tuple(other.shape) if other is not None else 'absent'} in the file and"
-            f" {tuple(ours) if ours is not None else 'absent'} in the network given"
+            f" {tuple(present.shape) if present is not None else 'absent'} in the file and"
+            f" {tuple(needed) if needed is not None else 'absent'} in the network given"
         )
-    for name, tensor in found.items():
+    for name, tensor in matched.items():
         if tensor.dtype not in _NUMBERS:
             raise FileProblem(f"{what}: '{name}' holds {tensor.dtype}, which weights are not")
         if not torch.isfinite(tensor).all():
             raise FileProblem(f"{what}: '{name}' holds values that are not finite")
-    return found
+    return matched

@@ -62,12 +62,12 @@ class Recipe:
             "task": dict(self.task_options), "net": dict(self.net_options), "": dict(self.options),
         }  # fmt: skip
         for name, value in settings.items():
-            group, dot, own = name.partition(".")
+            group, dot, option = name.partition(".")
             if dot and group not in ("task", "net"):
                 raise ValueError(
-                    f"'{name}' belongs to nothing: write task.{own}, net.{own}, or {own}"
+                    f"'{name}' belongs to nothing: write task.{option}, net.{option}, or {option}"
                 )
-            groups[group if dot else ""][own if dot else name] = value
+            groups[group if dot else ""][option if dot else name] = value
         return dataclasses.replace(
             self, task_options=groups["task"], net_options=groups["net"], options=groups[""]
         )
@@ -78,8 +78,8 @@ class Recipe:
 
     def make_net(self, input_shape: tuple[int, ...], num_outputs: int) -> Any:
         """Return what makes a network for these shapes."""
-        made = networks_for(self.net, input_shape, num_outputs)
-        return lambda: made(**self.net_options)
+        make = networks_for(self.net, input_shape, num_outputs)
+        return lambda: make(**self.net_options)
 
 
 def recipe_of(folder: Path, about: dict[str, Any]) -> Recipe:

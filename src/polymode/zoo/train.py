@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,23 @@ from polymode.zoo.index import (
 from polymode.zoo.recipe import RECIPES, Recipe, recipe_of
 
 Watch = Callable[[Shard, int, int], None]
+
+
+class Setup(NamedTuple):
+    """What all shards of a zoo have in common.
+
+    Attributes:
+        seed: of all networks. networks_per_shard, dtype, execution, device: see `train`.
+    """
+
+    recipe: Recipe
+    seed: int
+    networks_per_shard: int
+    dtype: str
+    execution: str
+    device: str
+
+
 EVALUATED = 256  # rows at a time
 
 
@@ -75,12 +92,12 @@ def train(
     """
     check_call(train, locals())
     folder = Path(folder)
-    known = read_about(folder) if (folder / ABOUT).exists() else {}
-    recipe = _recipe(recipe, known, folder)
-    seed = known.get("seed", 0) if seed is None else seed
+    previous = read_about(folder) if (folder / ABOUT).exists() else {}
+    recipe = _recipe(recipe, previous, folder)
+    seed = previous.get("seed", 0) if seed is None else seed
     if networks_per_shard is None:
-        networks_per_shard = int(known.get("networks_per_shard", 100))
-    dtype = str(known.get("dtype", "float16")) if dtype is None else dtype
+        networks_per_shard = int(previous.get("networks_per_shard", 100))
+    dtype = str(previous.get("dtype", "float16")) if dtype is None else dtype
     check_counts(num_networks=num_networks, networks_per_shard=networks_per_shard)
     if dtype not in DTYPES:
         raise ValueError(f"`dtype` of a zoo must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -96,33 +113,33 @@ def train(
         "data": task.train.fingerprint() if task.train is not None else None,
     }
     write_about(folder, about)
-    wanted, there = math.ceil(num_networks / networks_per_shard), complete(folder)
-    missing = [number for number in range(wanted) if number not in there]
-    damaged = _numbers(folder) - there
+    wanted, finished = math.ceil(num_networks / networks_per_shard), complete(folder)
+    missing = [number for number in range(wanted) if number not in finished]
+    damaged = _numbers(folder) - finished
 
-    def told(shard: Shard | None) -> None:
+    def report(shard: Shard | None) -> None:
         if watch is not None and shard is not None:
             damaged.discard(shard.number)
             done = len(_numbers(folder) - damaged) * networks_per_shard
             watch(shard, done, wanted * networks_per_shard)
 
-    rest = (seed, networks_per_shard, dtype, execution, str(device))
+    setup = Setup(recipe, seed, networks_per_shard, dtype, execution, str(device))
     if cluster is not None:
-        _on_cluster(cluster, [(folder.absolute(), recipe, n, *rest) for n in missing], told)
+        _on_cluster(cluster, [(folder.absolute(), setup, n) for n in missing], report)
         missing = []
     for wait in (False, True):  # first what nobody works on, then what others did not finish
         for number in missing:
-            told(_make_shard(folder, recipe, number, *rest, wait=wait, task=task))
+            report(_make_shard(folder, setup, number, wait=wait, task=task))
 
 
 def _on_cluster(
-    cluster: Cluster, jobs: list[tuple[Any, ...]], told: Callable[[Shard | None], None]
+    cluster: Cluster, jobs: list[tuple[Any, ...]], report: Callable[[Shard | None], None]
 ) -> None:
     """Let workers make shards; refuse to go on where one could not."""
 
     def hear(number: int, news: Any) -> None:
         if isinstance(news, Done):
-            told(news.result)
+            report(news.result)
         elif isinstance(news, Lost) and news.error != "cancelled":
             raise ClusterProblem(f"shard {jobs[number][2]} failed: {news.error}")
 
@@ -136,41 +153,28 @@ def _work(job: tuple[Any, ...], say: Say) -> Shard | None:
 
 
 def _make_shard(
-    folder: Path,
-    recipe: Recipe,
-    number: int,
-    seed: int,
-    count: int,
-    dtype: str,
-    execution: str,
-    device: str,
-    *,
-    wait: bool,
-    task: Task | None = None,
+    folder: Path, setup: Setup, number: int, *, wait: bool, task: Task | None = None
 ) -> Shard | None:
     """Train a shard and enter it in the index; None if another process does or did so."""
     if _is_whole(folder, number):
         return None
-    with _claimed(folder / f".shard-{number}.lock", wait) as mine:
-        if not mine or _is_whole(folder, number):
+    with _claimed(folder / f".shard-{number}.lock", wait) as claimed:
+        if not claimed or _is_whole(folder, number):
             return None
-        shard = _train_shard(
-            folder, recipe, task or recipe.make_task(), number, seed, count, dtype,
-            execution=execution, device=device,
-        )  # fmt: skip
+        shard = _train_shard(folder, setup, number, task or setup.recipe.make_task())
         add_shard(folder, shard)
     return shard
 
 
-def _recipe(recipe: Recipe | str | None, known: dict[str, Any], folder: Path) -> Recipe:
+def _recipe(recipe: Recipe | str | None, about: dict[str, Any], folder: Path) -> Recipe:
     """Return the recipe that is given, named, or that of the zoo in the folder."""
     if isinstance(recipe, str):
         return RECIPES.get(recipe).value
     if recipe is not None:
         return recipe
-    if not known:
+    if not about:
         raise ValueError(f"{folder} is no zoo yet: a new one needs a recipe")
-    return recipe_of(folder, known)
+    return recipe_of(folder, about)
 
 
 def progress_line(shard: Shard, done: int, wanted: int) -> str:
@@ -193,15 +197,15 @@ def complete(folder: Path) -> set[int]:
 
     One that is damaged is named in a warning: it is to be made again.
     """
-    whole = set()
+    numbers = set()
     for shard in read_index(folder)[0]:
         if not (folder / shard.file).exists():
             continue
         if problem := shard_problem(folder, shard):
             warn(f"{problem}; shard {shard.number} is made again")
         else:
-            whole.add(shard.number)
-    return whole
+            numbers.add(shard.number)
+    return numbers
 
 
 def _numbers(folder: Path) -> set[int]:
@@ -242,29 +246,21 @@ def _claimed(path: Path, wait: bool) -> Iterator[bool]:
         path.unlink(missing_ok=True)
 
 
-def _train_shard(
-    folder: Path,
-    recipe: Recipe,
-    task: Task,
-    number: int,
-    seed: int,
-    count: int,
-    dtype: str,
-    **how: Any,
-) -> Shard:
+def _train_shard(folder: Path, setup: Setup, number: int, task: Task) -> Shard:
     """Train the networks of one shard, write them, and return their line of the index."""
-    start = time.monotonic()
+    start, recipe = time.monotonic(), setup.recipe
     post = fit(
         recipe.method,
         net=recipe.make_net(task.input_shape, task.num_outputs),
         task=task,
-        num_modes=count,
-        seed=fold(seed, "shard", number),
+        num_modes=setup.networks_per_shard,
+        seed=fold(setup.seed, "shard", number),
+        execution=setup.execution,
+        device=setup.device,
         progress="silent",
         **recipe.options,
-        **how,
     )
-    return store_shard(folder, number, post, task, dtype, time.monotonic() - start)
+    return store_shard(folder, number, post, task, setup.dtype, time.monotonic() - start)
 
 
 def store_shard(
@@ -303,16 +299,16 @@ def scores(
     """Return accuracy and NLL of every network on the test set; None where there is none."""
     if task.test is None or not post.likelihood.classification:
         return None, None
-    right, nll, seen = torch.zeros(()), torch.zeros(()), 0
+    right, nll, rows = torch.zeros(()), torch.zeros(()), 0
     for x, y in task.test.batches(EVALUATED):
-        made = post.predict_batch(x.to(post.stack.dtype))
-        assert isinstance(made, CategoricalPrediction)
-        log_probs: Tensor = made.log_probs.double()  # (S, B, C)
+        prediction = post.predict_batch(x.to(post.stack.dtype))
+        assert isinstance(prediction, CategoricalPrediction)
+        log_probs: Tensor = prediction.log_probs.double()  # (S, B, C)
         right = right + (log_probs.argmax(-1) == y).sum(1)
         nll = nll - log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).sum((1, 2))
-        seen += len(y)
-    finite = [value if math.isfinite(value) else None for value in (nll / seen).tolist()]
+        rows += len(y)
+    finite = [value if math.isfinite(value) else None for value in (nll / rows).tolist()]
     return (
-        tuple(round(v, 6) for v in (right / seen).tolist()),
+        tuple(round(v, 6) for v in (right / rows).tolist()),
         tuple(None if v is None else round(v, 6) for v in finite),
     )

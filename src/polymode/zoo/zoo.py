@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, cache_folder, tensor_shapes
+from polymode.core.files import FileProblem, TensorFile, cache_folder
 from polymode.core.memory import human
 from polymode.core.registry import suggest
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
@@ -28,9 +28,7 @@ from polymode.zoo.index import ABOUT, Shard, read_about, read_index
 from polymode.zoo.recipe import RECIPES, recipe_of
 from polymode.zoo.train import Watch, progress_line, shard_problem, train
 
-CHANCE = (
-    1.5  # times the accuracy of guessing, below which a network counts as one that learnt nothing
-)
+CHANCE = 1.5  # a network below so many times the accuracy of guessing has learnt nothing
 _UNSEEN = 2**16  # numbers of a network, where no shard is there to show how many it has
 
 
@@ -133,19 +131,19 @@ class Zoo:
         for shard in self.shards:
             if problem := shard_problem(self.folder, shard):
                 problems.append(problem)
-        known = {shard.file for shard in self.shards}
+        indexed = {shard.file for shard in self.shards}
         for path in sorted(self.folder.glob("shard-*.safetensors")):
-            if path.name not in known:
+            if path.name not in indexed:
                 problems.append(f"{path} is not in the index: it is made again or left aside")
         return problems
 
     def facts(self) -> Facts:
         """Return what `polymode zoo info` shows."""
         accuracy = self.accuracy
-        known = accuracy[np.isfinite(accuracy)]
+        scored = accuracy[np.isfinite(accuracy)]
         quantiles = None
-        if len(known):
-            low, middle, high = np.quantile(known, (0.05, 0.5, 0.95)).tolist()
+        if len(scored):
+            low, middle, high = np.quantile(scored, (0.05, 0.5, 0.95)).tolist()
             quantiles = low, middle, high
         files = [self.folder / shard.file for shard in self.shards]
         size = self.about["target_size"]
@@ -157,7 +155,7 @@ class Zoo:
             dtype=self.about["dtype"],
             seconds=sum(shard.seconds for shard in self.shards),
             accuracy=quantiles,
-            idle=int((known < CHANCE / size).sum()) if self.likelihood.classification else 0,
+            idle=int((scored < CHANCE / size).sum()) if self.likelihood.classification else 0,
         )
 
     def _check_network(self) -> tuple[Likelihood, int]:
@@ -169,8 +167,8 @@ class Zoo:
         shape, size, most = tuple(about["input_shape"]), about["target_size"], self._held()
         try:
             likelihood = likelihood_from_config(about["likelihood"])
-            if (asked := _total(options)) > (most := max(1024, most or _UNSEEN)):
-                raise ValueError(f"`net_options` ask for {asked:,} of something; {most:,} fit")
+            if (demand := _total(options)) > (most := max(1024, most or _UNSEEN)):
+                raise ValueError(f"`net_options` ask for {demand:,} of something; {most:,} fit")
             with torch.device("meta"):
                 net = self.recipe.make_net(shape, likelihood.num_outputs(size))()
             return likelihood, sum(p.numel() for p in net.parameters())
@@ -184,10 +182,10 @@ class Zoo:
         """Return how many numbers the shards hold of a network, 0 where none can be read."""
         for shard in self.shards:
             try:
-                shapes = tensor_shapes(self.folder / shard.file)
+                with TensorFile(self.folder / shard.file) as file:
+                    return sum(math.prod(form.shape[1:]) for form in file.forms.values())
             except (FileProblem, OSError):
                 continue
-            return sum(math.prod(shape[1:]) for shape in shapes.values())
         return 0
 
     def _check_room(self) -> None:

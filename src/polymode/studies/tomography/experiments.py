@@ -20,11 +20,10 @@ from polymode.studies.tomography.images import images_of, walnut
 from polymode.studies.tomography.scored import Board, pictures
 from polymode.tomography import Projector, Scan, fbp, parallel_beam, psnr, simulate, ssim
 from polymode.tomography.baselines import constant_sd, ensemble_dip, fitted_sd, mc_dropout_dip
-from polymode.tomography.dip import DIPFit, best_steps, deep_image_prior
-from polymode.tomography.dip_training import DeepImagePrior
-from polymode.tomography.image_posterior import image_posteriors
+from polymode.tomography.dip import DeepImagePrior, DIPFit, best_steps, deep_image_prior
 from polymode.tomography.linearised_dip import LinearisedDIP
 from polymode.tomography.matrix_free import Solver
+from polymode.tomography.reconstruction import image_posteriors
 from polymode.tomography.scores import image_noise, log_density
 from polymode.tomography.tv import total_variation, tv_reconstruction
 from polymode.tomography.tv_samples import factorised_samples, predcp_samples, tv_samples

@@ -11,7 +11,7 @@ from polymode.examinations import Findings, measure
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import Row
 from polymode.tomography import psnr, ssim
-from polymode.tomography.image_posterior import ImagePosterior
+from polymode.tomography.reconstruction import ImagePosterior
 from polymode.tomography.scores import (
     LEVELS,
     calibration,

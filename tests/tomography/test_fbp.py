@@ -18,14 +18,14 @@ from polymode.tomography import (
     scan_of,
     shepp_logan,
 )
-from polymode.tomography.geometry import Geometry, make_geometry
-from polymode.tomography.views import (
+from polymode.tomography.fbp import (
     arrange_views,
     half_fan,
     missing_gaps,
     missing_wedge_text,
     redundancy_weights,
 )
+from polymode.tomography.projector import Geometry, make_geometry
 
 SIDE = 32
 DEGREE = math.pi / 180
