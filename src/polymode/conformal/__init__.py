@@ -1,7 +1,8 @@
 """Conformal prediction: sets and intervals with a coverage that holds whatever the model.
 
-`conformal_sets` and `conformal_intervals` calibrate a rule on data that the user names; called on
-another prediction, it gives the sets or intervals. The `coverage` module judges them.
+`conformal_sets` (in `prediction_sets`) and `conformal_intervals` (in `prediction_intervals`)
+calibrate a rule on data that the user names; called on another prediction, the rule returns sets or
+intervals. Both rest on `quantile`; `coverage` scores them on labelled data.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from polymode.conformal.coverage import (
     mean_size,
     size_stratified_coverage,
 )
-from polymode.conformal.intervals import (
+from polymode.conformal.prediction_intervals import (
     ConformalIntervals,
     PredictionIntervals,
     conformal_intervals,
 )
+from polymode.conformal.prediction_sets import (
+    ConformalSets,
+    PredictionSets,
+    conformal_sets,
+    tune_raps,
+)
 from polymode.conformal.quantile import conformal_quantile, conformal_rank
-from polymode.conformal.sets import ConformalSets, PredictionSets, conformal_sets, tune_raps
 
 __all__ = [
     "ConformalIntervals",

@@ -1,4 +1,4 @@
-"""How well sets and intervals do on labelled data: what they cover, and how large they are."""
+"""Coverage and size of sets and intervals on labelled data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.conformal.intervals import PredictionIntervals
-from polymode.conformal.sets import PredictionSets
+from polymode.conformal.prediction_intervals import PredictionIntervals
+from polymode.conformal.prediction_sets import PredictionSets
 from polymode.core.checks import check_call
 from polymode.likelihoods.targets import check_labels, check_values
 
@@ -40,7 +40,7 @@ def mean_size(sets: PredictionSets | PredictionIntervals) -> Tensor:
 
 
 class SizeStrata(NamedTuple):
-    """Coverage of sets of like size; strata without sets are left out.
+    """Coverage of sets of similar size; strata without sets are left out.
 
     Args:
         sizes: smallest and largest size of each stratum.
@@ -61,7 +61,7 @@ class SizeStrata(NamedTuple):
 def size_stratified_coverage(
     sets: PredictionSets, targets: Tensor, smallest: Sequence[int] = (0, 2, 4, 11, 101)
 ) -> SizeStrata:
-    """Return the coverage by size of set: far below the level where sets do not adapt.
+    """Return the coverage by size of the set, far below the level if sets do not adapt.
 
     Marginal coverage says nothing about hard inputs: large sets may cover less than small ones.
     Empty sets, which cover nothing, are in the lowest stratum.

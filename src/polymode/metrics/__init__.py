@@ -1,10 +1,12 @@
-"""Metrics: what a prediction is worth, each a pure function.
+"""Metrics: pure functions that score predictions, each with formula, reference and traps.
 
-`classification`, `calibration` and `selective` score classes; `regression`, `standardised`,
-`crps`, `intervals` and `sparsification` score densities; `ood` tells inputs from elsewhere;
-`reference` holds a prediction against that of a reference posterior;
-`diversity` sets members side by side. Each has formula, reference and traps. `evaluate` computes
-all that is registered, `compare` sets methods side by side.
+Read `score` first: what a metric returns, and how it is registered. `classification`,
+`calibration` and `selective` score classes; `regression`, `standardised`, `crps`, `intervals` and
+`sparsification` score densities; `ood` detects out-of-distribution inputs; `reference` compares
+with the prediction of a reference posterior; `diversity` compares members.
+
+`evaluation` computes every registered metric and returns `results`, with a few `examples`.
+`compare` groups results into a `leaderboard`, by the tests of `paired`; `table` formats numbers.
 """
 
 from __future__ import annotations

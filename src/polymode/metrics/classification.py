@@ -1,8 +1,8 @@
 r"""Scores of class probabilities against labels.
 
 With the mixture :math:`\bar p_n = \frac1S\sum_s p_s(\cdot \mid x_n)` of the S samples, its top
-class :math:`\hat y_n` and confidence :math:`c_n = \max_k \bar p_{nk}`, everything here judges
-:math:`\bar p`, never the mean of the samples' own scores. `S` samples, `B` batch, `C` classes.
+class :math:`\hat y_n` and confidence :math:`c_n = \max_k \bar p_{nk}`, every score here is that of
+:math:`\bar p`, never the mean of the samples' scores. `S` samples, `B` batch, `C` classes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.targets import check_labels
-from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, mean_score, register
+from polymode.metrics.score import (
+    CLASSIFICATION,
+    NotDefined,
+    Score,
+    check_lengths,
+    mean_score,
+    register,
+)
 from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature
 
@@ -36,8 +43,8 @@ _uncertainty = partial(register, CLASSIFICATION, direction="", family="uncertain
 def accuracy(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the share of right classes, :math:`\frac1B\sum_n 1[\hat y_n = y_n]`; `each` is 0, 1.
 
-    Traps: the class is that of the averaged probabilities, not a vote of the members; of equally
-    probable classes the first is taken, so a constant predictor gets the share of class 0.
+    Traps: the class has the largest averaged probability, it is not the members' majority vote; of
+    equally probable classes the first is taken, so a constant predictor gets the share of class 0.
     """
     check_call(accuracy, locals())
     classes, labels = classes_and_labels(prediction, targets, "accuracy")
@@ -55,9 +62,9 @@ def top_k(prediction: Prediction, targets: Tensor, k: int = 5) -> Score:
     r"""Return the share of labels among the k most probable classes, in [0, 1].
 
     With :math:`g_n` classes strictly more probable than the label and :math:`t_n \ge 1` classes
-    exactly as probable, itself included, an example counts
-    :math:`\min(1, \max(0, (k - g_n) / t_n))`: 1 or 0 without ties, and with ties the chance to be
-    among the first k if they are ordered at random. A constant predictor gets k / C.
+    exactly as probable, itself included, an example contributes
+    :math:`\min(1, \max(0, (k - g_n) / t_n))`: 1 or 0 without ties, and with ties the probability
+    of being among the first k if they are ordered at random. A constant predictor gets k / C.
 
     Traps: k = 1 is `accuracy` except at ties, where accuracy takes the first class. Libraries that
     break ties by the class index, or in favour of the label, give a constant predictor up to 1.
@@ -91,11 +98,11 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
 
     Log-sum-exp over the samples, so it is exact as long as one sample gives the label a positive
     probability. A probability of exactly 0 in all samples counts as the smallest positive float64,
-    745.1 nats: it is usually a smaller one that was rounded. Nothing else is clipped. Proper: its
+    745.1 nats: usually it is a smaller one that was rounded. Nothing else is clipped. Proper: its
     expectation is smallest for the true probabilities.
 
-    Traps: a mean, not a sum (published values of both kinds are found); and the NLL of the mean
-    prediction, which is never above the mean of the members' NLLs (Jensen).
+    Traps: a mean, not a sum (both are published); and the NLL of the mean prediction, which is
+    never above the mean of the members' NLLs (Jensen).
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
@@ -119,7 +126,7 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     Proper, and bounded where the NLL is not.
 
     Traps: some libraries divide by C, some score one class of two (half of this); some average the
-    members' own Brier scores, which is never below the score of the mean.
+    members' Brier scores, which is never below the score of the mean.
 
     Reference: G. W. Brier, Verification of forecasts expressed in terms of probability, Monthly
     Weather Review 78 (1950).
@@ -143,19 +150,20 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
     r"""Return the NLL of :math:`softmax(\log \bar p_n / T)`, T fitted on the half without n.
 
     The set is cut into two random halves; the temperature T in [0.01, 100] that is best on one is
-    applied to the other, and the other way round, so that every example is scored once, in nats,
-    by a T that has not seen it. What remains tells methods apart by more than one number could
-    mend. Probabilities of exactly 0 count as in `nll`. Fewer than 2 examples: not defined.
+    applied to the other, and vice versa, so that every example is scored once, in nats, with a T
+    fitted without it. Remaining differences between methods are beyond what a single temperature
+    can correct. Probabilities of exactly 0 count as in `nll`. Not defined for fewer than 2
+    examples.
 
-    Traps: T is fitted on halves of the very set that is scored, so the number is for comparing
-    methods and promises nothing about deployment, for which see `polymode.recalibration`. The
-    mixture is tempered, not its members. The authors' code averages five such cuts and adds 1e-12
-    to probabilities; this is one cut, and nothing is added. The halves depend on the order of the
-    examples and on `seed`. With few examples it may be far above the plain NLL: a half without an
-    error sends T to its lower bound. The standard error leaves out that T is estimated.
+    Traps: T is fitted on halves of the scored set, so the number compares methods and promises
+    nothing about deployment, for which see `polymode.recalibration`. The mixture is tempered, not
+    its members. The authors' code averages five such splits and adds 1e-12 to probabilities; this
+    is one split, and nothing is added. The halves depend on the order of the examples and on
+    `seed`. With few examples it may be far above the plain NLL: a half without errors sends T to
+    its lower bound. The standard error ignores that T is estimated.
 
     Args:
-        seed: of the cut.
+        seed: of the split.
 
     Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
     estimation and ensembling in deep learning, ICLR 2020 (arXiv:2002.06470).
@@ -184,11 +192,11 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
 def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return the mean of :math:`H[\bar p_n] = -\sum_k \bar p_{nk}\log\bar p_{nk}`, in [0, log C].
 
-    Needs no targets. Of a calibrated predictor it equals the NLL in expectation; where the NLL is
-    higher, the predictor is too sure.
+    Needs no targets. For a calibrated predictor it equals the NLL in expectation; where the NLL is
+    higher, the predictor is overconfident.
 
     Traps: not the mean of the members' entropies, which is `expected_entropy` and never above it;
-    both are found under the name "entropy". In nats, not bits, and not divided by log C.
+    both are called "entropy". In nats, not bits, and not divided by log C.
 
     Reference: C. E. Shannon, A mathematical theory of communication, Bell Syst. Tech. J. 27 (1948).
     """
@@ -206,10 +214,10 @@ def predictive_entropy(prediction: Prediction, targets: Tensor | None = None) ->
 def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return the mean of :math:`\frac1S\sum_s H[p_{sn}]`, in [0, log C] nats.
 
-    Needs no targets. Of one sample it is the predictive entropy.
+    Needs no targets. For one sample it is the predictive entropy.
 
-    Trap: the "aleatoric" part only as far as the members are right about the noise; of members
-    that are all too sure it is too small.
+    Trap: it is the "aleatoric" part only if the members are right about the noise; if all members
+    are overconfident it is too small.
 
     Reference: S. Depeweg et al., Decomposition of uncertainty in Bayesian deep learning for
     efficient and risk-sensitive learning, ICML 2018.
@@ -228,7 +236,7 @@ def expected_entropy(prediction: Prediction, targets: Tensor | None = None) -> S
 def mutual_information(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return the mean of :math:`H[\bar p_n] - \frac1S\sum_s H[p_{sn}]`, in [0, log S] nats.
 
-    Needs no targets. Trap: its ceiling is log S, so ensembles of different sizes differ in it.
+    Needs no targets. Trap: its upper bound is log S, so it depends on the size of the ensemble.
     """
     check_call(mutual_information, locals())
     return mean_score(_samples(prediction, "mutual_information").mutual_information)
@@ -244,29 +252,26 @@ def mutual_information(prediction: Prediction, targets: Tensor | None = None) ->
 def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score:
     """Return the mean over examples of the share of sample pairs with different top classes.
 
-    Near 0 everywhere, also off the data, means that the members have become one function. On easy
-    data it is small for good reason: members that are all right agree.
+    If it is near 0 even away from the data, the members have become one function. On easy data it
+    is rightly small: members that are all correct agree.
     """
     check_call(disagreement, locals())
     return mean_score(_samples(prediction, "disagreement").disagreement)
 
 
 def _surprise(nats: Tensor) -> Tensor:
-    """Return negative log-probabilities with that of 0 made finite."""
+    """Return negative log-probabilities with infinite ones replaced by `IMPOSSIBLE`."""
     return nats.masked_fill(nats == math.inf, IMPOSSIBLE)
 
 
 def classes_and_labels(
     prediction: Prediction, targets: Tensor, metric: str
 ) -> tuple[CategoricalPrediction, Tensor]:
-    """Return the prediction, which must be of classes, and labels that belong to it, at least 1."""
+    """Return the prediction of classes with its labels, at least one, or raise what is wrong."""
     check_call(classes_and_labels, locals())
     classes = _classes(prediction, metric)
     labels = check_labels(targets, classes.log_probs.shape[-1]).to(classes.log_probs.device)
-    if len(labels) != len(classes):
-        raise ValueError(f"got {len(labels)} label(s) for {len(classes)} prediction(s)")
-    if len(labels) == 0:
-        raise ValueError("there is nothing to score: 0 examples")
+    check_lengths(labels, classes, "label(s)")
     return classes, labels
 
 

@@ -59,7 +59,7 @@ def compare(results: Sequence[Results], *more: Any) -> Leaderboard:
 
 
 def _as_results(results: Any) -> list[Results]:
-    """Return a list of results, or say what was given instead."""
+    """Return a list of results, or raise what was passed instead."""
     if isinstance(results, Results):
         return [results]
     several = isinstance(results, Iterable) and not isinstance(results, (str, Tensor))
@@ -95,7 +95,7 @@ def _check_data(results: list[Results]) -> None:
 
 
 def _mark(board: Leaderboard, column: Column) -> None:
-    """Mark the best of a column, those that no paired test tells from it, and the untested."""
+    """Mark the best of a column, those not significantly worse, and those without a test."""
     keys = {label: (label, column.dataset, column.metric) for label in board.labels}
     column_cells = {label: board.cells[key] for label, key in keys.items()}
     means = {label: cell.mean for label, cell in column_cells.items() if cell.mean is not None}
@@ -108,7 +108,7 @@ def _mark(board: Leaderboard, column: Column) -> None:
     for label in means:
         gap = board.difference(label, best[0], column.metric, column.dataset)
         if label not in best and gap is not None and gap.p_value is not None:
-            # on the seeds that both have, the best over all seeds may be behind: not clearly worse
+            # on the shared seeds the best over all seeds may be behind: then not clearly worse
             p_values[label] = gap.p_value if sign * gap.mean > 0 else 1.0
     tied = not_rejected(p_values)
     for label, cell in column_cells.items():
@@ -120,7 +120,7 @@ def _mark(board: Leaderboard, column: Column) -> None:
 
 
 def _entries(results: list[Results]) -> list[Entry]:
-    """Group results that differ in the seed only, and name the groups."""
+    """Group results that differ only in the seed, and name the groups."""
     groups: dict[str, list[Results]] = {}
     for result in results:
         groups.setdefault(json.dumps(setup_of(result), sort_keys=True), []).append(result)
@@ -140,9 +140,9 @@ def _entries(results: list[Results]) -> list[Entry]:
 
 
 def setup_of(results: Results) -> dict[str, Any]:
-    """Return what the seeds of one entry have in common.
+    """Return what the seeds of one entry share: method, network and options.
 
-    What a search among options chose, and its scores, belong to a seed and not to the setup.
+    The options chosen by a search, and its scores, belong to a seed and not to the setup.
     """
     search = results.config.get("search", {})
     searched = {"search", *search.get("chosen", ())}
@@ -151,7 +151,7 @@ def setup_of(results: Results) -> dict[str, Any]:
 
 
 def _columns(results: list[Results]) -> list[Column]:
-    """Return the columns by data set, the means of shifts and OOD sets behind the test set."""
+    """Return the columns by data set: test, means over shifts and OOD sets, then the others."""
     columns: dict[tuple[str, str], Column] = {}
     means: dict[tuple[str, str], Column] = {}
     for result in results:

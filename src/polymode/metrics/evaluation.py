@@ -53,11 +53,11 @@ def evaluate(
     samples_per_mode: int | None = None,
     seed: int = 0,
 ) -> Results:
-    """Return every metric that applies, on the test set, every shift and every OOD set.
+    """Return every applicable metric on the test set, every shift and every OOD set.
 
-    Scores with labels are computed on the test set, the shifts, and OOD sets of regressions that
-    have targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
-    does not apply is None, with a note that says why.
+    Scores that need labels are computed on the test set, the shifts, and OOD sets of regressions
+    with targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
+    does not apply is None, with the reason in a note.
 
     Args:
         post: what `pm.fit` returned.
@@ -67,14 +67,13 @@ def evaluate(
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
             and released before the next one is predicted; the test set stays until the end.
-        validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", to
-            choose options by; see `tasks/validation.py`. These predictions are never kept.
-        samples_per_mode: samples of each mode that predictions are made of; by default as many as
-            the posterior takes itself.
+        validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", for
+            choosing options; see `tasks/validation.py`. These predictions are never kept.
+        samples_per_mode: samples of each mode in a prediction; by default the posterior's number.
         seed: seed of these samples, if they are drawn.
 
     Returns:
-        `Results`; its `kept` holds the predictions, also those that are drawn but not scored: for
+        `Results`; its `kept` holds the predictions, also those that figures need and no score: for
         regressions on one input the training set and an even grid, "train" and "curve"; for classes
         on two inputs the same as "train" and "plane", first input fastest. "examples" are a few of
         the test set with their inputs: the most uncertain, and the most confidently wrong.
@@ -96,31 +95,31 @@ def evaluate(
 
     scale = _target_scale(task)
     rows: list[Row] = []
-    kept: dict[str, Kept] = {}
+    predictions: dict[str, Kept] = {}
     marks: dict[str, str] = {}
     seconds, count = 0.0, 0
     test: Kept | None = None
     examples = _examples(task)
     with post.weights.in_step():
         _warm_up(predict, task.test)
-        for name, data in _datasets(task):  # a shift is made here, and its time does not count
+        for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
             started = time.perf_counter()
-            made = _predict(predict, task, data, examples if name == "test" else None)
+            predicted = _predict(predict, task, data, examples if name == "test" else None)
             seconds += time.perf_counter() - started
-            count += len(made.prediction)
-            marks[name] = _fingerprint(data, made)
-            test = made if test is None else test
-            rows += _rows(name, made, test.prediction, task, scale)
+            count += len(predicted.prediction)
+            marks[name] = _fingerprint(data, predicted)
+            test = predicted if test is None else test
+            rows += _rows(name, predicted, test.prediction, task, scale)
             if _is_kept(name, keep):
-                kept[name] = made
-            if name == "test" and isinstance(data, Arrays) and made.targets is not None:
-                examples.add(made.prediction, made.targets, partial(_inputs_at, data))
+                predictions[name] = predicted
+            if name == "test" and isinstance(data, Arrays) and predicted.targets is not None:
+                examples.add(predicted.prediction, predicted.targets, partial(_inputs_at, data))
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
             rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
         if _is_drawn(task):
-            drawn = _grid(predict, task, test, kept) if keep else {}
-            kept |= {name: made for name, made in drawn.items() if _is_kept(name, keep)}
+            drawn = _grid(predict, task, test, predictions) if keep else {}
+            predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
     few = examples.kept() if _is_kept("examples", keep) else None
     return Results(
         task=task.name,
@@ -142,7 +141,7 @@ def evaluate(
         target_scale=scale,
         data=marks,
         class_names=tuple(task.class_names or ()),
-        kept=kept if few is None else {**kept, "examples": few},
+        kept=predictions if few is None else {**predictions, "examples": few},
     )
 
 
@@ -151,13 +150,13 @@ def _inputs_at(data: Arrays, places: Tensor) -> Tensor:
 
 
 def _examples(task: Task) -> Examples:
-    """Return what collects examples of the test set, with inputs as they were before scaling."""
+    """Return the collector of examples of the test set, whose inputs it stores unscaled."""
     pixels = isinstance(task.test, Pixels)
     return Examples(task.test.scaling if pixels else task.input_scaling)  # type: ignore[union-attr]
 
 
 def _check_kinds(post: Any, task: Any) -> Task:
-    """Return the task, or say which argument is of another kind than it must be."""
+    """Return the task, or raise which argument is of the wrong kind."""
     if isinstance(task, Posterior):
         raise ValueError("the arguments of evaluate are swapped: pm.evaluate(post, task)")
     if not (hasattr(post, "predict") and hasattr(post, "likelihood")):
@@ -176,7 +175,7 @@ def _warm_up(predict: Predict, test: Data) -> None:
 
 
 def _fingerprint(data: Data | Tensor, predicted: Kept) -> str:
-    """Return what tells the data from others; of a loader, whose order may differ, its targets."""
+    """Return the fingerprint of the data; for a loader, whose order may vary, of its targets."""
     if isinstance(data, Arrays):
         return data.fingerprint()[:MARK]
     if isinstance(data, Tensor):
@@ -196,20 +195,19 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     """Return the D scales of a regression's targets; None if they are not known."""
     if task.likelihood.classification:
         return None
-    found_here = task.scales_itself and isinstance(
-        task.train, Arrays
-    )  # constant ones have no scale
-    if task.target_scaling is not None and not found_here:
+    if task.target_scaling is not None and not (
+        task.scales_itself and isinstance(task.train, Arrays)  # constant targets have no scale
+    ):
         scale = task.target_scaling.scale.double().expand(task.target_size)
     elif isinstance(task.train, Arrays) and len(task.train) > 1:
-        scale = task.train.y.double().std(0, correction=0)  # as `Scaling.of` has it
+        scale = task.train.y.double().std(0, correction=0)  # as in `Scaling.of`
     else:
         return None
     return tuple(scale.tolist()) if bool((scale > 0).all()) else None
 
 
 def _datasets(task: Task) -> Iterator[tuple[str, Data | Tensor]]:
-    """Yield the names and data that are scored."""
+    """Yield the data sets to score, with their names."""
     assert task.test is not None
     yield "test", task.test
     for name, levels in task.shifts.items():
@@ -228,7 +226,7 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
 def _predict(
     predict: Predict, task: Task, data: Data | Tensor, examples: Examples | None = None
 ) -> Kept:
-    """Predict in one pass; a loader is passed over once, so its order may be its own.
+    """Predict in a single pass, since a loader's order may change from pass to pass.
 
     Hence `examples` of a loader are collected here.
     """
@@ -252,28 +250,30 @@ def _predict(
 
 
 def _is_drawn(task: Task) -> bool:
-    """Return whether inputs can be drawn: one of a regression, two of a classification."""
+    """Return whether figures over the inputs exist: regressions on one, classes on two inputs."""
     return task.input_shape == ((2,) if task.likelihood.classification else (1,))
 
 
-def _grid(predict: Predict, task: Task, test: Kept, kept: dict[str, Kept]) -> dict[str, Kept]:
-    """Return what a figure over the inputs needs: training set, and an even grid.
+def _grid(
+    predict: Predict, task: Task, test: Kept, predictions: dict[str, Kept]
+) -> dict[str, Kept]:
+    """Return what a figure over the inputs needs: the training set, and an even grid.
 
-    The line spans all data sets; the plane the test set, and as much again on every side.
+    The line spans all data sets; the plane spans the test set and its width on every side.
     """
     train = _predict(predict, task, task.train)
     if task.likelihood.classification:
-        inputs = test.inputs
-        assert inputs is not None
-        low, high = inputs.amin(0), inputs.amax(0)
+        x = test.inputs
+        assert x is not None
+        low, high = x.amin(0), x.amax(0)
         low, high = 2 * low - high, 2 * high - low
-        steps = torch.linspace(0, 1, PLANE_POINTS, dtype=inputs.dtype)
+        steps = torch.linspace(0, 1, PLANE_POINTS, dtype=x.dtype)
         up, across = torch.meshgrid(steps, steps, indexing="ij")
         grid = low + (high - low) * torch.stack([across, up], -1).flatten(0, 1)
         return {"train": train, "plane": Kept(predict(grid), None, grid)}
-    every = [train, test, *kept.values()]
-    inputs = torch.cat([part.inputs for part in every if part.inputs is not None])
-    low, high = inputs.amin(0), inputs.amax(0)
+    every = [train, test, *predictions.values()]
+    x = torch.cat([part.inputs for part in every if part.inputs is not None])
+    low, high = x.amin(0), x.amax(0)
     grid = torch.linspace(low.item(), high.item(), CURVE_POINTS)[:, None]
     truth = None if task.truth is None else task.truth(grid)
     return {"train": train, "curve": Kept(predict(grid), truth, grid)}

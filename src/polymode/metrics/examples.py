@@ -1,9 +1,9 @@
-"""The examples that say most about a method: where it is least sure, and where it is surely wrong.
+"""The most telling examples of a test set: the most uncertain, and the most confidently wrong.
 
-Of the test set a few inputs are kept with their predictions, so that a report can show them later
-without the data. For classes the two orders are by predictive entropy and, among the wrong answers,
-by confidence; for regressions by predictive variance and by the error in predictive standard
-deviations, each the largest over the targets. `B` examples, `D` targets.
+They are kept with their inputs and predictions, so that a report can show them without the data.
+Classes are ranked by predictive entropy and, among the wrong answers, by confidence; regressions by
+predictive variance and by the error in predictive standard deviations, both the largest over the
+targets. `B` examples, `D` targets.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Kept
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 
-MOST = 6  # of each order
-BYTES = 2**20  # of inputs that are kept, at most
-SIDE = 64  # pixels of an image that is kept; larger ones are averaged down to it
+MOST = 6  # examples of each ranking
+BYTES = 2**20  # of the inputs kept, at most
+SIDE = 64  # pixels of an image; larger ones are averaged down to it
 PARTS = 8  # batches after which the candidates of a loader are thinned out
 
 
 def uncertainty(prediction: Prediction) -> Tensor:
-    """Return (B,) how uncertain each prediction is: predictive entropy, or largest variance."""
+    """Return the uncertainty of each prediction (B,): predictive entropy, or largest variance."""
     if isinstance(prediction, CategoricalPrediction):
         return prediction.predictive_entropy
     return prediction.variance.amax(-1)
 
 
 def surely_wrong(prediction: Prediction, targets: Tensor) -> Tensor:
-    """Return (B,) how confidently wrong each prediction is; −inf where a class is right.
+    """Return the confidence in a wrong class (B,), −inf where the class is right.
 
-    The confidence in a wrong class, or the largest error in predictive standard deviations.
+    For regressions, the largest error in predictive standard deviations.
     """
     if isinstance(prediction, CategoricalPrediction):
         wrong = prediction.classes != targets.to(prediction.classes.device)
@@ -45,9 +45,9 @@ def surely_wrong(prediction: Prediction, targets: Tensor) -> Tensor:
 
 
 def telling(prediction: Prediction, targets: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
-    """Return the places of the most uncertain examples and of the most confidently wrong ones.
+    """Return the indices of the most uncertain and of the most confidently wrong examples.
 
-    At most `most` of each, the first the foremost; equal ones in the order of the examples.
+    At most `most` of each, in falling order; ties in the order of the examples.
     """
     orders = []
     for values in (uncertainty(prediction), surely_wrong(prediction, targets)):
@@ -61,7 +61,7 @@ class Examples:
     """Collects the telling examples of one data set, batch by batch, in bounded memory.
 
     Args:
-        scaling: how the inputs were scaled; they are kept as they were before.
+        scaling: how the inputs were scaled; they are stored unscaled.
     """
 
     def __init__(self, scaling: Scaling | None = None) -> None:
@@ -71,7 +71,7 @@ class Examples:
     def add(
         self, prediction: Prediction, targets: Tensor, inputs: Callable[[Tensor], Tensor]
     ) -> None:
-        """Look at a batch; `inputs` gives those at some places of it."""
+        """Add the telling examples of a batch; `inputs` maps indices within it to inputs."""
         places = torch.cat(telling(prediction, targets)).unique()
         if len(places):
             x = pictured(_unscaled(inputs(places), self._scaling))
@@ -80,7 +80,7 @@ class Examples:
             self._parts = [self._joined(MOST)]
 
     def kept(self) -> Kept | None:
-        """Return the examples of all batches, None where there are none, or none that fit."""
+        """Return the examples of all batches; None if there are none or none fit in `BYTES`."""
         if not self._parts:
             return None
         x = self._parts[0].inputs
@@ -106,7 +106,7 @@ def is_image(shape: Any) -> bool:
 
 
 def pictured(x: Tensor) -> Tensor:
-    """Return inputs (B, ...) as they are kept: float32 or integers, images of at most 64 × 64."""
+    """Return inputs (B, ...) as stored: float32 or integers, images of at most 64 × 64."""
     x = x.detach().cpu()
     x = x.float() if x.is_floating_point() else x
     if is_image(x.shape[1:]) and max(x.shape[2:]) > SIDE:

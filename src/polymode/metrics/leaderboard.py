@@ -1,6 +1,6 @@
 """The leaderboard: methods against metrics, with spread, ties, differences and cost.
 
-Made by `compare`. Data sets of columns are those of results, and means over several of them:
+Built by `compare`. The data sets of columns are those of the results, and means over several:
 "shift:mean" over all shifts, "ood:mean:near" and "ood:mean:far" over OOD sets.
 """
 
@@ -21,11 +21,11 @@ from polymode.metrics.table import align, decimals_for, number
 SHIFT_MEAN = "shift:mean"
 OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}
 BEST, TIED, UNTESTED = "*", "≈", "?"
-FRONT = "◆"  # no other entry beats it in NLL and both times at once
+FRONT = "◆"  # no entry beats it in NLL and both times at once
 
 
 class Entry(NamedTuple):
-    """One line of the leaderboard: results that differ in the seed only."""
+    """One line of the leaderboard: results that differ only in the seed."""
 
     label: str
     results: tuple[Results, ...]
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One metric on one data set; `n` examples, the fewest of any entry."""
+    """One metric on one data set; `n` is the smallest number of examples of any entry."""
 
     dataset: str
     metric: str
@@ -56,10 +56,10 @@ class Cell(NamedTuple):
     Attributes:
         standard_error: over seeds, None for one seed.
         best: of its column.
-        tied: with the best: no paired t-test over shared seeds tells them apart (Holm's correction
-            over the column, 95 %).
-        untested: no such test exists: fewer than two seeds are shared with the best.
-        example_error: of one seed, the standard error over examples where it is known.
+        tied: not significantly worse than the best by a paired t-test over shared seeds (Holm's
+            correction over the column, 95 %).
+        untested: not testable: fewer than two seeds are shared with the best.
+        example_error: for a single seed, the standard error over examples where it is known.
     """
 
     mean: float | None
@@ -73,12 +73,12 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """What is written behind ±: over seeds, and of one seed over examples."""
+        """The error shown after ±: over seeds, or for one seed over examples."""
         return self.example_error if self.standard_error is None else self.standard_error
 
     @property
     def sign(self) -> str:
-        """The mark of the best, of what is not clearly worse, and of what no test compares."""
+        """The mark of the best, of the tied and of the untested."""
         return BEST if self.best else TIED if self.tied else UNTESTED if self.untested else ""
 
 
@@ -107,11 +107,10 @@ class Leaderboard:
         return sorted({seed for entry in self.entries for seed in entry.seeds})
 
     def groups(self, *, full: bool = False) -> dict[str, list[Column]]:
-        """Return the columns that belong side by side: test, means of shifts and OOD, OOD sets.
+        """Return the columns by data set: test, means over shifts and OOD sets, OOD sets.
 
         Args:
-            full: every metric, and the examinations; by default the scoring ones among the
-                headlines.
+            full: every metric, and the examinations; by default only headline metrics that score.
         """
         groups: dict[str, list[Column]] = {}
         for column in self.columns:
@@ -127,7 +126,7 @@ class Leaderboard:
     def difference(
         self, first: str, second: str, metric: str = "nll", dataset: str = "test"
     ) -> Difference | None:
-        """Return first − second, paired by seed; None where they share no seed with a value."""
+        """Return first − second, paired by seed; None if no seed has both values."""
         ours, theirs = self._by_seed(first, dataset, metric), self._by_seed(second, dataset, metric)
         return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
@@ -142,12 +141,12 @@ class Leaderboard:
         raise KeyError(f"no entry '{label}' on this leaderboard.{suggest(label, self.labels)}")
 
     def pareto(self, metric: str = "nll", dataset: str = "test") -> list[str]:
-        """Return the entries that no other one beats in the metric and in both times at once.
+        """Return the entries on the Pareto front of the metric and both times.
 
-        An entry is beaten if another is as good or better in mean score, training time and
+        An entry is off the front if another is at least as good in mean score, training time and
         prediction time, and better in one. Entries without a score or a training time are left out.
 
-        Traps: times are measured, so near-equal costs change places between runs.
+        Traps: times are measured, so entries of nearly equal cost swap places between runs.
         """
         direction = next(c.direction for c in self.columns if c[:2] == (dataset, metric))
         sign = -1.0 if direction == "up" else 1.0
@@ -169,7 +168,7 @@ class Leaderboard:
         """Return the leaderboard as text; arrows point to better.
 
         Args:
-            full: every metric, those that only describe included.
+            full: every metric, including those that only describe.
         """
         many = max(len(entry.results) for entry in self.entries)
         seeds = f"{many} seeds" if many > 1 else "1 seed"
@@ -181,14 +180,14 @@ class Leaderboard:
 
     @property
     def spread(self) -> str:
-        """What stands behind ± in tables of this leaderboard."""
+        """What ± means in tables of this leaderboard."""
         counts = {len(entry.results) for entry in self.entries}
         if counts == {1}:
             return "value ± s.e. over examples"
         return "mean ± s.e. over seeds" + (", of one seed over examples" if 1 in counts else "")
 
     def legend(self) -> dict[str, str]:
-        """Return the marks that occur with their meaning; the same in every table."""
+        """Return the marks that occur, with their meanings; the same in every table."""
         meanings = {
             BEST: "best",
             TIED: "not clearly worse",
@@ -218,7 +217,7 @@ class Leaderboard:
         return align(lines[0], lines[1:])
 
     def _lines(self, group: str, columns: list[Column]) -> list[tuple[str, ...]]:
-        """Return headings and a line an entry."""
+        """Return the headings and one line per entry."""
         texts = []
         for column in columns:
             cells = [self.cells[label, column.dataset, column.metric] for label in self.labels]
@@ -292,7 +291,7 @@ def _fives(columns: list[Column]) -> Iterable[list[Column]]:
 
 
 def costs(entry: Entry) -> dict[str, Any]:
-    """Return the entry's cost: means over seeds of the times, sizes of the first seed."""
+    """Return the entry's cost: times averaged over seeds, sizes of the first seed."""
     every = [results.cost for results in entry.results]
     trained = [cost.train_seconds for cost in every if cost.train_seconds is not None]
     rates = [cost.predict_seconds / max(cost.predict_examples, 1) for cost in every]
@@ -324,7 +323,7 @@ def group_title(group: str, board: Leaderboard) -> str:
 
 
 def datasets_of(results: Results, dataset: str) -> list[str]:
-    """Return the data sets that a column's name stands for: itself, or those of a mean."""
+    """Return the data sets behind a column's name: itself, or those of a mean."""
     if dataset == SHIFT_MEAN:
         return [name for name in results.datasets if name.startswith("shift:")]
     for place, mean in OOD_MEANS.items():
@@ -336,7 +335,7 @@ def datasets_of(results: Results, dataset: str) -> list[str]:
 
 
 def value_of(results: Results, dataset: str, metric: str) -> float | None:
-    """Return one number of one result; a mean over data sets only where all have it."""
+    """Return one number of one result; a mean over data sets only if all have a value."""
     rows = [results.get(name, metric) for name in datasets_of(results, dataset)]
     values = [row.value for row in rows if row is not None and row.value is not None]
     return sum(values) / len(rows) if rows and len(values) == len(rows) else None

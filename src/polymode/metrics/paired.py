@@ -31,10 +31,10 @@ class Difference(NamedTuple):
 
 
 def paired(gaps: Sequence[float]) -> Difference | None:
-    """Return the difference that the gaps of the seeds show; None for no gaps.
+    """Return the mean of the differences per seed with its t-test; None without any.
 
-    Traps: two or three seeds give wide intervals, as they should; seeds that are equal in all but
-    rounding give none, and a p-value of 0 or 1.
+    Traps: two or three seeds give wide intervals, as they should; differences that are all equal
+    give an interval of length 0, and a p-value of 0 or 1.
 
     >>> gap = paired([0.2, 0.1, 0.3])
     >>> round(gap.mean, 3), round(gap.p_value, 4)
@@ -66,11 +66,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def not_rejected(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
-    """Return the names whose hypothesis stands after Holm's step-down correction.
+    """Return the names whose hypothesis is not rejected after Holm's step-down correction.
 
     Sorted p-values are compared with :math:`(1 - level)/m, (1 - level)/(m - 1), \\dots`; from the
-    first that is larger on, all stand. The probability of any false rejection is at most 1 − level,
-    however many hypotheses there are.
+    first larger one on, none is rejected. The probability of any false rejection is at most
+    1 − level, however many hypotheses there are.
 
     Reference: S. Holm, A simple sequentially rejective multiple test procedure, Scandinavian
     Journal of Statistics 6 (1979).

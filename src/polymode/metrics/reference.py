@@ -1,4 +1,4 @@
-r"""How far a prediction is from that of a reference posterior, input by input; no targets.
+r"""Distances between a prediction and that of a reference posterior, per input; no targets.
 
 Classes: with the mixtures :math:`\bar p_n` and :math:`\bar p^*_n` of the prediction and of the
 reference, `agreement` and `total_variation`. Densities: with the quantile functions :math:`Q_n` and
@@ -7,12 +7,12 @@ reference, `agreement` and `total_variation`. Densities: with the quantile funct
 .. math:: W_1 = \int_0^1 |Q - Q^*| \, du = \int |F - F^*| \, dy, \qquad
           W_2 = \Big(\int_0^1 (Q - Q^*)^2 \, du\Big)^{1/2},
 
-of each output by itself. The mixtures' distribution functions are computed on nodes that lie where
-their components lie, so nothing is sampled; the error is below 1 % of the smaller scale.
+for each output separately. The mixtures' distribution functions are computed on nodes placed by
+their components, so nothing is sampled; the error is below 1 % of the smaller scale.
 
-What others call W2: the NeurIPS 2021 competition on approximate inference reports `scipy`'s
-`wasserstein_distance`, which is W1, of 1,000 samples per input, and calls it W2. Samples of two
-equal distributions are then apart by about :math:`\sigma / \sqrt{1000}`; here they are not.
+The NeurIPS 2021 competition on approximate inference reports `scipy`'s `wasserstein_distance` of
+1,000 samples per input, which is W1, and calls it W2. Samples of two equal distributions then have
+a distance of about :math:`\sigma / \sqrt{1000}`; here it is 0.
 
 `S` samples, `B` batch, `C` classes, `D` outputs.
 """
@@ -37,7 +37,8 @@ from polymode.prediction import CategoricalPrediction, MixturePrediction, Predic
 
 NODES = 400  # at which distribution functions are computed
 LEVELS = 1000  # at which quantile functions are compared
-REACH, FEWEST = 6.0, 13  # scales on either side of a component, and nodes of it, if they are many
+REACH = 6.0  # scales on either side of a component
+FEWEST = 13  # nodes of a component, at least
 HELD = 2**23  # densities in memory at a time, 64 MB
 _of_classes = partial(register, REFERENCE_CLASSIFICATION, family="reference")
 _distance = partial(
@@ -55,8 +56,8 @@ _distance = partial(
 def agreement(prediction: Prediction, reference: Prediction) -> Score:
     r"""Return :math:`\frac1B\sum_n 1[\arg\max \bar p_n = \arg\max \bar p^*_n]`.
 
-    Traps: where the reference itself is nearly undecided, small errors change the class; two
-    predictions may agree everywhere and be far apart in confidence, see `total_variation`.
+    Traps: where the reference is nearly undecided, small errors change the class; two predictions
+    may agree everywhere and differ widely in confidence, see `total_variation`.
     Reference: P. Izmailov et al., What are Bayesian neural network posteriors really like?, 2021.
     """
     check_call(agreement, locals())
@@ -87,7 +88,7 @@ def total_variation(prediction: Prediction, reference: Prediction) -> Score:
     summary="Wasserstein-1 distance of the predictive density to the reference's, mean over inputs",
 )
 def w1(prediction: Prediction, reference: Prediction) -> Score:
-    """Return the mean over inputs of W1, itself the mean over outputs, in units of y."""
+    """Return W1, averaged over outputs and inputs, in units of y."""
     check_call(w1, locals())
     return mean_score(_distances(prediction, reference, "w1")[0])
 
@@ -98,10 +99,10 @@ def w1(prediction: Prediction, reference: Prediction) -> Score:
     summary="Wasserstein-2 distance of the predictive density to the reference's, mean over inputs",
 )
 def w2(prediction: Prediction, reference: Prediction) -> Score:
-    """Return the mean over inputs of W2, itself the mean over outputs, in units of y; ≥ `w1`.
+    """Return W2, averaged over outputs and inputs, in units of y; ≥ `w1`.
 
     Traps: tails weigh with their square; a prediction without moments (Student-t with df <= 2) has
-    no finite W2, and what is returned is that of the part within six scales.
+    no finite W2, and the value returned covers the part within six scales only.
     """
     check_call(w2, locals())
     return mean_score(_distances(prediction, reference, "w2")[1])
@@ -112,11 +113,11 @@ def _probs(prediction: Prediction, reference: Prediction, name: str) -> tuple[Te
         if not isinstance(side, CategoricalPrediction):
             raise ValueError(f"`{name}` takes predictions of classes; of densities use `w1`, `w2`")
     ours, theirs = prediction.mean.detach().double(), reference.mean.detach().double()
-    _same_shape(ours, theirs, name)
+    _check_shapes(ours, theirs, name)
     return ours, theirs
 
 
-def _same_shape(ours: Tensor, theirs: Tensor, name: str) -> None:
+def _check_shapes(ours: Tensor, theirs: Tensor, name: str) -> None:
     if ours.shape != theirs.shape:
         raise ValueError(
             f"`{name}` compares two predictions of the same inputs, got {tuple(ours.shape)} and"
@@ -134,7 +135,7 @@ def _distances(prediction: Prediction, reference: Prediction, name: str) -> tupl
             f"`{name}` takes predictions of densities; of classes use `agreement`,"
             " `total_variation`"
         )
-    _same_shape(prediction.mean, reference.mean, name)
+    _check_shapes(prediction.mean, reference.mean, name)
     shape = prediction.loc.shape[1:]
     samples = max(prediction.num_samples, reference.num_samples)
     rows = max(1, HELD // (samples * NODES))
@@ -142,7 +143,7 @@ def _distances(prediction: Prediction, reference: Prediction, name: str) -> tupl
         [t.double().flatten(1).split(rows, 1) for t in (side.loc, side.scale)]
         for side in (prediction, reference)
     ]
-    parts_of_distances = []
+    distances: list[Tensor] = []
     for our_loc, our_scale, loc, scale in zip(*parts[0], *parts[1], strict=True):
         mixtures = (our_loc, our_scale, prediction.df), (loc, scale, reference.df)
         nodes = _nodes(mixtures)  # (NODES, R)
@@ -150,13 +151,13 @@ def _distances(prediction: Prediction, reference: Prediction, name: str) -> tupl
             densities.standard_cdf((nodes - m[:, None]) / s[:, None], df).mean(0)
             for m, s, df in mixtures
         )
-        parts_of_distances.append(torch.stack([_w1(nodes, ours, theirs), _w2(nodes, ours, theirs)]))
-    distances = torch.cat(parts_of_distances, 1).unflatten(1, shape).mean(-1)
-    return distances[0], distances[1]
+        distances.append(torch.stack([_w1(nodes, ours, theirs), _w2(nodes, ours, theirs)]))
+    means = torch.cat(distances, 1).unflatten(1, shape).mean(-1)
+    return means[0], means[1]
 
 
 def _nodes(mixtures: tuple[tuple[Tensor, Tensor, float | None], ...]) -> Tensor:
-    """Return places where both mixtures have their mass, (NODES, R), in order."""
+    """Return increasing nodes that cover the mass of both mixtures, (NODES, R)."""
     places = []
     for loc, scale, _ in mixtures:
         number = max(FEWEST, 2 * NODES // len(loc))
@@ -185,7 +186,7 @@ def _w2(nodes: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _inverse(nodes: Tensor, values: Tensor, levels: Tensor) -> Tensor:
-    """Return where rows of a growing function, linear between nodes, have these levels."""
+    """Return where rows of an increasing function, linear between nodes, reach these levels."""
     right = torch.searchsorted(values, levels).clamp(1, values.shape[1] - 1)
     low, high = values.gather(1, right - 1), values.gather(1, right)
     share = ((levels - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)

@@ -1,8 +1,8 @@
 r"""Scores of predicted densities against real-valued targets, in the units of the targets.
 
 The prediction is the mixture :math:`\frac1S\sum_s p_s(y \mid x)` of the samples' densities, with
-mean :math:`\bar\mu` and variance :math:`v`. `standardise` puts prediction and targets in multiples
-of a scale, so that any metric may be reported in standard deviations of y instead of its units.
+mean :math:`\bar\mu` and variance :math:`v`. `standardise` divides prediction and targets by a
+scale, so that any metric may be reported in standard deviations of y instead of its units.
 `S` samples, `B` batch, `D` outputs.
 """
 
@@ -17,7 +17,14 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.likelihoods.densities import HALF_LOG_2PI
 from polymode.likelihoods.targets import check_values
-from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
+from polymode.metrics.score import (
+    REGRESSION,
+    NotDefined,
+    Score,
+    check_lengths,
+    mean_score,
+    register,
+)
 from polymode.prediction import MixturePrediction, Prediction
 
 _quality = partial(register, REGRESSION, direction="down", family="quality")
@@ -34,12 +41,12 @@ _uncertainty = partial(register, REGRESSION, direction="", family="uncertainty",
 def rmse(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} (\bar\mu_{nd} - y_{nd})^2}`.
 
-    In units of y, from 0. `each` is the squared error, mean over outputs. The standard error is
-    that of the mean squared error, carried through the root to first order. Not defined for
+    In units of y, from 0. `each` is the squared error, averaged over outputs. The standard error is
+    that of the mean squared error, propagated through the root to first order. Not defined for
     Student-t densities with df <= 1, which have no mean.
 
-    Traps: the root of the mean, so scores of batches cannot be averaged; with outputs of different
-    units the largest one rules (see `standardise`).
+    Traps: the root of the mean, so scores of batches cannot be averaged; of outputs in different
+    units the largest dominates (see `standardise`).
     """
     check_call(rmse, locals())
     mixture, values = check_pair(prediction, targets, "rmse")
@@ -58,12 +65,12 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
 def nll(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean of :math:`-\log \frac1S\sum_s \prod_d p_s(y_{nd} \mid x_n)`.
 
-    In nats per example, any real number; log-sum-exp over the samples of the density of all outputs
-    together. Proper: its expectation is smallest for the true density.
+    In nats per example, any real number; log-sum-exp over the samples of the joint density of all
+    outputs. Proper: its expectation is smallest for the true density.
 
-    Traps: a density, so it depends on the units of y (y divided by a scale s has an NLL smaller by
-    log s for each output) and may be negative; and not `nll_moment_matched`, which many papers
-    report for ensembles and which is another number.
+    Traps: a density, so it may be negative and depends on the units of y (dividing y by a scale s
+    lowers the NLL by log s per output); not the same as `nll_moment_matched`, which many papers
+    report for ensembles.
 
     Reference: I. J. Good, Rational decisions, J. R. Stat. Soc. B 14 (1952).
     """
@@ -85,12 +92,12 @@ def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
     .. math:: \frac1B\sum_{nd} \tfrac12\log 2\pi v_{nd}
               + \frac{(y_{nd} - \bar\mu_{nd})^2}{2 v_{nd}}
 
-    In nats per example, any real number. This is what the deep-ensembles paper and most tables of
-    UCI regressions report. Not defined where the variance is infinite (Student-t, df <= 2).
+    In nats per example, any real number. The deep-ensembles paper and most tables of UCI
+    regressions report it. Not defined where the variance is infinite (Student-t, df <= 2).
 
-    Traps: for one Gaussian sample it is `nll`, otherwise not, and either may be the smaller: it
-    pays for probability between distant members, and forgives targets there. Outputs are taken as
-    independent, though members that differ correlate them. It depends on the units of y.
+    Traps: for one Gaussian sample it equals `nll`, otherwise either may be the smaller: it spends
+    probability between distant members, and forgives targets there. Outputs are treated as
+    independent, although differing members correlate them. It depends on the units of y.
 
     Reference: B. Lakshminarayanan, A. Pritzel, C. Blundell, Simple and scalable predictive
     uncertainty estimation using deep ensembles, NeurIPS 2017, section 2.4.
@@ -112,13 +119,13 @@ def nll_moment_matched(prediction: Prediction, targets: Tensor) -> Score:
 def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} v_{nd}}`, in units of y, above 0.
 
-    Needs no targets. `each` is the variance, mean over outputs; the standard error as in `rmse`.
-    The root of the mean and not the mean of the roots, because it is then what the RMSE should be:
-    if variances are right, :math:`E(y - \bar\mu)^2 = E\,v`. Not defined where the variance is
+    Needs no targets. `each` is the variance, averaged over outputs; the standard error as in
+    `rmse`. The root of the mean, not the mean of the roots, because the RMSE should equal it: if
+    variances are right, :math:`E(y - \bar\mu)^2 = E\,v`. Not defined where the variance is
     infinite (Student-t, df <= 2).
 
-    Traps: smaller is better only among calibrated predictions; a few wide ones rule it. "Sharpness"
-    is elsewhere the mean standard deviation, or a mean interval width, here `width_90`.
+    Traps: smaller is better only among calibrated predictions; a few wide ones dominate it.
+    Elsewhere "sharpness" is the mean standard deviation, or a mean interval width, here `width_90`.
 
     Reference: T. Gneiting, F. Balabdaoui, A. E. Raftery, Probabilistic forecasts, calibration and
     sharpness, J. R. Stat. Soc. B 69 (2007); by the variance in V. Kuleshov, N. Fenner, S. Ermon,
@@ -139,11 +146,11 @@ def sharpness(prediction: Prediction, targets: Tensor | None = None) -> Score:
 def epistemic_std(prediction: Prediction, targets: Tensor | None = None) -> Score:
     r"""Return :math:`\sqrt{\frac{1}{BD}\sum_{nd} \mathrm{Var}_s\,\mu_{snd}}`, in units of y.
 
-    Densities that have an epistemic share of their own add it to the variance. Needs no targets.
-    `each` is the variance, mean over outputs; the standard error as in `rmse`.
+    Densities with an epistemic share add it to the variance. Needs no targets. `each` is the
+    variance, averaged over outputs; the standard error as in `rmse`.
 
-    Traps: a few inputs where members are far apart rule it; the variance over S samples divides by
-    S, so few samples say too little.
+    Traps: a few inputs where members are far apart dominate it; the variance over S samples divides
+    by S, so it is too small for few samples.
     """
     check_call(epistemic_std, locals())
     mixture = _uncertain(prediction, "epistemic_std")
@@ -163,8 +170,8 @@ def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Sc
 
     Needs no targets. Not defined where the variance is infinite (Student-t, df <= 2).
 
-    Traps: near 0 everywhere, also off the data, the members are one function; a mean of ratios, not
-    the ratio of means; the variance over S samples divides by S, so few samples say too little.
+    Traps: near 0 even away from the data, the members are one function; a mean of ratios, not the
+    ratio of means; the variance over S samples divides by S, so it is too small for few samples.
     """
     check_call(epistemic_share, locals())
     mixture = _uncertain(prediction, "epistemic_share")
@@ -183,16 +190,16 @@ def _uncertain(prediction: Prediction, metric: str) -> MixturePrediction:
 def standardise(
     prediction: Prediction, targets: Tensor, scale: Tensor | float
 ) -> tuple[MixturePrediction, Tensor]:
-    r"""Return prediction and targets of y / scale: metrics of them are in multiples of `scale`.
+    r"""Return prediction and targets divided by `scale`, for metrics in multiples of it.
 
-    With the standard deviations of the training targets this makes the "standardised" numbers of
-    the literature. The NLL falls by :math:`\sum_d \log scale_d`; of D outputs each is divided by
-    its own scale before they are averaged. No shift is needed: no metric here depends on one.
+    The standard deviations of the training targets give the "standardised" numbers of the
+    literature. The NLL falls by :math:`\sum_d \log scale_d`; the D outputs are divided by their
+    scales before they are averaged. No shift is needed: no metric here depends on one.
 
     Args:
         prediction, targets: in units of y.
         scale: > 0, one number for all outputs or D of them, in units of y. From training data: the
-            scale of the test set would tell of the targets.
+            scale of the test set would reveal something about its targets.
 
     Returns:
         the prediction, and the targets (B, D), in units of `scale`.
@@ -215,19 +222,16 @@ def standardise(
 def check_pair(
     prediction: Prediction, targets: Tensor, metric: str
 ) -> tuple[MixturePrediction, Tensor]:
-    """Return the prediction, which must be of densities, and values (B, D) that belong to it."""
+    """Return the prediction of densities with its targets (B, D), or raise what is wrong."""
     check_call(check_pair, locals())
     mixture = check_mixture(prediction, metric)
     values = check_values(targets, mixture.loc.shape[-1]).to(mixture.loc.device)
-    if len(values) != len(mixture):
-        raise ValueError(f"got {len(values)} target(s) for {len(mixture)} prediction(s)")
-    if len(values) == 0:
-        raise ValueError("there is nothing to score: 0 examples")
+    check_lengths(values, mixture, "target(s)")
     return mixture, values
 
 
 def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
-    """Return the prediction, or say that `metric` needs one of densities."""
+    """Return the prediction, or raise that `metric` needs densities."""
     check_call(check_mixture, locals())
     if not isinstance(prediction, MixturePrediction):
         raise ValueError(
@@ -238,7 +242,7 @@ def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
 
 
 def check_variance(mixture: MixturePrediction) -> Tensor:
-    """Return the predictive variance (B, D), or say that it does not exist."""
+    """Return the predictive variance (B, D), or raise that it does not exist."""
     check_call(check_variance, locals())
     if mixture.df is not None and mixture.df <= 2.0:
         raise NotDefined(f"infinite variance: df = {mixture.df:g} <= 2")

@@ -1,7 +1,7 @@
 """Results: every number of one evaluation, with unit, direction, n and standard error.
 
-Data sets are named "test", "shift:NAME:SEVERITY", "ood:NAME" and "val:NAME:SEVERITY". What was
-measured of the posterior itself has the name of its examination there, "examined:NAME".
+Data sets are named "test", "shift:NAME:SEVERITY", "ood:NAME" and "val:NAME:SEVERITY"; numbers about
+the posterior itself are filed under their examination, "examined:NAME".
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from polymode.metrics.table import align, decimals_for, number
 from polymode.prediction import Prediction
 
 SCHEMA = 2  # 1 had no near_ood, target_scale and memory
-EXAMINED = "examined:"  # how the data sets of examinations begin
+EXAMINED = "examined:"  # prefix of the data sets of examinations
 
 
 class NewerSchema(ValueError):
-    """Results that a newer release wrote."""
+    """Results written by a newer release."""
 
 
 class Row(NamedTuple):
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     Attributes:
         dataset: "test", "shift:NAME:SEVERITY", "ood:NAME" or "examined:NAME".
-        metric: its registered name, or what an examination calls it.
+        metric: its registered name, or its name in an examination.
         value: None where the metric does not apply; `note` then says why.
         unit, direction: "up" or "down" is better, "" if neither.
         n: examples. standard_error: over examples, None where it is not known.
@@ -54,14 +54,14 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What it took.
+    """Cost of a posterior.
 
     Attributes:
-        num_modes: networks that were trained. parameters: of all of them together.
-        num_samples: networks that a prediction is made of, `samples_per_mode` of each mode.
+        num_modes: number of trained networks. parameters: of all of them together.
+        num_samples: number of networks in a prediction, `samples_per_mode` of each mode.
         predict_seconds: wall time of predicting `predict_examples` inputs, all scored sets.
         train_seconds: wall time of the fit, None if it was not measured.
-        memory_bytes: of the posterior's parameters and buffers, None in results of before 0.2.
+        memory_bytes: of the posterior's parameters and buffers, None in results from before 0.2.
     """
 
     num_modes: int
@@ -74,7 +74,7 @@ class Cost(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A prediction that was made, with the targets (None if there are none) and 1-D inputs."""
+    """A stored prediction, with its targets and inputs where figures need them."""
 
     prediction: Prediction
     targets: Tensor | None = None
@@ -83,20 +83,20 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What `evaluate` found about one posterior on one task.
+    """The numbers of one posterior on one task, as `evaluate` returns them.
 
     `results["test", "nll"]` is a `Row`. `kept` has the predictions by data set, so that any other
-    metric or figure can be made of them; it is not part of the JSON.
+    metric or figure can be computed from them; it is not part of the JSON.
 
     Attributes:
         task, method, net: names. seed: of the fit. config: the method's options.
         rows: the numbers. cost: see `Cost`.
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         target_scale: D standard deviations that the "standardised" numbers are divided by.
-        label: what tables call it; by default the method, with the options that tell it apart.
-        data: fingerprints of the data sets, by name; empty in results of before 0.2.
+        label: its name in tables; by default the method, with the options that distinguish it.
+        data: fingerprints of the data sets, by name; empty in results from before 0.2.
         class_names: in the order of the labels; empty where the task has none.
-        arrays: by examination, what its figures are made of; not part of the JSON.
+        arrays: by examination, the arrays its figures need; not part of the JSON.
     """
 
     task: str
@@ -121,7 +121,7 @@ class Results:
         return {(row.dataset, row.metric): row for row in self.rows}
 
     def get(self, dataset: str, metric: str) -> Row | None:
-        """Return a number, None where there is none."""
+        """Return a row, or None if there is none."""
         return self._rows.get((dataset, metric))
 
     def __getitem__(self, key: tuple[str, str]) -> Row:
@@ -139,32 +139,32 @@ class Results:
         raise KeyError(f"no metric '{metric}' for '{dataset}'.{suggest(metric, metrics)}")
 
     def score(self, dataset: str, metric: str) -> Score:
-        """Compute any registered metric from the kept predictions; `each` has its examples' parts.
+        """Compute any registered metric from the kept predictions, with its parts in `each`.
 
         Args:
             dataset: "test", "shift:NAME:SEVERITY" or "ood:NAME"; its prediction must be kept.
             metric: a registered name, also one that was not evaluated.
         """
         if dataset not in self.kept:
-            kept_names = ", ".join(self.kept) or "none"
+            names = ", ".join(self.kept) or "none"
             raise ValueError(
                 f"the prediction of '{dataset}' was not kept.{suggest(dataset, self.kept)}"
-                f" Kept: {kept_names}; see `keep` of pm.evaluate"
+                f" Kept: {names}; see `keep` of pm.evaluate"
             )
-        kept = self.kept[dataset]
-        table = table_of(kept.prediction, metric)
+        stored = self.kept[dataset]
+        table = table_of(stored.prediction, metric)
         if table.kind.startswith("OOD"):
             if "test" not in self.kept or not dataset.startswith("ood:"):
                 raise ValueError(
                     f"'{metric}' sets an OOD set against the test set, got '{dataset}';"
                     " both predictions must be kept"
                 )
-            return score_of(table.get(metric), self.kept["test"].prediction, kept.prediction)
-        return score_of(table.get(metric), kept.prediction, kept.targets, self.target_scale)
+            return score_of(table.get(metric), self.kept["test"].prediction, stored.prediction)
+        return score_of(table.get(metric), stored.prediction, stored.targets, self.target_scale)
 
     @cached_property
     def datasets(self) -> list[str]:
-        """The data sets, in the order in which they were scored."""
+        """The data sets, in the order of scoring."""
         return list(dict.fromkeys(row.dataset for row in self.rows))
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class Results:
         """Return the scores as text, ± one s.e. over examples; arrows point to better.
 
         Args:
-            full: every metric, a block for each family; by default those of a leaderboard.
+            full: every metric, one block per family; by default those of a leaderboard.
         """
         head = f"{self.method} on {self.task}, seed {self.seed}: ± is one s.e. over the n examples"
         blocks: list[str] = []
@@ -206,7 +206,7 @@ class Results:
         return html_block(title, *tables, options, note=note)
 
     def _scores(self, outside: bool) -> list[Row]:
-        """Return the rows of OOD sets, or of the others; without examinations."""
+        """Return the rows of OOD sets, or of all but those; without examinations."""
         scored = [row for row in self.rows if not row.dataset.startswith(EXAMINED)]
         return [row for row in scored if row.dataset.startswith("ood:") == outside]
 
@@ -215,7 +215,7 @@ class Results:
         return align(lines[0], lines[1:]) if lines else ""
 
     def _lines(self, rows: list[Row]) -> list[tuple[str, ...]]:
-        """Return headings and a line per data set; nothing for no rows."""
+        """Return the headings and one line per data set; nothing without rows."""
         if not rows:
             return []
         datasets = list(dict.fromkeys(row.dataset for row in rows))
@@ -264,7 +264,7 @@ class Results:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Results:
-        """Return what `to_dict` gave; a newer schema is refused."""
+        """Restore results from `to_dict`; refuse a newer schema."""
         version = content.get("schema")
         if type(version) is not int:
             raise ValueError("these are not results of polymode: they have no schema version")
@@ -294,7 +294,7 @@ class Results:
 
     @staticmethod
     def from_json(text: str) -> Results:
-        """Return what `to_json` gave."""
+        """Restore results from `to_json`."""
         return Results.from_dict(parse_json(text))
 
     def replace(self, **changes: Any) -> Results:
@@ -303,7 +303,7 @@ class Results:
 
 
 def _cost(stored: Mapping[str, Any]) -> Cost:
-    """Return the cost; before modes had several samples, there were as many as modes."""
+    """Return the cost; files from before modes had several samples lack `num_samples`."""
     return Cost(**{"num_samples": stored["num_modes"], **stored})
 
 
@@ -311,7 +311,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return type(value) is int
 
 
@@ -319,31 +319,31 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _is_known(value: Any) -> bool:
+def _is_number_or_none(value: Any) -> bool:
     return value is None or _is_number(value)
 
 
 _RESULTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("task", "method", "net", "label"), _is_text),
-    "seed": _is_whole,
+    "seed": _is_integer,
     "config": lambda value: isinstance(value, dict) and isinstance(value.get("search", {}), dict),
     **dict.fromkeys(("near_ood", "class_names"), lambda value: all(map(_is_text, value))),
     "target_scale": lambda value: all(map(_is_number, value or ())),
 }
 _ROW: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("dataset", "metric", "unit", "note"), _is_text),
-    **dict.fromkeys(("value", "standard_error"), _is_known),
+    **dict.fromkeys(("value", "standard_error"), _is_number_or_none),
     "direction": lambda value: isinstance(value, str) and value in ARROWS,
-    "n": _is_whole,
+    "n": _is_integer,
 }
 _COST: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(Cost._fields, _is_number),
-    **dict.fromkeys(("train_seconds", "memory_bytes"), _is_known),
+    **dict.fromkeys(("train_seconds", "memory_bytes"), _is_number_or_none),
 }
 
 
 def _check_types(results: Results) -> None:
-    """Refuse values of other types than results have, as a file may hold them."""
+    """Refuse values of the wrong type, which a file may contain."""
     rows = [(row, _ROW) for row in results.rows]
     for what, checks in [(results, _RESULTS), (results.cost, _COST), *rows]:
         for name, fits in checks.items():
@@ -352,7 +352,7 @@ def _check_types(results: Results) -> None:
 
 
 def title_of(metric: str) -> str:
-    """Return how people write the metric's name; its own words if it is not registered.
+    """Return the metric's title as people write it; derived from the name if not registered.
 
     >>> title_of("nll"), title_of("auroc_mutual_information"), title_of("my_own")
     ('NLL', 'AUROC, MI', 'my own')
@@ -365,7 +365,7 @@ def title_of(metric: str) -> str:
 
 
 def is_headline(metric: str) -> bool:
-    """Return whether a leaderboard shows the metric unasked; one that is not registered, yes."""
+    """Return whether a leaderboard shows the metric by default; unregistered ones are shown."""
     entry = _entry_of(metric)
     return entry is None or bool(entry.metadata["headline"])
 

@@ -69,6 +69,14 @@ def mean_score(contributions: Tensor) -> Score:
     return Score(value, n, error, contributions)
 
 
+def check_lengths(targets: Tensor, prediction: Prediction, what: str) -> None:
+    """Refuse targets of another number than the predictions, and none at all."""
+    if len(targets) != len(prediction):
+        raise ValueError(f"got {len(targets)} {what} for {len(prediction)} prediction(s)")
+    if len(targets) == 0:
+        raise ValueError("there is nothing to score: 0 examples")
+
+
 Metric = Callable[[Prediction, Tensor], Score]
 PairMetric = Callable[[Prediction, Prediction], Score]
 

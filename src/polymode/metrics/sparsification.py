@@ -1,7 +1,7 @@
 r"""Sparsification: how the error falls when the most uncertain examples are removed first.
 
-With squared errors :math:`e_n` in the order of rising uncertainty, the error that is left when k of
-B examples are removed, in multiples of the error of all, is
+With squared errors :math:`e_n` in order of increasing uncertainty, the error left when k of B
+examples are removed, in multiples of the error of all, is
 
 .. math:: r(k/B) = \frac{\frac{1}{B-k}\sum_{n \le B-k} e_n}{\frac1B\sum_n e_n}, \qquad k < B,
 
@@ -23,15 +23,15 @@ from polymode.prediction import Prediction
 
 
 class Sparsification(NamedTuple):
-    """Curves of the error left, float64; it is 1 throughout where removal is at random.
+    """Curves of the remaining error, float64; 1 throughout if removal is random.
 
     Attributes:
         removed: (B,) share of examples removed, 0 to 1 - 1/B.
-        error: (B,) error of those left over that of all, most uncertain removed first.
+        error: (B,) mean error of the remaining examples over that of all, most uncertain first.
         oracle: (B,) the same with the largest error removed first: no order is below.
         area: between `error` and `oracle`: AUSE.
-        area_random: between 1 and `oracle`: what an uncertainty that knows nothing gets, on
-            average over random orders, and exactly if it is constant.
+        area_random: between 1 and `oracle`: the area of an uninformative uncertainty, on average
+            over random orders, and exactly if it is constant.
     """
 
     removed: Tensor
@@ -44,12 +44,12 @@ class Sparsification(NamedTuple):
 def sparsification(uncertainty: OnlyTensor, error: OnlyTensor) -> Sparsification:
     """Return the curves of any error under any uncertainty.
 
-    Examples of equal uncertainty count with their mean error, which is the mean over all orders of
-    them: the curve depends on nothing but the arguments. Not defined (`NotDefined`) for fewer than
-    2 examples, and where every error is zero.
+    Examples of equal uncertainty count with their mean error, the expectation over their orders, so
+    the order of the arguments does not matter. Not defined (`NotDefined`) for fewer than 2
+    examples, or if every error is zero.
 
     Args:
-        uncertainty: (B,) numbers, high for what is to be removed first; inf is allowed.
+        uncertainty: (B,) numbers, highest for the examples to remove first; inf is allowed.
         error: (B,) finite numbers >= 0.
 
     >>> curve = sparsification(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0]))
@@ -94,16 +94,16 @@ def ause(prediction: Prediction, targets: Tensor) -> Score:
 
     .. math:: \int_0^{1-1/B} r_{v}(t) - r_{oracle}(t)\; dt
 
-    by the trapezoidal rule, as TorchUncertainty has it; from 0 (the order of the variances is that
-    of the errors), near `Sparsification.area_random` for variances that know nothing, more for
-    those that mislead. With D outputs, the sum of variances against the mean of squared errors. It
-    has no standard error. Not defined for fewer than 2 examples, where every error is zero, and
-    where the variance is infinite (Student-t, df <= 2).
+    by the trapezoidal rule, as in TorchUncertainty; 0 if the variances order the examples as the
+    errors do, near `Sparsification.area_random` for uninformative variances, more for misleading
+    ones. With D outputs, the sum of variances against the mean of squared errors. No standard
+    error. Not defined for fewer than 2 examples, if every error is zero, or where the variance is
+    infinite (Student-t, df <= 2).
 
-    Traps: 0 is out of reach even for the true variances, because noise has no order (standard
-    normal errors of equal variance: 0.77); so compare methods on the same data only. Only the order
-    counts, not calibration. Of squared errors; papers also take absolute errors or the root of the
-    curve, which are other numbers. Outputs of different units: the largest rules.
+    Traps: even the true variances do not reach 0, because noise has no order (standard normal
+    errors of equal variance: 0.77); so compare methods on the same data only. Only the order
+    counts, not calibration. For squared errors; papers also use absolute errors or the root of the
+    curve, which give different numbers. Of outputs in different units the largest dominates.
 
     Reference: E. Ilg et al., Uncertainty estimates and multi-hypotheses networks for optical flow,
     ECCV 2018.

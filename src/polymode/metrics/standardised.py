@@ -1,8 +1,7 @@
-"""Regression scores in standard deviations of the training targets, besides those in units of y.
+"""Regression scores in standard deviations of the training targets, as much literature reports.
 
-Much of the literature reports them: RMSE, NLL and CRPS of targets scaled to unit variance. Each is
-the metric itself on prediction and targets divided by that scale (`regression.standardise`), which
-`evaluate` takes from the task; results name it as `target_scale`.
+RMSE, NLL and CRPS of prediction and targets divided by that scale (`regression.standardise`), which
+`evaluate` takes from the task and results call `target_scale`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from polymode.metrics.score import REGRESSION, register
 
 UNIT = "standard deviations"
 
-for metric, title, unit, what in (
-    (rmse, "RMSE", UNIT, "RMSE"),
-    (nll, "NLL", "nats/example", "NLL"),
-    (crps, "CRPS", UNIT, "CRPS"),
+for metric, title, unit in (
+    (rmse, "RMSE", UNIT),
+    (nll, "NLL", "nats/example"),
+    (crps, "CRPS", UNIT),
 ):
     register(
         REGRESSION,
@@ -26,5 +25,5 @@ for metric, title, unit, what in (
         direction="down",
         family="quality",
         standardised=True,
-        summary=f"{what} of targets divided by the training targets' standard deviation",
+        summary=f"{title} of targets divided by the training targets' standard deviation",
     )(metric)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-_HUGE = 1e9  # from here on digits hide the size, which is all that such a number tells
+_HUGE = 1e9  # from here on in scientific notation: only the magnitude matters
 
 
 def decimals_for(values: Iterable[float | None], errors: Iterable[float | None] = ()) -> int:
@@ -39,7 +39,7 @@ def number(value: float | None, error: float | None, decimals: int, missing: str
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with the first column to the left and the others to the right.
+    """Return a table with the first column aligned left and the others right.
 
     >>> print(align(["method", "NLL"], [["map", "0.126"], ["deep_ensemble", "0.092"]]))
     method           NLL

@@ -1,12 +1,12 @@
-r"""Predictions: what S posterior samples say about B inputs, kept apart and mixed on demand.
+r"""Predictions of S posterior samples for B inputs, stored separately and mixed on demand.
 
 The posterior predictive is the mixture :math:`p(y \mid x) = \frac1S\sum_s p_s(y \mid x)` of the
-samples' own predictions: log-probabilities of C classes (`CategoricalPrediction`), or Gaussian or
-Student-t densities of D outputs (`MixturePrediction`). Parameters are never averaged: two members
-N(-5, 0.1) and N(5, 0.1) predict with a standard deviation of 5.001, not 0.1.
+samples' predictions: log-probabilities of C classes (`categorical`), or Gaussian or Student-t
+densities of D outputs (`mixture`); `base` holds what both can do. Parameters are never averaged:
+two members N(-5, 0.1) and N(5, 0.1) predict with a standard deviation of 5.001, not 0.1.
 
-Both tell apart what would remain if the network were known (aleatoric) and what comes from not
-knowing it (epistemic), once in nats and once by the law of total variance:
+Both separate the uncertainty that would remain if the network were known (aleatoric) from that of
+not knowing it (epistemic), once in nats and once by the law of total variance:
 
 =========  =========================================================  ====================
 all        `predictive_entropy`, :math:`H[\frac1S\sum_s p_s]`         `variance`
@@ -14,15 +14,15 @@ aleatoric  `expected_entropy`, :math:`\frac1S\sum_s H[p_s]`           `aleatoric
 epistemic  `mutual_information`, their difference, :math:`\ge 0`      `epistemic_variance`
 =========  =========================================================  ====================
 
-The S samples are L of each of M modes, mode by mode; `by_mode` tells them apart, `within_modes` and
+The S samples are L of each of M modes, mode by mode; `by_mode` separates them, `within_modes` and
 `between_modes` split the mutual information (chain rule), `join` makes one mixture of several, and
 `take_modes` a smaller one. A sample of a regression may also stand for a Gaussian around a network,
-as Laplace's approximation gives: `epistemic` is then the share of its variance that comes from the
-weights, and belongs to the epistemic part.
+as from Laplace's approximation: `epistemic` is then the share of its variance that comes from the
+weights, which counts as epistemic.
 
-Everything is computed when first asked for and then kept, in the dtype and on the device of the
-samples. Variances over samples divide by S. `M` modes, `L` samples per mode, `S` = M L samples, `B`
-batch, `C` classes, `D` outputs.
+Everything is computed once, on demand, in the dtype and on the device of the samples. Variances
+over samples divide by S. `M` modes, `L` samples per mode, `S` = M L samples, `B` batch, `C`
+classes, `D` outputs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["CategoricalPrediction", "MixturePrediction", "Prediction", "predict_
 
 
 def predict_from(components: Categories | Components) -> Prediction:
-    """Return the prediction of S samples from what a likelihood made of their outputs.
+    """Return the prediction of S samples from the components that a likelihood derives.
 
     Args:
         components: (M, L, B, C) or (M, L, B, D), as `by_mode` gives, for L samples of each of M

@@ -1,4 +1,4 @@
-"""What every prediction can do, whatever it predicts; see the package's own text."""
+"""What predictions of classes and of densities have in common."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prediction(ABC):
     num_modes: int
     _kind: ClassVar[str]
     _axes: ClassVar[str]
-    _shown: ClassVar[tuple[str, str]]
+    _summarised: ClassVar[tuple[str, str]]
 
     @property
     @abstractmethod
@@ -37,12 +37,12 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def aleatoric_variance(self) -> Tensor:
-        """Mean over networks of their own variances, (B, C) or (B, D)."""
+        """Mean of the networks' variances, (B, C) or (B, D)."""
 
     @property
     @abstractmethod
     def epistemic_variance(self) -> Tensor:
-        """Variance of the means over networks, (B, C) or (B, D)."""
+        """Variance of the networks' means, (B, C) or (B, D)."""
 
     @property
     @abstractmethod
@@ -52,14 +52,14 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def expected_entropy(self) -> Tensor:
-        """Mean over networks of their own entropies in nats, (B,) or (B, D)."""
+        """Mean of the networks' entropies in nats, (B,) or (B, D)."""
 
     @property
     @abstractmethod
     def mutual_information(self) -> Tensor:
-        """What y tells about which network is right, in nats, >= 0, (B,) or (B, D).
+        """Information that y carries about which network is right, in nats, (B,) or (B, D).
 
-        At most log S, unless densities have an epistemic share of their own.
+        In [0, log S], unless densities have an epistemic share.
         """
 
     @property
@@ -73,11 +73,11 @@ class Prediction(ABC):
 
     @abstractmethod
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors, of axes (S, B, ...), and a JSON-safe rest."""
+        """Return the tensors, of axes (S, B, ...), and JSON-safe metadata."""
 
     @abstractmethod
     def _columns(self) -> dict[str, list[str]]:
-        """Return what a notebook shows of each input, by heading."""
+        """Return the columns that a notebook shows, by heading."""
 
     @cached_property
     def variance(self) -> Tensor:
@@ -93,8 +93,8 @@ class Prediction(ABC):
     def within_modes(self) -> Tensor:
         r"""Mutual information within modes in nats, (B,) or (B, D).
 
-        The mean over modes of each mode's own: what y tells about the network if its mode is known.
-        By the chain rule :math:`I[y; w] = I[y; m] + I[y; w \mid m]`, `mutual_information` is
+        Averaged over modes: information that y carries about the network within a given mode. By
+        the chain rule :math:`I[y; w] = I[y; m] + I[y; w \mid m]`, `mutual_information` is
         `between_modes` + `within_modes`.
         """
         modes = [self.take_modes([number]) for number in range(self.num_modes)]
@@ -104,7 +104,8 @@ class Prediction(ABC):
     def between_modes(self) -> Tensor:
         """Mutual information between modes in nats, in [0, log M], (B,) or (B, D).
 
-        What y tells about which mode is right: the rest of `mutual_information`.
+        Information that y carries about which mode is right: `mutual_information` less
+        `within_modes`.
         """
         return (self.mutual_information - self.within_modes).clamp(min=0.0)
 
@@ -135,7 +136,7 @@ class Prediction(ABC):
 
     @property
     def has_epistemic(self) -> bool:
-        """Whether it tells what comes from not knowing the network: from two samples on."""
+        """Whether the epistemic part is defined: from two samples on."""
         return self.num_samples > 1
 
     def __len__(self) -> int:
@@ -152,13 +153,13 @@ class Prediction(ABC):
             which = which if which.numel() else which.long()  # an empty list is float
             if which.dim() != 1 or which.is_floating_point():
                 raise IndexError("A prediction is indexed by input: a slice, indices or a mask.")
-        tensors, rest = self._parts()
-        return Prediction.from_arrays({key: t[:, which] for key, t in tensors.items()}, rest)
+        tensors, metadata = self._parts()
+        return Prediction.from_arrays({key: t[:, which] for key, t in tensors.items()}, metadata)
 
     def take_modes(self, modes: slice | Sequence[int]) -> Prediction:
-        """Return what some modes predict, with all their samples: `take_modes(slice(3))`."""
+        """Return the prediction of some modes, with all their samples: `take_modes(slice(3))`."""
         numbers = range(self.num_modes)
-        which = numbers[modes] if isinstance(modes, slice) else [numbers[each] for each in modes]
+        which = numbers[modes] if isinstance(modes, slice) else [numbers[m] for m in modes]
         if not which:
             raise IndexError(f"No mode of the {self.num_modes} is taken by {modes!r}.")
         return self._take_samples(
@@ -171,57 +172,61 @@ class Prediction(ABC):
         )
 
     def _take_samples(self, samples: list[int], num_modes: int) -> Prediction:
-        tensors, rest = self._parts()
-        taken = {key: tensor[samples] for key, tensor in tensors.items()}
-        return Prediction.from_arrays(taken, {**rest, "num_modes": num_modes})
+        tensors, metadata = self._parts()
+        selected = {key: tensor[samples] for key, tensor in tensors.items()}
+        return Prediction.from_arrays(selected, {**metadata, "num_modes": num_modes})
 
     @staticmethod
     def cat(predictions: Sequence[Prediction]) -> Prediction:
         """Return the predictions of several batches as one, joined along B."""
-        tensors, rest = _joined(predictions, along=1)
-        return Prediction.from_arrays(tensors, rest)
+        tensors, metadata = _joined(predictions, along=1)
+        return Prediction.from_arrays(tensors, metadata)
 
     @staticmethod
     def join(predictions: Sequence[Prediction]) -> Prediction:
         """Return the predictions of several posteriors at the same inputs as one, joined along S.
 
-        Their modes add up; each must have as many samples as the others, so that all weigh alike.
+        Their modes add up; all must have equally many samples per mode, so that they weigh alike.
         """
-        tensors, rest = _joined(predictions, along=0)
+        tensors, metadata = _joined(predictions, along=0)
         num_modes = sum(prediction.num_modes for prediction in predictions)
-        return Prediction.from_arrays(tensors, {**rest, "num_modes": num_modes})
+        return Prediction.from_arrays(tensors, {**metadata, "num_modes": num_modes})
 
     def to_arrays(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what is to be stored: contiguous tensors, and a JSON-safe rest."""
-        tensors, rest = self._parts()
-        return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, rest
+        """Return contiguous tensors and JSON-safe metadata, for storage."""
+        tensors, metadata = self._parts()
+        return {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, metadata
 
     @staticmethod
-    def from_arrays(tensors: dict[str, Tensor], rest: dict[str, Any]) -> Prediction:
-        """Return the prediction that `to_arrays` gave."""
-        kinds = {each._kind: each for each in Prediction.__subclasses__()}
-        if rest.get("kind") not in kinds:
-            raise ValueError(f"Not a stored prediction: its kind is {rest.get('kind')!r}.")
-        return kinds[rest["kind"]](**tensors, **{k: v for k, v in rest.items() if k != "kind"})
+    def from_arrays(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Prediction:
+        """Restore a prediction from the result of `to_arrays`."""
+        kinds = {kind._kind: kind for kind in Prediction.__subclasses__()}
+        if metadata.get("kind") not in kinds:
+            raise ValueError(f"Not a stored prediction: its kind is {metadata.get('kind')!r}.")
+        return kinds[metadata["kind"]](
+            **tensors, **{k: v for k, v in metadata.items() if k != "kind"}
+        )
 
     def _repr_html_(self) -> str:
         """Return the first predictions as a table, for notebooks."""
         columns = self[:SHOWN]._columns() if len(self) else {}
         rows = enumerate(zip(*columns.values(), strict=True))
         table = html_table(["input", *columns], [[number, *row] for number, row in rows])
-        rest = len(self) - SHOWN
-        more = f"and {rest:,} more; " if rest > 0 else ""
+        remaining = len(self) - SHOWN
+        more = f"and {remaining:,} more; " if remaining > 0 else ""
         axes = ", ".join(f"{axis} = {size:,}" for axis, size in self._sizes().items())
         return html_block(type(self).__name__, table, note=more + axes)
 
     def __repr__(self) -> str:
         facts = [f"{axis}={size}" for axis, size in self._sizes().items()]
         if len(self):
-            facts += [f"{name}={getattr(self, name).mean().item():.4g}" for name in self._shown]
+            facts += [
+                f"{name}={getattr(self, name).mean().item():.4g}" for name in self._summarised
+            ]
         return f"{type(self).__name__}({', '.join(facts)})"
 
     def _sizes(self) -> dict[str, int]:
-        """Return the sizes by axis; that of M only where modes have several samples."""
+        """Return the sizes by axis; M only where modes have several samples."""
         sizes = dict(zip(self._axes, self._shape, strict=True))
         return sizes if self.samples_per_mode == 1 else {"M": self.num_modes, **sizes}
 
@@ -229,31 +234,31 @@ class Prediction(ABC):
 def _joined(
     predictions: Sequence[Prediction], along: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what predictions alike are made of, joined along S or B, and the rest of the first."""
+    """Return the tensors of predictions joined along S or B, and the metadata of the first."""
     if not predictions:
         raise ValueError("`predictions` is empty; there is nothing to join.")
     first = predictions[0]
 
-    def alike(each: Prediction) -> tuple[Any, ...]:
-        tensors, rest = each._parts()
-        shape = each._shape[:along] + each._shape[along + 1 :]
-        facts = {**rest, "num_modes": each.num_modes if along else each.samples_per_mode}
-        return tensors.keys(), shape, facts
+    def kind_of(prediction: Prediction) -> tuple[Any, ...]:
+        tensors, metadata = prediction._parts()
+        shape = prediction._shape[:along] + prediction._shape[along + 1 :]
+        num_modes = prediction.num_modes if along else prediction.samples_per_mode
+        return tensors.keys(), shape, {**metadata, "num_modes": num_modes}
 
-    for other in predictions:
-        if alike(other) != alike(first):
-            per_mode = f"{first.samples_per_mode} and {other.samples_per_mode} samples per mode"
+    for second in predictions:
+        if kind_of(second) != kind_of(first):
+            per_mode = f"{first.samples_per_mode} and {second.samples_per_mode} samples per mode"
             raise ValueError(
-                f"Only predictions of the same kind can be joined, got {first} and {other},"
+                f"Only predictions of the same kind can be joined, got {first} and {second},"
                 f" {per_mode}."
             )
-    parts = [each._parts()[0] for each in predictions]
-    joined = {key: torch.cat([each[key] for each in parts], along) for key in parts[0]}
+    parts = [prediction._parts()[0] for prediction in predictions]
+    joined = {key: torch.cat([part[key] for part in parts], along) for key in parts[0]}
     return joined, first._parts()[1]
 
 
 def spread(samples: Tensor) -> Tensor:
-    """Return the variance over S; unlike `var`, without complaint about an empty batch."""
+    """Return the variance over S; unlike `var`, without a warning for an empty batch."""
     return (samples - samples.mean(0)).square().mean(0)
 
 
@@ -266,7 +271,7 @@ def check_samples(name: str, tensor: Tensor, at_least: int) -> None:
 
 
 def check_modes(num_modes: int | None, num_samples: int) -> int:
-    """Return the number of modes, by default one for each sample; they have equally many."""
+    """Return the number of modes, by default one per sample; it must divide the samples evenly."""
     if num_modes is None:
         return num_samples
     if not isinstance(num_modes, int) or num_modes < 1 or num_samples % num_modes:
@@ -277,7 +282,7 @@ def check_modes(num_modes: int | None, num_samples: int) -> int:
 
 
 def first_wrong(legal: Tensor) -> str:
-    """Return where the first False is and how many there are, or an empty string."""
+    """Return the position of the first False and their number, or an empty string."""
     if legal.all():
         return ""
     sample, row = (~legal).nonzero()[0, :2].tolist()

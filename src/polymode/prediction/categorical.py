@@ -15,18 +15,18 @@ from polymode.likelihoods.components import Categories
 from polymode.likelihoods.targets import check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
 
-_BLOCK = 1 << 17  # numbers worked on at a time
-_SATURATED = 0.99  # above, 1 - confidence in float32 has lost two digits or more
+_BLOCK = 1 << 17  # numbers processed at a time
+_SATURATED = 0.99  # above it, 1 - confidence in float32 has lost two digits or more
 
 
 class CategoricalPrediction(Prediction):
     """A mixture of S categorical distributions over C classes.
 
-    Variances are those of the one-hot outcome, p (1 - p) in all for each class.
+    Variances are those of the one-hot outcome, in total p (1 - p) for each class.
 
     Args:
         log_probs: (S, B, C) log-probabilities of each sample, normalised over classes; -inf is a
-            probability of zero. `from_probs` and `from_logits` take the other forms.
+            probability of zero. See also `from_probs` and `from_logits`.
         log_normalizer: (S, B) log-sum-exp over classes of the network's outputs, for `energy`;
             None where the outputs are not known.
         num_modes: M, with S / M samples each, mode by mode; by default each sample is a mode.
@@ -34,7 +34,7 @@ class CategoricalPrediction(Prediction):
 
     _kind = "categorical"
     _axes = "SBC"
-    _shown = ("predictive_entropy", "mutual_information")
+    _summarised = ("predictive_entropy", "mutual_information")
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class CategoricalPrediction(Prediction):
 
     @cached_property
     def log_mean(self) -> Tensor:
-        """Log of `mean`, (B, C): -inf only where all samples say exactly zero."""
+        """Log of `mean`, (B, C): -inf only where all samples are exactly zero."""
         if self.num_samples == 1:
             return self.log_probs[0]
         info = torch.finfo(self.log_probs.dtype)
@@ -195,13 +195,13 @@ class CategoricalPrediction(Prediction):
 
     def _columns(self) -> dict[str, list[str]]:
         columns = {
-            "class": [str(each) for each in self.classes.tolist()],
-            "confidence": [f"{each:.3f}" for each in self.confidence.tolist()],
+            "class": [str(number) for number in self.classes.tolist()],
+            "confidence": [f"{number:.3f}" for number in self.confidence.tolist()],
             "predictive entropy [nats]": [f"{e:.3f}" for e in self.predictive_entropy.tolist()],
         }
         if self.num_samples > 1:
             spread = self.mutual_information.tolist()
-            columns["mutual information [nats]"] = [f"{each:.3f}" for each in spread]
+            columns["mutual information [nats]"] = [f"{number:.3f}" for number in spread]
         return columns
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -221,12 +221,12 @@ def _samples_of(values: Any, name: str) -> Tensor:
 
 
 def _slack(probs: Tensor) -> float:
-    """Return by how much probabilities may miss 1 in all: rounding, not another meaning."""
+    """Return how far sums of probabilities may be from 1 by rounding."""
     return 1e-3 if torch.finfo(probs.dtype).eps < 1e-6 else 0.1
 
 
 def _argmax(values: Tensor) -> Tensor:
-    """Return the first place of the largest over the last axis; NumPy is faster at it on CPU."""
+    """Return the first argmax over the last axis; NumPy is faster at it on CPU."""
     if values.device.type != "cpu" or values.dtype.itemsize < 4:
         return values.argmax(-1)
     return torch.from_numpy(values.detach().numpy().argmax(-1))
@@ -254,7 +254,7 @@ def _blocks(log_probs: Tensor) -> Iterator[Tensor]:
 
 
 def _rows(log_probs: Tensor) -> int:
-    """Return b, the inputs of a block."""
+    """Return b, the number of inputs per block."""
     samples, _, classes = log_probs.shape
     return max(1, _BLOCK // (samples * classes))
 

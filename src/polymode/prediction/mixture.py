@@ -18,17 +18,17 @@ from polymode.prediction.base import Prediction, check_modes, check_samples, fir
 class MixturePrediction(Prediction):
     r"""A mixture of S densities of D outputs; within one sample the outputs are independent.
 
-    Few degrees of freedom leave no moments: `variance` is inf for df <= 2, and NaN like `mean` for
-    df <= 1. Quantiles, intervals, entropies and `log_prob` exist always. Entropies are differential
-    (they may be negative, and shift with the units of y) and belong to each output by itself.
+    Moments need enough degrees of freedom: `variance` is inf for df <= 2, and NaN like `mean` for
+    df <= 1. Quantiles, intervals, entropies and `log_prob` always exist. Entropies are differential
+    (they may be negative, and shift with the units of y) and are computed per output.
 
-    A sample may stand for a Gaussian around one network instead of a network: of its variance
-    :math:`\sigma_s^2` the share :math:`r_s` comes from the weights, the rest is noise. Then
+    A sample may stand for a Gaussian around one network instead of a network: the share :math:`r_s`
+    of its variance :math:`\sigma_s^2` comes from the weights, the remainder is noise. Then
 
     .. math:: \frac1S\sum_s \sigma_s^2 (1 - r_s) \quad\text{and}\quad
               \mathrm{Var}_s\,\mu_s + \frac1S\sum_s \sigma_s^2 r_s
 
-    are the aleatoric and the epistemic variance. The expected entropy is that of the noise alone,
+    are the aleatoric and the epistemic variance. The expected entropy is the entropy of the noise,
     and :math:`\frac1S\sum_s \frac12\log\frac1{1 - r_s}` is added to the mutual information.
 
     Args:
@@ -42,7 +42,7 @@ class MixturePrediction(Prediction):
 
     _kind = "mixture"
     _axes = "SBD"
-    _shown = ("aleatoric_variance", "epistemic_variance")
+    _summarised = ("aleatoric_variance", "epistemic_variance")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class MixturePrediction(Prediction):
 
     @property
     def has_epistemic(self) -> bool:
-        """Whether it tells what comes from not knowing the network: by two samples, or a share."""
+        """Whether the epistemic part is defined: by two samples, or by an epistemic share."""
         return super().has_epistemic or self.epistemic is not None
 
     @cached_property
@@ -107,7 +107,7 @@ class MixturePrediction(Prediction):
 
     @cached_property
     def _noise(self) -> Tensor:
-        """The scales of the noise alone, (S, B, D)."""
+        """Scales of the noise without the epistemic share, (S, B, D)."""
         return self.scale if self.epistemic is None else self.scale * (1 - self.epistemic).sqrt()
 
     @cached_property
@@ -141,8 +141,8 @@ class MixturePrediction(Prediction):
         if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
             raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
         args = self.loc, self.scale, self.df
-        found = [densities.quantile(prob, *args) for prob in probs.reshape(-1).tolist()]
-        return (torch.stack(found) if probs.dim() else found[0]).to(self.loc.dtype)
+        quantiles = [densities.quantile(prob, *args) for prob in probs.reshape(-1).tolist()]
+        return (torch.stack(quantiles) if probs.dim() else quantiles[0]).to(self.loc.dtype)
 
     def rescale(self, shift: Tensor | float, scale: Tensor | float) -> MixturePrediction:
         """Return the prediction of shift + scale * y: each one number or D of them, scale > 0."""
@@ -158,7 +158,7 @@ class MixturePrediction(Prediction):
         return MixturePrediction(**tensors, df=self.df, num_modes=self.num_modes)
 
     def _values(self, values: Tensor | float) -> Tensor:
-        """Return values that belong to the inputs, (B, D), or one number for all."""
+        """Return values as a tensor (B, D), or one number for all inputs."""
         y = _like(values, self.loc)
         if y.dim() == 1 and self.loc.shape[-1] == 1:
             y = y.unsqueeze(-1)
@@ -176,7 +176,7 @@ class MixturePrediction(Prediction):
             parts["epistemic s.d."] = self.epistemic_variance.sqrt()
         return {
             title if size == 1 else f"{title}, output {place}": [
-                f"{each:.4g}" for each in values[:, place].tolist()
+                f"{number:.4g}" for number in values[:, place].tolist()
             ]
             for place in range(min(size, 3))
             for title, values in parts.items()
@@ -190,7 +190,7 @@ class MixturePrediction(Prediction):
 
 
 def _expanded(name: str, values: Tensor | float, loc: Tensor) -> Tensor:
-    """Return values of the shape of `loc`, or say that they do not broadcast to it."""
+    """Return values expanded to the shape of `loc`, or raise that they do not broadcast."""
     tensor = _like(values, loc)
     try:
         return tensor.expand_as(loc)
@@ -199,9 +199,9 @@ def _expanded(name: str, values: Tensor | float, loc: Tensor) -> Tensor:
         raise ValueError(f"`{name}` must broadcast to shape {need}, got {got}") from None
 
 
-def _like(values: Any, other: Tensor) -> Tensor:
-    """Return `values` as a tensor like `other`; a Python number is not rounded on the way."""
-    return torch.as_tensor(values, dtype=other.dtype, device=other.device)
+def _like(values: Any, tensor: Tensor) -> Tensor:
+    """Return `values` with dtype and device of `tensor`; Python numbers are not rounded twice."""
+    return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
 
 
 def _moments(df: float | None) -> tuple[float, float]:

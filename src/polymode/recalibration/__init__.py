@@ -1,7 +1,8 @@
 """Recalibration: predictions corrected on labelled data that the user names, never silently.
 
-`recalibrate` fits a correction on a prediction and its targets; called on another prediction, it
-gives the corrected one.
+`recalibrate` (in `recalibration`, read it first) fits a correction on a prediction and its targets;
+called on another prediction, the correction returns the corrected one. `temperature`, `affine`,
+`one_vs_rest` and `scale` hold the methods, `minimise` the one- and many-dimensional minimisers.
 """
 
 from __future__ import annotations

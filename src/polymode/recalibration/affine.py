@@ -14,12 +14,12 @@ added to the mean over examples, in nats. The first is a Gaussian prior of preci
 :math:`\lambda` around the identity: it fades as n grows, and keeps W and b finite on separable
 data and for classes without examples. ODIR (off-diagonal and intercept regularisation) is that of
 Kull et al. with their :math:`\mu = \lambda`; its last term, with the weight of a unit prior, is
-added here for separable data. A prediction that is a mean over samples has no logits, so its
-log-probabilities stand for them: matrix and Dirichlet scaling differ by their regularisers only.
+added here for separable data. A mean over samples has no logits, so log-probabilities replace them:
+matrix and Dirichlet scaling differ only in their regularisers.
 
 With one sample the problem is convex and its solution unique. With the same W, b on each of S > 1
-samples, the likelihood of the mixture is not concave, and the minimum is the one downhill from the
-identity. Probabilities below 1e-30 are taken as 1e-30. A fit takes well under a second for ten
+samples, the likelihood of the mixture is not concave, and the minimum found is the one downhill
+from the identity. Probabilities below 1e-30 count as 1e-30. A fit takes well under a second for ten
 classes; W of a hundred classes has 10,000 numbers and takes tens of seconds: prefer a vector.
 
 References: C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger, On calibration of modern neural networks,
@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.recalibration.search import Bend, newton
+from polymode.recalibration.minimise import Bend, newton
 
 _FLOOR = log(1e-30)
 _FOLDS = 5
@@ -51,8 +51,8 @@ def fit(
 
     Args:
         kind: "vector", "matrix" or "dirichlet".
-        penalty: finite and > 0. Of several, the one is taken whose held-out likelihood over five
-            folds of these same data is highest; every fold has its share of each class.
+        penalty: finite and > 0. Of several, the one with the highest held-out likelihood over five
+            stratified folds of these data is taken.
     """
     choices = [float(penalty)] if isinstance(penalty, (int, float)) else [*map(float, penalty)]
     if not choices or not all(0.0 < choice < inf for choice in choices):
@@ -102,18 +102,18 @@ def _objective(logs: Tensor, labels: Tensor, start: Tensor, strength: Tensor, at
     samples, n = logs.shape[:2]
     scores = _forward(logs, at)
     log_probs = scores.log_softmax(-1)
-    own = labels.expand(samples, n).unsqueeze(-1)
-    fits = log_probs.gather(-1, own).squeeze(-1)
+    index = labels.expand(samples, n).unsqueeze(-1)
+    fits = log_probs.gather(-1, index).squeeze(-1)
     shares = fits.softmax(0).unsqueeze(-1) / n
     value = (log(samples) - fits.logsumexp(0)).mean()
     value = value + 0.5 * (strength * (at - start).square()).sum()
     probs = log_probs.exp()
-    gap = probs.scatter_add(-1, own, torch.full_like(fits.unsqueeze(-1), -1.0))
+    gap = probs.scatter_add(-1, index, torch.full_like(fits.unsqueeze(-1), -1.0))
 
     def product(direction: Tensor) -> Tensor:
         moved = _forward(logs, direction)
         moved = moved - (probs * moved).sum(-1, keepdim=True)
-        towards = moved.gather(-1, own)
+        towards = moved.gather(-1, index)
         shift = shares * (towards - n * (shares * towards).sum(0))
         return _backward(logs, shift * gap + shares * probs * moved, at) + strength * direction
 
@@ -138,10 +138,10 @@ def _backward(logs: Tensor, scores: Tensor, theta: Tensor) -> Tensor:
 def _solver(
     logs: Tensor, probs: Tensor, shares: Tensor, strength: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    r"""Return a solver with a Hessian of one class's own block, or of Kronecker's form.
+    r"""Return a solver with the block-diagonal Hessian of a vector, or Kronecker's for a matrix.
 
-    The Hessian of a matrix is the mean of :math:`(diag(p) - p p^T) \otimes l l^T`; here that of one
-    factor times that of the other, where uncertain examples count more.
+    The Hessian of a matrix is the mean of :math:`(diag(p) - p p^T) \otimes l l^T`; it is
+    approximated by the product of the factors' means, where uncertain examples count more.
     """
     rows, probs, shares = logs.flatten(0, 1), probs.flatten(0, 1), shares.flatten(0, 1)
     if len(strength) == 2:
@@ -159,7 +159,7 @@ def _solver(
 
 
 def _held_out(logs: Tensor, labels: Tensor, kind: str, penalty: float) -> float:
-    """Return the mean negative log-likelihood of folds that the fit has not seen."""
+    """Return the mean negative log-likelihood of held-out folds."""
     order = labels.argsort(stable=True)
     fold = torch.empty_like(labels)
     fold[order] = torch.arange(len(labels), device=labels.device) % _FOLDS
@@ -167,6 +167,6 @@ def _held_out(logs: Tensor, labels: Tensor, kind: str, penalty: float) -> float:
     for k in range(_FOLDS):
         theta = _fit(logs[:, fold != k], labels[fold != k], kind, penalty)
         log_probs = _forward(logs[:, fold == k], theta).log_softmax(-1)
-        own = labels[fold == k].expand(len(logs), -1).unsqueeze(-1)
-        total -= log_probs.gather(-1, own).logsumexp(0).sum().item()
+        index = labels[fold == k].expand(len(logs), -1).unsqueeze(-1)
+        total -= log_probs.gather(-1, index).logsumexp(0).sum().item()
     return total / len(labels)

@@ -1,16 +1,16 @@
-r"""Isotonic regression and histogram binning: one function of each class's own probability.
+r"""Isotonic regression and histogram binning: one function per class of its probability.
 
 For each class c a function :math:`g_c` from :math:`p_c` to the observed frequency of c is fitted,
 and the C values are normalised, :math:`q_c = g_c(p_c) / \sum_k g_k(p_k)`.
 
-- Isotonic: of all rising functions the one with the least :math:`\sum_n (g(p_{nc}) - 1[y_n=c])^2`,
-  by pooling adjacent violators; constant on each pool, linear between pools, constant outside.
+- Isotonic: the increasing function with the least :math:`\sum_n (g(p_{nc}) - 1[y_n=c])^2`, by
+  pooling adjacent violators; constant on each pool, linear between pools, constant outside.
 - Histogram: the mean of :math:`1[y_n = c]` in each of `num_bins` bins, of equal mass or width. A
-  bin without examples of the fit, which only bins of equal width can be, gives its middle.
+  bin of equal width without examples returns its centre.
 
-A function may give 0, so that a probability of exactly 0, and with it an infinite NLL, is
-possible. Where all C values of a row are 0 the row stays as it was. A class without examples in the
-fit stays as it was before normalisation.
+A function may return 0, so a probability of exactly 0, and an infinite NLL, is possible. A row
+whose C values are all 0 is left unchanged. A class without examples in the fit is left unchanged
+before normalisation.
 
 References: B. Zadrozny, C. Elkan, Obtaining calibrated probability estimates from decision trees
 and naive Bayesian classifiers, ICML 2001 (bins); Transforming classifier scores into accurate
@@ -40,7 +40,7 @@ def fit_isotonic(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def apply_isotonic(parameters: dict[str, Any], log_probs: Tensor) -> Tensor:
-    """Return the log of normalised values of the rising functions, (..., C)."""
+    """Return the log of the normalised values of the increasing functions, (..., C)."""
     probs = log_probs.exp()
     corners = zip(parameters["x"], parameters["y"], strict=True)
     values = [_interpolate(probs[..., c], x, y) for c, (x, y) in enumerate(corners)]
@@ -53,9 +53,8 @@ def fit_histogram(
     """Return {"edges": C lists between bins, "values": C lists, one longer}, from (1, n, C).
 
     Args:
-        num_bins: at least 1; fewer of equal mass remain where probabilities are tied, which then
-            go into one bin.
-        equal: "mass", as many examples of the fit in each bin, or "width", bins as wide.
+        num_bins: at least 1; tied probabilities share a bin, so fewer of equal mass may remain.
+        equal: "mass", equally many examples of the fit per bin, or "width", equally wide bins.
     """
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(f"`num_bins` must be an integer of at least 1, got {num_bins!r}")
@@ -68,7 +67,7 @@ def fit_histogram(
     for of_class, hit in zip(probs.T.contiguous(), hits.T, strict=True):
         if not hit.any():
             edges.append([])
-            values.append([])  # no bins: left as it is
+            values.append([])  # no bins: unchanged
             continue
         cuts = _cuts(of_class, num_bins, equal)
         bins = torch.bucketize(of_class, cuts, right=True)
@@ -102,22 +101,22 @@ def _normalised(values: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def _cuts(probs: Tensor, num_bins: int, equal: str) -> Tensor:
-    """Return the rising edges between bins; a bin holds its lower edge and not its upper one."""
+    """Return the increasing edges between bins; bins include only their lower edge."""
     if equal == "width":
         return torch.arange(1, num_bins, dtype=probs.dtype, device=probs.device) / num_bins
     ordered = probs.sort().values
     rises = (ordered[1:] > ordered[:-1]).nonzero()[:, 0] + 1
     at = torch.arange(1, num_bins, device=probs.device) * len(probs) // num_bins
-    at = torch.bucketize(at, rises)  # ties stay together: on to where probabilities rise
+    at = torch.bucketize(at, rises)  # ties stay together: move on to where probabilities rise
     at = rises[at[at < len(rises)].unique()]
     return 0.5 * (ordered[at - 1] + ordered[at])
 
 
 def _pools(x: Tensor, hits: Tensor) -> tuple[list[float], list[float]]:
-    """Return the corners of the rising function nearest to 0/1 `hits` at sorted `x`, both (n,).
+    """Return the corners of the increasing function nearest to 0/1 `hits` at sorted `x`, both (n,).
 
-    Ties in x are pooled, then neighbours that do not rise, whole runs at a time, until all rise.
-    Sums of hits are whole numbers, so no rounding decides what is pooled.
+    Ties in x are pooled, then runs of neighbours that do not increase, until all increase. Sums of
+    hits are integers, so rounding does not decide what is pooled.
     """
     first, last, count = x, x, torch.ones_like(hits)
     joined = x[1:] == x[:-1]
@@ -131,9 +130,9 @@ def _pools(x: Tensor, hits: Tensor) -> tuple[list[float], list[float]]:
         joined = height[1:] <= height[:-1]
         if not joined.any():
             break
-    both = torch.stack([first, last], 1).flatten()
+    ends = torch.stack([first, last], 1).flatten()
     keep = torch.stack([torch.ones_like(first, dtype=torch.bool), first < last], 1).flatten()
-    return both[keep].tolist(), height.repeat_interleave(2)[keep].tolist()
+    return ends[keep].tolist(), height.repeat_interleave(2)[keep].tolist()
 
 
 def _interpolate(x: Tensor, at: list[float], values: list[float]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The front: a recalibration is fitted on data that the user names, and maps predictions."""
+"""The public interface: a recalibration is fitted on data the user names, and maps predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polymode.recalibration import affine, one_vs_rest, scale, temperature
 
 
 class Map(NamedTuple):
-    """How one method is fitted on log-probabilities (S, n, C) and labels, and how it is applied."""
+    """One method: its fit to log-probabilities (S, n, C) and labels, and its application."""
 
     fit: Callable[..., dict[str, Any]]
     apply: Callable[..., Any]
 
 
 METHODS: Registry[Map] = Registry("recalibration")
-"""Methods by name; `samples` says whether each sample can be mapped, `options` what they take."""
+"""Methods by name; `samples`: whether each sample can be mapped, `options`: names of options."""
 
 
 def _enter(name: str, fit: Any, apply: Any, *, samples: bool, options: tuple[str, ...]) -> None:
@@ -54,10 +54,10 @@ class Recalibration:
 
     Args:
         method: one of `METHODS`.
-        apply_to: "mean" or "samples", what of a prediction of classes is mapped.
+        apply_to: "mean" or "samples", the part of a prediction of classes that is mapped.
         num_outputs: classes or outputs of the predictions it was fitted on.
         n: examples it was fitted on.
-        parameters: what was fitted, numbers and lists of numbers.
+        parameters: fitted numbers and lists of numbers.
     """
 
     method: str
@@ -83,12 +83,12 @@ class Recalibration:
         return CategoricalPrediction(log_probs.to(prediction.mean.dtype), num_modes=num_modes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold."""
+        """Return all fields, JSON-safe."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Recalibration:
-        """Return the recalibration that `to_dict` gave."""
+        """Restore a recalibration from `to_dict`."""
         names = {entry.name for entry in fields(cls)}
         if set(stored) != names:
             raise ValueError(f"Not a stored recalibration: needs {sorted(names)}, got {[*stored]}.")
@@ -121,25 +121,25 @@ def recalibrate(
     ===================  ====================================  ==========================
 
     The modules `temperature`, `affine`, `one_vs_rest` and `scale` have formulas and references.
-    Fitted in float64, deterministic, and to a gradient of zero. Labels need not hold every class; a
-    warning says what becomes of the others.
+    Fitted in float64 to a gradient of zero, deterministically. Classes without labels are allowed;
+    a warning tells what happens to them.
 
     Args:
         prediction: of n >= 1 examples that the user sets aside for this.
         targets: their labels (n,), or values (n, D) for `scale`.
         method: as above.
         apply_to: "mean" maps the log of the mean prediction: S = 1 afterwards, and the split into
-            aleatoric and epistemic is gone. "samples" (temperature, vector, matrix, dirichlet) maps
-            each sample alike, fitted so that the NLL of the mixture is least; S and the split stay.
+            aleatoric and epistemic is lost. "samples" (temperature, vector, matrix, dirichlet)
+            applies one map to every sample, fitted to the NLL of the mixture; S and the split stay.
         **options: as above; `penalty` may be several, to choose from by cross-validation.
     """
     check_call(recalibrate, locals(), but=("prediction",))
     entry = METHODS.get(method)
     for name in options:
-        if name not in (known := entry.metadata["options"]):
-            has = f"takes {', '.join(known)}" if known else "takes none"
+        if name not in (accepted := entry.metadata["options"]):
+            has = f"takes {', '.join(accepted)}" if accepted else "takes none"
             raise ValueError(
-                f"`{name}` is not an option of {method}; it {has}.{suggest(name, known)}"
+                f"`{name}` is not an option of {method}; it {has}.{suggest(name, accepted)}"
             )
     if apply_to not in ("mean", "samples"):
         raise ValueError(f"`apply_to` must be 'mean' or 'samples', got {apply_to!r}")
@@ -164,7 +164,7 @@ def recalibrate(
 
 
 def _log_probs(prediction: Prediction, apply_to: str) -> Tensor:
-    """Return what is mapped, in float64: (S, B, C), or (1, B, C) of the mean."""
+    """Return the log-probabilities to map, in float64: (S, B, C), or (1, B, C) of the mean."""
     assert isinstance(prediction, CategoricalPrediction)
     log_probs = prediction.log_probs.detach().double()
     if apply_to == "samples":
@@ -177,17 +177,17 @@ def _check_kind(prediction: Prediction, method: str) -> None:
         raise ValueError(f"Need a Prediction, got {type(prediction).__name__}: `post.predict(x)`.")
     classes = isinstance(prediction, CategoricalPrediction)
     if classes == (method == "scale"):
-        kind, other = ("classes", "'temperature'") if classes else ("regression", "'scale'")
-        raise ValueError(f"{method} cannot recalibrate a prediction of {kind}; take {other}.")
+        kind, remedy = ("classes", "'temperature'") if classes else ("regression", "'scale'")
+        raise ValueError(f"{method} cannot recalibrate a prediction of {kind}; take {remedy}.")
 
 
 def _warn_of_missing(labels: Tensor, num_classes: int, method: str) -> None:
-    """Warn where classes without a label are mapped by a prior alone, or not at all."""
+    """Warn of classes without labels, which only the prior determines, or nothing."""
     missing = (labels.bincount(minlength=num_classes) == 0).nonzero().flatten().tolist()
     if missing and method != "temperature":
         parametric = METHODS.get(method).metadata["samples"]
         fate = "are placed by the regulariser" if parametric else "keep their probabilities"
         warn(
             f"{len(missing)} of {num_classes} classes have no label among {len(labels)} examples"
-            f" (first: {missing[0]}) and {fate}.",
+            f" (first: {missing[0]}) and {fate}."
         )

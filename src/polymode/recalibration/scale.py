@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from polymode.prediction import MixturePrediction
-from polymode.recalibration.search import Slopes, least
+from polymode.recalibration.minimise import Slopes, least
 
 
 def fit(prediction: MixturePrediction, values: Tensor) -> dict[str, Any]:

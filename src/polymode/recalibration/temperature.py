@@ -12,7 +12,7 @@ its samples,
 .. math:: f(\beta) = -\frac1n \sum_n \log\frac1S\sum_s \frac{e^{\beta l_{sny_n}}}
     {\sum_c e^{\beta l_{snc}}}
 
-is not convex; its minimum is looked for in 17 places first, and then as before.
+is not convex; Newton's method starts from the best of 17 points.
 
 Reference: C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger, On calibration of modern neural networks,
 ICML 2017, section 4.2. `S` samples, `n` examples, `C` classes.
@@ -27,23 +27,22 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.likelihoods.targets import check_labels
-from polymode.recalibration.search import BOUNDS, Slopes, least
+from polymode.recalibration.minimise import BOUNDS, Slopes, least
 
-_FEW = 500  # examples that give a first guess
-_IMPOSSIBLE = -1e300  # stands for -inf, whose product with its probability 0 would be nan
+_FEW = 500  # examples for a first guess
+_IMPOSSIBLE = -1e300  # replaces -inf, whose product with its probability 0 would be nan
 
 
 def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     """Return the T in [0.01, 100] that maximises the mean log-likelihood of softmax(log_probs / T).
 
-    The result is deterministic. Logits do as well as log-probabilities: a constant added to a row
-    changes nothing. T > 1 makes predictions less sure, T < 1 surer; the top class stays.
+    The result is deterministic. Logits work as well as log-probabilities: adding a constant to a
+    row changes nothing. T > 1 makes predictions less confident, T < 1 more; the top class stays.
 
-    Where the best T is not a number inside the bounds: if every label is the top class of its row
-    (separable), likelihood rises as T falls, and T = 0.01; if the labels speak against the
-    predictions, T = 100; if all rows are uniform, every T is as good, and T = 1. Rows that give
-    their label a probability of exactly 0 have a likelihood of 0 at each T and are left out; if no
-    row is left, T = 1.
+    At the bounds: if every label is the top class of its row (separable), the likelihood rises as T
+    falls, and T = 0.01; if the labels contradict the predictions, T = 100; if all rows are uniform,
+    every T is equally good, and T = 1. Rows whose label has a probability of exactly 0 have
+    likelihood 0 at every T and are left out; if none remains, T = 1.
 
     Args:
         log_probs: (n, C) floats, n >= 1; -inf is a probability of zero.
@@ -69,21 +68,23 @@ def apply(parameters: dict[str, Any], log_probs: Tensor) -> Tensor:
 
 def _fit(logs: Tensor, labels: Tensor) -> float:
     top = logs - logs.amax(-1, keepdim=True)
-    own = top.gather(-1, labels.expand(len(top), -1).unsqueeze(-1)).squeeze(-1)
-    possible = (own > -torch.inf).any(0)
-    top, own = (values[:, possible].clamp(min=_IMPOSSIBLE) for values in (top, own))
+    of_label = top.gather(-1, labels.expand(len(top), -1).unsqueeze(-1)).squeeze(-1)
+    possible = (of_label > -torch.inf).any(0)
+    top, of_label = (values[:, possible].clamp(min=_IMPOSSIBLE) for values in (top, of_label))
     if not top.any():
         return 1.0
-    if not own.any():
+    if not of_label.any():
         return BOUNDS[0]
     if len(top) > 1:
-        return 1.0 / least(lambda beta: _slopes(top, own, beta), convex=False)
-    few, few_own = (values[:, :: max(1, own.shape[1] // _FEW)] for values in (top, own))
-    start = least(lambda beta: _slopes(few, few_own, beta), convex=True)  # nearly there, for little
-    return 1.0 / least(lambda beta: _slopes(top, own, beta), convex=True, start=start)
+        return 1.0 / least(lambda beta: _slopes(top, of_label, beta), convex=False)
+    few, few_of_label = (
+        values[:, :: max(1, of_label.shape[1] // _FEW)] for values in (top, of_label)
+    )
+    start = least(lambda beta: _slopes(few, few_of_label, beta), convex=True)
+    return 1.0 / least(lambda beta: _slopes(top, of_label, beta), convex=True, start=start)
 
 
-def _slopes(top: Tensor, own: Tensor, beta: float) -> Slopes:
+def _slopes(top: Tensor, of_label: Tensor, beta: float) -> Slopes:
     """Return f, f', f'' at beta, from log-probabilities less their largest, of all and of labels.
 
     With responsibilities r of the samples for each label, f' is the mean of E_r[E[l] - l_y] and
@@ -95,8 +96,8 @@ def _slopes(top: Tensor, own: Tensor, beta: float) -> Slopes:
     mean = weights.sum(-1) / total
     weights *= top
     variance = weights.sum(-1) / total - mean.square()
-    fit = beta * own - total.log()
-    value, gap = -fit.logsumexp(0).mean(), mean - own
+    fit = beta * of_label - total.log()
+    value, gap = -fit.logsumexp(0).mean(), mean - of_label
     if len(top) == 1:
         return Slopes(value.item(), gap.mean().item(), variance.mean().item())
     shares = fit.softmax(0)
@@ -106,7 +107,7 @@ def _slopes(top: Tensor, own: Tensor, beta: float) -> Slopes:
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (1, n, C) in float64 and labels (n,), or say what is wrong."""
+    """Return log-probabilities (1, n, C) in float64 and labels (n,), or raise what is wrong."""
     if not isinstance(log_probs, Tensor) or not log_probs.is_floating_point():
         kind = log_probs.dtype if isinstance(log_probs, Tensor) else type(log_probs).__name__
         raise ValueError(f"`log_probs` must be a tensor of floats, got {kind}.")

@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymode.metrics.diversity import (
     mean_pairwise,
+    pairwise,
     pairwise_disagreement,
     pairwise_kl,
     pairwise_mutual_information,
-    pieces,
-    tiles,
     upper,
 )
 from polymode.prediction import CategoricalPrediction, MixturePrediction
@@ -168,9 +167,9 @@ def test_sizes_of_blocks_do_not_matter(samples, rows, tile, piece):
     prediction = draw(samples, 11, 3)
     with pytest.MonkeyPatch.context() as patch:
         expected = [kind(prediction) for kind in ALL]
-        patch.setattr(tiles, "ROWS", rows)
-        patch.setattr(tiles, "TILE_BYTES", 512 * tile)
-        patch.setattr(pieces, "PIECE_BYTES", 32 * piece)
+        patch.setattr(pairwise, "TILE_ROWS", rows)
+        patch.setattr(pairwise, "TILE_BYTES", 512 * tile)
+        patch.setattr(pairwise, "PIECE_BYTES", 32 * piece)
         for kind, matrix in zip(ALL, expected, strict=True):
             torch.testing.assert_close(kind(prediction), matrix, rtol=1e-11, atol=1e-12)
 
@@ -235,8 +234,8 @@ def test_memory_is_bounded_whatever_the_number_of_inputs_and_pairs(
     kind, samples, batch, monkeypatch
 ):
     """Six pieces, two tiles and what sums them up, and some matrices (S, S)."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2**16)
-    monkeypatch.setattr(tiles, "TILE_BYTES", 2**14)
+    monkeypatch.setattr(pairwise, "PIECE_BYTES", 2**16)
+    monkeypatch.setattr(pairwise, "TILE_BYTES", 2**14)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # all in the thread that counts
     probs = draw(samples, batch, 10, dtype=torch.float32).probs.numpy()
     with Held() as held:

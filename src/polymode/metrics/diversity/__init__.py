@@ -1,9 +1,10 @@
 """Diversity: how much the members of an ensemble differ, and what their number is worth.
 
-In what they predict (`pairwise`), in how they react to inputs (`gradients`), in their weights
-(`weights`); a metric against the number of members (`size`). All describe and do not score: members
-can differ by being wrong in different ways. Pairs are of samples, weights and gradients of modes,
-sizes of modes or samples. `M` modes, `S` samples, `B` batch, `C` classes.
+Members differ in their predictions (`pairwise`), in their gradients with respect to the inputs
+(`gradients`) and in their weights (`weights`); `size` has a metric against the number of members.
+All describe and do not score: members can differ by being wrong in different ways. `pairwise`
+compares samples, `weights` and `gradients` modes, `size` either. `M` modes, `S` samples, `B` batch,
+`C` classes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""How differently the members react to their input.
 
 With :math:`g_{mn} = \partial f_m(x_n)_c / \partial x_n`, the gradient of one output of member m at
-input n, two members that look at the same features have parallel gradients, and two that look at
-different ones orthogonal gradients, also where both predict the same. Members are the networks
-of the modes, where samples are drawn their centres. `M` modes, `B` batch, `C` classes, `D` outputs.
+input n, members that use the same features have parallel gradients, and members that use different
+ones have orthogonal gradients, even where both predict the same. Members are the networks of the
+modes, or their centres if samples are drawn. `M` modes, `B` batch, `C` classes, `D` outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polymode.likelihoods.targets import check_labels
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 
-GRADIENT_BYTES = 2**26  # of the float64 gradients of all members at some inputs
+GRADIENT_BYTES = 2**26  # of the float64 gradients of all members, per chunk of inputs
 
 
 class GradientDistance(NamedTuple):
@@ -101,7 +101,7 @@ def _labels(post: Posterior, inputs: Tensor, targets: Any) -> Tensor | None:
 
 
 def _unit_gradients(post: Posterior, inputs: Tensor, labels: Tensor | None) -> Tensor:
-    """Return gradients of length 1, or 0 where they vanish, (M, b, ·), float64 on the CPU."""
+    """Return normalised gradients, 0 where they vanish, (M, b, ·), float64 on the CPU."""
     members = []
     x = inputs.detach().requires_grad_()
     for k in range(post.num_modes):
@@ -113,7 +113,7 @@ def _unit_gradients(post: Posterior, inputs: Tensor, labels: Tensor | None) -> T
                 assert isinstance(components, Components)
                 heads = components.loc.sum(0).unbind()
             elif outputs.shape[-1] == 1:
-                heads = (outputs.sum(),)  # one logit for two classes: its sign turns no angle
+                heads = (outputs.sum(),)  # one logit for two classes: its sign changes no angle
             else:
                 heads = (outputs.gather(-1, labels[:, None]).sum(),)
             parts = [

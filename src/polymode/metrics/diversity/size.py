@@ -1,8 +1,8 @@
 r"""What more members are worth: a metric against their number.
 
-The curve of an ensemble of n members is the mean of a metric over subsets of k of them. Beside it
+The curve of an ensemble of n members is the mean of a metric over subsets of k of them. From it,
 another method's value can be read as a number of independently trained networks. Members are modes,
-each with all its samples, since modes are what is trained independently; or single samples.
+with all their samples, since modes are trained independently; or single samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polymode.core.rng import generator
 from polymode.metrics.score import CLASSIFICATION, REGRESSION, Metric
 from polymode.prediction import CategoricalPrediction, Prediction
 
-ALL_SIZES = 16  # up to so many members every size is taken, above as many in even ratios
+ALL_SIZES = 16  # up to that many members every size is used, above it as many in even ratios
 
 
 class SizeCurve(NamedTuple):
@@ -32,8 +32,8 @@ class SizeCurve(NamedTuple):
         sizes: numbers of members, increasing.
         mean: of the metric over subsets, one for each size.
         standard_error: of that mean as an estimate over all subsets of these members; 0 where all
-            were taken, as always at the largest size.
-        num_subsets: how many were taken at each size.
+            were used, as always at the largest size.
+        num_subsets: number of subsets at each size.
     """
 
     metric: str
@@ -58,8 +58,8 @@ def ensemble_size_curve(
     .. math:: \bar m(k) = \frac1a \sum_{A: |A| = k} m(A), \quad
               se(k) = \sqrt{\frac{s^2}{a} \Big(1 - \frac{a}{N}\Big)}, \quad N = \binom{n}{k}
 
-    over a different subsets A, whose members are drawn without replacement: all N of them where N
-    is not above `num_subsets`, else that many at random. s has ddof 1.
+    over a distinct subsets A, whose members are drawn without replacement: all N of them if N is at
+    most `num_subsets`, else that many at random. s has ddof 1.
 
     Args:
         prediction: of M modes. targets: labels or values, or None for a metric without.
@@ -104,18 +104,17 @@ def deep_ensemble_equivalent(curve: SizeCurve, value: float) -> float:
 
     .. math:: \min \{ l \ge l_1 : \bar m_{DE}(l) \text{ is as good as value} \}
 
-    with the curve of a deep ensemble, linear between its sizes. That is the least l, so noise that
-    makes the curve turn back once does no harm. From the first size l₁, which is returned for
-    anything no better than it (a method worse than one network also has 1), to the last one. What
-    is better than the whole curve has `inf`: more networks than the curve has, so that
-    `curve.sizes[-1]` is a lower bound and nothing else is known.
+    with the curve of a deep ensemble, linear between its sizes. The least l is taken, so a curve
+    that is not quite monotone does no harm. The result is at least the first size l₁, also for a
+    method worse than one network, and `inf` if the value is better than the whole curve: then
+    `curve.sizes[-1]` is a lower bound.
 
     Args:
         curve: of a deep ensemble, from `ensemble_size_curve`, of a metric that scores.
-        value: the method's own, of the same metric on the same data.
+        value: the method's value of the same metric on the same data.
 
-    Traps: the authors use the calibrated log-likelihood, since an uncalibrated one compares
-    temperatures ("calibrated_nll" here). The curve is convex, so wide gaps between sizes make the
+    Traps: the authors use the calibrated log-likelihood ("calibrated_nll" here), since an
+    uncalibrated one compares temperatures. The curve is convex, so wide gaps between sizes make the
     number too large; and it is flat for many networks, where small differences are many networks.
 
     Reference: A. Ashukha, A. Lyzhov, D. Molchanov, D. Vetrov, Pitfalls of in-domain uncertainty
@@ -151,13 +150,13 @@ def _entry(prediction: Prediction, metric: str) -> Entry[Metric]:
 
 
 def _least(prediction: Prediction, entry: Entry[Metric]) -> int:
-    """Return the fewest modes that the metric is defined for."""
+    """Return the smallest number of modes for which the metric is defined."""
     alone = prediction.take_modes([0])
     return 2 if entry.metadata["epistemic"] and not alone.has_epistemic else 1
 
 
 def _sizes(sizes: Sequence[int] | None, most: int, least: int, metric: str) -> tuple[int, ...]:
-    """Return the sizes, increasing, each once."""
+    """Return the distinct sizes in increasing order."""
     if sizes is None:
         if most - least < ALL_SIZES:
             return tuple(range(least, most + 1))
@@ -175,7 +174,7 @@ def _sizes(sizes: Sequence[int] | None, most: int, least: int, metric: str) -> t
 
 
 def subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int, ...]]:
-    """Yield different subsets of 0..number-1: all of them, or `most` at random."""
+    """Yield distinct subsets of 0..number-1: all of them, or `most` at random."""
     if math.comb(number, size) <= most:
         yield from combinations(range(number), size)
         return
@@ -190,7 +189,7 @@ def subsets(number: int, size: int, most: int, seed: int) -> Iterator[tuple[int,
 
 
 def mean_over_subsets(values: list[float], population: int) -> tuple[float, float]:
-    """Return the mean of values drawn from so many without replacement, and its error."""
+    """Return the mean of values drawn without replacement from `population`, and its error."""
     numbers, n = torch.tensor(values, dtype=torch.float64), len(values)
     if n == population:
         return numbers.mean().item(), 0.0

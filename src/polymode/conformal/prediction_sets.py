@@ -1,10 +1,10 @@
-r"""Conformal sets of classes: at least the stated share of new labels lies in its set.
+r"""Conformal sets of classes, which contain new labels with the stated probability.
 
 A score :math:`s(x, c)` is low for classes that fit. With the quantile :math:`\hat q` of the scores
 of calibration labels (`quantile.py`) the set of a new input is
 :math:`\{c : s(x, c) \le \hat q\}`. With mean probabilities p, the rank :math:`r_c` of a class (1 is
-the most probable; of equals the first), and :math:`u` uniform on (0, 1), one per example and drawn
-in the same way for calibration and new examples:
+the most probable; of ties the first), and :math:`u` uniform on (0, 1), one per example, for
+calibration and new examples alike:
 
 ====  =======================================================================================
 thr   :math:`1 - p_c`; sets of least mean size if p is right
@@ -12,7 +12,7 @@ aps   :math:`\sum_{j: r_j < r_c} p_j + u\,p_c`; uniform, so that sets adapt, if 
 raps  that of aps :math:`+\ \lambda \max(0, r_c - k_{reg})`; long tails of classes cost
 ====  =======================================================================================
 
-Not randomised, u = 1: sets are larger, and cover more than stated.
+Without randomisation u = 1: sets are larger, and cover more than stated.
 
 References: M. Sadinle, J. Lei, L. Wasserman, Least ambiguous set-valued classifiers with bounded
 error levels, JASA 114 (2019) (thr); Y. Romano, M. Sesia, E. Candès, Classification with valid and
@@ -97,8 +97,8 @@ class ConformalSets:
         """Return the sets of B inputs.
 
         Args:
-            prediction: of as many classes as that of the calibration.
-            seed: of u. The same seed gives the same sets; take another one for each batch.
+            prediction: of as many classes as in the calibration.
+            seed: of u. The same seed gives the same sets; use a different one for each batch.
         """
         probs = _probs(prediction)
         if probs.shape[-1] != self.num_classes:
@@ -128,10 +128,10 @@ def conformal_sets(
 ) -> ConformalSets:
     """Return a rule whose sets hold the label of new examples with probability >= `level`.
 
-    On average over calibration and new examples that are exchangeable, whatever the model; not for
-    each input, class or group. Nothing but the quantile is fitted on these data: they must be apart
-    from what trained, recalibrated or tuned the model. Where n is too small for the level the sets
-    are all classes (`.vacuous`); n >= level / (1 - level) is enough.
+    On average over exchangeable calibration and new examples, whatever the model; not for each
+    input, class or group. Only the quantile is fitted on these data: they must be disjoint from the
+    data that trained, recalibrated or tuned the model. If n is too small for the level the sets
+    hold all classes (`.vacuous`); n >= level / (1 - level) is enough.
 
     Args:
         prediction: of n >= 1 examples that the user sets aside for this; its mean is used.
@@ -179,8 +179,8 @@ def tune_raps(
     """Return {"penalty", "k_reg"} for `conformal_sets(..., method="raps")`.
 
     `k_reg` is the conformal quantile of the labels' ranks, `penalty` the one of `penalties` with
-    the smallest sets on these same data, as in the paper: data of the user's choice that are
-    neither those of the calibration nor of the test.
+    the smallest sets on these data, as in the paper: data of the user's choice, disjoint from the
+    calibration and the test set.
     """
     check_call(tune_raps, locals())
     probs, labels = _pair(prediction, targets)

@@ -1,4 +1,4 @@
-r"""Conformal intervals of real outputs: at least the stated share of new values lies inside.
+r"""Conformal intervals of real outputs, which cover new values with the stated probability.
 
 With ends :math:`a(x) \le b(x)` and a unit :math:`w(x)` from the prediction, the score is
 :math:`s(x, y) = \max(a(x) - y,\ y - b(x)) / w(x)`, and with the quantile :math:`\hat q` of the
@@ -8,12 +8,12 @@ scores of calibration examples (`quantile.py`) the interval is
 ======  ============================================================  ==================
 split   a = b the predictive mean, w = 1: residuals                   one width for all
 scaled  a = b the predictive mean, w the predictive std               wider where unsure
-cqr     a, b the mixture's own central interval of that level, w = 1  corrected by q
+cqr     a, b the mixture's central interval of that level, w = 1      corrected by q
 ======  ============================================================  ==================
 
-Each output has its own quantile: the statement holds for each output by itself, not for all D of
-them jointly. The quantile of cqr is negative where the prediction's own intervals are too wide; a
-large correction can make an interval empty, its lower end above its upper one.
+Each output has its own quantile: the guarantee holds per output, not jointly for all D of them. The
+quantile of cqr is negative if the prediction's intervals are too wide; a large correction can make
+an interval empty, its lower end above its upper one.
 
 References: J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani, L. Wasserman, Distribution-free predictive
 inference for regression, JASA 113 (2018) (split, scaled); Y. Romano, E. Patterson, E. Candès,
@@ -99,9 +99,9 @@ def conformal_intervals(
 ) -> ConformalIntervals:
     """Return a rule whose intervals hold new values with probability >= `level`, per output.
 
-    On average over calibration and new examples that are exchangeable, whatever the model; not for
-    each input. Nothing but the quantile is fitted on these data: they must be apart from what
-    trained or recalibrated the model. Where n is too small for the level the intervals are infinite
+    On average over exchangeable calibration and new examples, whatever the model; not for each
+    input. Only the quantile is fitted on these data: they must be disjoint from the data that
+    trained or recalibrated the model. If n is too small for the level the intervals are infinite
     (`.vacuous`); n >= level / (1 - level) is enough.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where a function is least: of one positive number, or of many numbers by Newton's method."""
+"""Minimisers: of a function of one positive number, and of many numbers by Newton's method."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from polymode.curvature.solve import descent_direction
 
 BOUNDS = (0.01, 100.0)
-"""Where one number is looked for; a prediction is certain or says nothing beyond."""
+"""Range of the single number; beyond it a prediction is certain or uninformative."""
 
 
 class Slopes(NamedTuple):
-    """A function of one number, at one place: value, first and second derivative."""
+    """A function of one number, at one point: value, first and second derivative."""
 
     value: float
     slope: float
@@ -24,11 +24,11 @@ class Slopes(NamedTuple):
 
 
 def least(function: Callable[[float], Slopes], *, convex: bool, start: float = 1.0) -> float:
-    """Return the x in `BOUNDS` where `function` is least, to 1e-12 of x.
+    """Return the minimiser of `function` in `BOUNDS`, to 1e-12 of x.
 
-    Newton's method on the slope, within a bracket that shrinks by bisection where Newton's step
-    leads out or gains little. A function that is not convex is first looked at in 17 places, and
-    the best one's neighbours are the bracket; of places alike the one nearest to 1 is taken.
+    Newton's method on the slope, within a bracket that is bisected where Newton's step leaves it or
+    gains little. A function that is not convex is first evaluated at 17 points; the neighbours of
+    the best one, of ties the nearest to 1, are the bracket.
     """
     x, low, high = start, 0.5 * BOUNDS[0], 2.0 * BOUNDS[1]
     if not convex:
@@ -51,9 +51,12 @@ def least(function: Callable[[float], Slopes], *, convex: bool, start: float = 1
 
 
 class Bend(NamedTuple):
-    """A function of many numbers, at one place: value, gradient, product with its Hessian H.
+    """A function of many numbers, at one point.
 
-    `solver` gives, when called, a function that applies a rough inverse of H, symmetric and > 0.
+    Attributes:
+        value: of the function. gradient: in the shape of the numbers.
+        product: maps a direction to its product with the Hessian H.
+        solver: returns a function that applies a rough inverse of H, symmetric and > 0.
     """
 
     value: float
@@ -67,25 +70,25 @@ def newton(
     start: Tensor,
     tolerance: float = 1e-9,
 ) -> Tensor:
-    """Return where no gradient is above `tolerance`, down from `start` (the minimum, if convex).
+    """Descend from `start` until no gradient exceeds `tolerance` (the minimum, if convex).
 
-    Each step solves Newton's equation by preconditioned conjugate gradients, which stop where the
-    function curves down, and is halved until the function falls (Armijo).
+    Each step solves Newton's equation by preconditioned conjugate gradients, which stop at negative
+    curvature, and is halved until the function decreases (Armijo).
 
     Reference: J. Nocedal, S. Wright, Numerical optimization, 2006, algorithm 7.1.
     """
-    theta, here = start, function(start)
+    theta, current = start, function(start)
     for _ in range(200):
-        if here.gradient.abs().max() <= tolerance:
+        if current.gradient.abs().max() <= tolerance:
             break
-        step = descent_direction(here.product, here.gradient, here.solver())
-        promised, size = float((step * here.gradient).sum()), 1.0
-        rounding = 4e-16 * max(1.0, abs(here.value))
-        while (there := function(theta + size * step)).value > (
-            here.value + 1e-4 * size * promised + rounding
+        step = descent_direction(current.product, current.gradient, current.solver())
+        promised, size = float((step * current.gradient).sum()), 1.0
+        rounding = 4e-16 * max(1.0, abs(current.value))
+        while (trial := function(theta + size * step)).value > (
+            current.value + 1e-4 * size * promised + rounding
         ):
             size *= 0.5
             if size < 1e-10:
                 return theta
-        theta, here = theta + size * step, there
+        theta, current = theta + size * step, trial
     return theta
