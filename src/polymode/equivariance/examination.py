@@ -27,7 +27,7 @@ from polymode.core.memory import require_free
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.core.warn import warn
-from polymode.equivariance.check import broken_layers
+from polymode.equivariance.broken_layers import broken_layers
 from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
 from polymode.equivariance.orbits import Score, class_scores, mean_of_members, value_scores

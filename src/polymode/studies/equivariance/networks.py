@@ -39,7 +39,7 @@ from polymode.methods import fit
 from polymode.posterior import Posterior
 from polymode.tasks import Task
 from polymode.tasks.augment import augmentation
-from polymode.tasks.registry import task as make_task
+from polymode.tasks.named import task as make_task
 
 METHODS = ("augmented", "canonical", "steerable")
 KEPT = (
