@@ -28,7 +28,7 @@ def image_by_image(case: Case) -> Job:
     """The same operations on single images, each with draws for itself alone."""
     from polymode.core.rng import generator
     from polymode.tasks.shifts import SHIFTS
-    from polymode.tasks.shifts.draws import Draws
+    from polymode.tasks.shifts.shift import Draws
 
     x = images(case)[0][:SINGLE].float() / 255
     shift = SHIFTS.get(case.option).value

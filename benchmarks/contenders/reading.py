@@ -47,7 +47,7 @@ def polymode(case: Case) -> Job:
     """The reader of the format, with its checks."""
     from polymode.tasks.readers.idx import read_idx
     from polymode.tasks.readers.npz import read_npz
-    from polymode.tasks.readers.tables import read_table
+    from polymode.tasks.readers.text_tables import read_table
 
     path = _file(case)
     read = {"idx": read_idx, "npz": read_npz, "txt": read_table}[case.option]

@@ -26,8 +26,8 @@ from polymode.equivariance.kernels import (
     ReLU,
     Residual,
     Serial,
-    blocks,
     empirical_ntk,
+    serial,
 )
 from polymode.stack.stack import Stack
 
@@ -169,7 +169,7 @@ def test_blocks_pairs_and_symmetry_change_nothing(name, monkeypatch) -> None:
     x = torch.cat([x, -2 * x, x[:1]])  # the last equals the first
     kernel = NETS[name]
     whole = kernel(x, x.clone())
-    monkeypatch.setattr(blocks, "BLOCK", {"vector": 14, "diagonal": 36 * 4, "full": 36**2 * 9})
+    monkeypatch.setattr(serial, "BLOCK", {"vector": 14, "diagonal": 36 * 4, "full": 36**2 * 9})
     for found in (kernel(x), kernel(x, x.clone())):
         assert found.nngp == pytest.approx(whole.nngp, abs=1e-13)
         assert found.ntk == pytest.approx(whole.ntk, abs=1e-13)

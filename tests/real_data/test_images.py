@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from polymode.tasks.files import data_folder, find, load
-from polymode.tasks.files.images import MNIST_COUNTS
+from polymode.tasks.files.catalogue import MNIST_COUNTS
 
 
 @functools.cache

@@ -1,9 +1,9 @@
-"""Learned canonicalisation: a small network chooses how an input is turned before the predictor.
+"""Learned canonicalisation: a small network chooses how to turn an input for the predictor.
 
     g*(x) = argmax_g s(g x),        F(x) = ρ(g*)⁻¹ f(g* x)
 
-with a score s that is learnt. The orbit of h x is that of x in another order, so the input that f
-sees is the same for both, and F is exactly equivariant for exact actions whatever s and f are. With
+with a learned score s. The orbit of h x is the orbit of x in another order, so f sees the same
+input for both, and F is exactly equivariant for exact actions whatever s and f are. With
 interpolation the two orbits differ, and the choice may jump.
 
 The argmax has no gradient; in training the canonical input is Σ_g w_g g x with straight-through
@@ -47,8 +47,7 @@ class Canonical(nn.Module):
             raise ValueError(f"`temperature` of Canonical must be > 0, got {temperature}")
         self.predictor, self.score = predictor, score
         self.group, self.temperature = group(over), temperature
-        inverses = [self.group.inverse(index) for index in range(len(self.group))]
-        self.inverses = inverses
+        self.inverses = [self.group.inverse(index) for index in range(len(self.group))]
 
     def scores(self, orbit: Tensor) -> Tensor:
         """Return the score of every element, (G, B)."""

@@ -9,8 +9,7 @@ beside OSP, as a constant prediction is perfectly invariant. A member is a mode,
 its samples; an ensemble predicts the mean of its members' probabilities, or of their values in a
 regression. See docs/equivariance.md for the definitions.
 
-The networks are also looked at: a layer whose padding or stride breaks the symmetry of the
-architecture is named in a warning.
+A layer whose padding or stride breaks the symmetry of the architecture is named in a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from polymode.core.memory import require_free
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.core.warn import warn
-from polymode.equivariance.check import broken_layers
+from polymode.equivariance.broken_layers import broken_layers
 from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
 from polymode.equivariance.orbits import Score, class_scores, mean_of_members, value_scores
@@ -72,13 +71,13 @@ class Along(NamedTuple):
 
     def member_scores(self) -> dict[str, Score]:
         """Return the orbit metrics of one member, mean over members with the error over them."""
-        each = [self.scores([mode]) for mode in range(len(self.members))]
-        found = {}
-        for name in each[0]:
-            values = torch.tensor([scores[name].value for scores in each], dtype=torch.float64)
+        by_member = [self.scores([mode]) for mode in range(len(self.members))]
+        averages = {}
+        for name in by_member[0]:
+            values = torch.tensor([scores[name].value for scores in by_member], dtype=torch.float64)
             error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else None
-            found[name] = Score(values.mean().item(), error, len(values))
-        return found
+            averages[name] = Score(values.mean().item(), error, len(values))
+        return averages
 
 
 def along_orbits(
@@ -122,15 +121,15 @@ def by_size(
     sizes = sizes or sorted({min(2**k, most) for k in range(most.bit_length() + 1)})
     if max(sizes) > most:
         raise ValueError(f"`sizes` must be at most {most}, the number of modes, got {max(sizes)}")
-    found: dict[str, list[float]] = {key: [] for name in names for key in (name, f"{name} s.e.")}
+    curves: dict[str, list[float]] = {key: [] for name in names for key in (name, f"{name} s.e.")}
     for size in sizes:
-        each = [along.scores(chosen) for chosen in subsets(most, size, num_subsets, seed)]
+        subset_scores = [along.scores(chosen) for chosen in subsets(most, size, num_subsets, seed)]
         for name in names:
-            values = [scores[name].value for scores in each]
+            values = [scores[name].value for scores in subset_scores]
             mean, error = mean_over_subsets(values, math.comb(most, size))
-            found[name].append(mean)
-            found[f"{name} s.e."].append(error)
-    return {"members": np.array(sizes, float)} | {k: np.array(v) for k, v in found.items()}
+            curves[name].append(mean)
+            curves[f"{name} s.e."].append(error)
+    return {"members": np.array(sizes, float)} | {k: np.array(v) for k, v in curves.items()}
 
 
 def inputs_of(task: Task, number: int) -> tuple[Tensor, Tensor]:
@@ -152,14 +151,14 @@ def ood_inputs(task: Task, name: str, like: Tensor) -> tuple[str, Tensor]:
     """
     names = list(task.ood)
     if name and name != NOISE and name not in names:
-        known = [*names, NOISE]
+        choices = [*names, NOISE]
         raise ValueError(
-            f"Unknown OOD set '{name}'.{suggest(name, known)} Known: {', '.join(known)}"
+            f"Unknown OOD set '{name}'.{suggest(name, choices)} Known: {', '.join(choices)}"
         )
     if name == NOISE or not names:
         return NOISE, torch.randn(like.shape, generator=generator(0, NOISE)).to(like)
-    found = task.ood[name or names[0]]
-    x = found if isinstance(found, Tensor) else next(iter(found.batches(len(like))))[0]
+    data = task.ood[name or names[0]]
+    x = data if isinstance(data, Tensor) else next(iter(data.batches(len(like))))[0]
     return name or names[0], x[: len(like)]
 
 
@@ -179,7 +178,7 @@ def check(
     num_subsets: int = 20,
     samples_per_mode: int | None = None,
 ) -> None:
-    """Refuse options that cannot be."""
+    """Refuse options that cannot be right."""
     find_group(group)
     for name, value, least in (
         ("num_examples", num_examples, 2),
@@ -263,7 +262,7 @@ def equivariance(
             rows.append(_row("chance", chance))
         rows += [_row(f"{prefix}{key}", score, key) for key, score in together.items()]
         rows += [_row(f"{prefix}member_{key}", score, key) for key, score in alone.items()]
-        names = [each for each in CURVES if each in together]
+        names = [curve for curve in CURVES if curve in together]
         curves = by_size(along, names, sizes=sizes, num_subsets=num_subsets)
         arrays |= {f"{prefix}{key}": values for key, values in curves.items()}
     return Findings(tuple(rows), arrays | _shown(post, acting, x, y, samples_per_mode))
@@ -297,7 +296,7 @@ def _shown(
         back = Turns(-angles, closed=False, name="back")
         control = torch.stack([back.act(image, k) for k, image in enumerate(circle.orbit(few))])
     along = along_orbits(post, few, circle, samples_per_mode=samples_per_mode)
-    kept = {"theta": np.arange(len(circle)) * (360 / ANGLES if control is not None else 1.0)}
+    curves = {"theta": np.arange(len(circle)) * (360 / ANGLES if control is not None else 1.0)}
 
     def curve(members: Tensor) -> np.ndarray:
         """Return (n, M, T) of (M, T, n, C)."""
@@ -306,16 +305,16 @@ def _shown(
             members = members.exp().gather(-1, places)
         return members[..., 0].permute(2, 0, 1).numpy()
 
-    kept["orbit members"] = curve(along.members)
+    curves["orbit members"] = curve(along.members)
     if along.classes:
         probs = along.ensemble().exp()
-        kept["orbit entropy"] = torch.special.entr(probs).sum(-1).T.numpy()
-        kept["orbit label"] = labels.cpu().numpy()
+        curves["orbit entropy"] = torch.special.entr(probs).sum(-1).T.numpy()
+        curves["orbit label"] = labels.cpu().numpy()
     if control is not None:
         same = along_orbits(post, control.flatten(0, 1), _identity(), None)
         split = same.members[:, 0].unflatten(1, control.shape[:2])
-        kept["orbit control"] = curve(split).mean(1)
-    return kept
+        curves["orbit control"] = curve(split).mean(1)
+    return curves
 
 
 def _identity() -> Group:

@@ -1,4 +1,4 @@
-"""Groups that act on inputs and outputs: what an orbit is made of.
+"""Groups that act on inputs and outputs, and their orbits.
 
 A `Group` has elements 0 ... |G| − 1; element 0 is the identity. It acts on inputs by `act` and
 `orbit`, on outputs by `act_on_outputs` and `orbit_of_outputs`. The action on outputs is
@@ -73,11 +73,11 @@ class Group(ABC):
 
     def act_each(self, x: Tensor, indices: Tensor) -> Tensor:
         """Return x (B, ...) with element indices[b] acting on row b."""
-        found = x.clone()
+        moved = x.clone()
         for index in indices.unique().tolist():
             rows = indices == index
-            found[rows] = self.act(x[rows], index)
-        return found
+            moved[rows] = self.act(x[rows], index)
+        return moved
 
     def orbit(self, x: Tensor) -> Tensor:
         """Return all g x, (|G|, *shape of x); each made from x."""
@@ -260,15 +260,15 @@ def group(
     for kind in KINDS:
         match = re.fullmatch(kind.pattern, stem)
         if match:
-            made = kind.make(match, shape)
+            acting = kind.make(match, shape)
             sides = "" if shape is None else "@" + "x".join(map(str, shape))
-            made.name = stem + sides
+            acting.name = stem + sides
             chosen = behind.strip() if behind else output
-            return made if chosen is None else made.with_output(chosen)
-    known = [kind.example for kind in KINDS]
-    same = [each for each in known if each.casefold() == stem.casefold()]
-    near = f" Did you mean '{same[0]}'?" if same else suggest(stem, known)
-    raise ValueError(f"Unknown group '{name}'.{near} Known: {', '.join(known)}.")
+            return acting if chosen is None else acting.with_output(chosen)
+    examples = [kind.example for kind in KINDS]
+    same = [example for example in examples if example.casefold() == stem.casefold()]
+    near = f" Did you mean '{same[0]}'?" if same else suggest(stem, examples)
+    raise ValueError(f"Unknown group '{name}'.{near} Known: {', '.join(examples)}.")
 
 
 def _require_few(name: str, number: int, what: str = "elements") -> None:

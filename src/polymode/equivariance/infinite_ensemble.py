@@ -140,8 +140,8 @@ class InfiniteEnsemble:
         if group.invariant:
             return blocks.sum(1)
         matrices = representation(group, self._targets.shape[1])
-        found = torch.einsum("igj,gab->iajb", blocks, matrices)
-        return found.reshape(len(x) * matrices.shape[1], -1)
+        summed = torch.einsum("igj,gab->iajb", blocks, matrices)
+        return summed.reshape(len(x) * matrices.shape[1], -1)
 
     def _from_first_rows(self, group: Group) -> tuple[Tensor, Tensor]:
         """Return K and Θ of all augmented inputs from those with the inputs as they are:
@@ -149,12 +149,12 @@ class InfiniteEnsemble:
         size, count = len(group), len(self.base)
         inverse = torch.tensor([group.inverse(index) for index in range(size)])
         which = group.table[inverse]  # (g, h) -> g⁻¹ h
-        found = []
+        kernels = []
         for rows in self.kernel(self.base, self.x):
             blocks = rows.view(count, size, count)[:, which]  # (i, g, h, j)
-            whole = blocks.permute(1, 0, 2, 3).reshape(size * count, -1)
-            found.append((whole + whole.mT) / 2)
-        return found[0], found[1]
+            kernel = blocks.permute(1, 0, 2, 3).reshape(size * count, -1)
+            kernels.append((kernel + kernel.mT) / 2)
+        return kernels[0], kernels[1]
 
     def at(self, x: Tensor) -> At:
         """Return what is predicted at inputs (N, ...), for any t."""
@@ -178,13 +178,13 @@ class InfiniteEnsemble:
         size, count = len(acting), self.y.shape[1]
         matrices = representation(acting, count)
         orbit = acting.orbit(x.double())
-        here, there = self.at(orbit[0]), self.at(orbit.flatten(0, 1))
-        first = here.repeated(size)
-        mean = there.mean(t).view(size, len(x), count)
+        at_x, at_orbit = self.at(orbit[0]), self.at(orbit.flatten(0, 1))
+        first = at_x.repeated(size)
+        mean = at_orbit.mean(t).view(size, len(x), count)
         moved = torch.einsum("gab,nb->gna", matrices, mean[0])
         traces = matrices.diagonal(dim1=1, dim2=2).sum(-1)[:, None]
-        shared = first.covariance_with(there, t).view(size, -1)
-        spread = first.variance_of_difference(there, t).view(size, -1)
+        shared = first.covariance_with(at_orbit, t).view(size, -1)
+        spread = first.variance_of_difference(at_orbit, t).view(size, -1)
         variance = count * spread + 2 * (count - traces) * shared
         variance[0] = 0.0
         return NonInvariance(variance.clamp_min(0), (mean - moved).square().sum(-1))
@@ -258,62 +258,62 @@ class At:
     def kernels(self) -> tuple[Tensor, Tensor]:
         """K(x, X) and Θ(x, X) in the basis of Θ(X, X), (N, n) each."""
         if self._kernels is None:
-            whole = self.ensemble
-            nngp, ntk = whole.kernel(self.x, whole.x)
-            self._kernels = nngp @ whole.full.vectors, ntk @ whole.full.vectors
+            ensemble = self.ensemble
+            nngp, ntk = ensemble.kernel(self.x, ensemble.x)
+            self._kernels = nngp @ ensemble.full.vectors, ntk @ ensemble.full.vectors
         return self._kernels
 
     def mean(self, t: float) -> Tensor:
         """Return μ_t, (N, K)."""
-        whole = self.ensemble
-        if not whole.reduced:
-            known = whole.full
-            return (self.kernels[1] * whole._gain(known.values, t)) @ known.targets
-        known = whole.small
+        ensemble = self.ensemble
+        if not ensemble.reduced:
+            spectrum = ensemble.full
+            return (self.kernels[1] * ensemble._gain(spectrum.values, t)) @ spectrum.targets
+        spectrum = ensemble.small
         if self._summed is None:
-            self._summed = whole._summed(self.x) @ known.vectors
-        found = (self._summed * whole._gain(known.values, t)) @ known.targets
-        return found.view(len(self.x), -1)
+            self._summed = ensemble._summed(self.x) @ spectrum.vectors
+        mean = (self._summed * ensemble._gain(spectrum.values, t)) @ spectrum.targets
+        return mean.view(len(self.x), -1)
 
     def covariance(self, t: float) -> Tensor:
         """Return Σ_t between all inputs, (N, N)."""
         nngp, gained = self.ensemble.kernel(self.x, ntk=False).nngp, self._gained(t)
         cross = gained @ self.kernels[0].mT
-        known = self.ensemble.full.nngp
-        assert known is not None
-        return nngp + gained @ known @ gained.mT - cross - cross.mT
+        initial = self.ensemble.full.nngp
+        assert initial is not None
+        return nngp + gained @ initial @ gained.mT - cross - cross.mT
 
     def variance(self, t: float) -> Tensor:
         """Return the diagonal of Σ_t, (N,)."""
         return self.covariance_with(self, t)
 
-    def covariance_with(self, other: At, t: float) -> Tensor:
+    def covariance_with(self, second: At, t: float) -> Tensor:
         """Return Σ_t(x[n], x'[n]) for the inputs of both, row by row, (N,)."""
-        start = self.ensemble.kernel.pairs(self.x, other.x, ntk=False).nngp
-        ours, theirs = self._gained(t), other._gained(t)
-        known = self.ensemble.full.nngp
-        assert known is not None
-        first = (ours * other.kernels[0]).sum(-1) + (theirs * self.kernels[0]).sum(-1)
-        return start + ((ours @ known) * theirs).sum(-1) - first
+        start = self.ensemble.kernel.pairs(self.x, second.x, ntk=False).nngp
+        ours, theirs = self._gained(t), second._gained(t)
+        initial = self.ensemble.full.nngp
+        assert initial is not None
+        first = (ours * second.kernels[0]).sum(-1) + (theirs * self.kernels[0]).sum(-1)
+        return start + ((ours @ initial) * theirs).sum(-1) - first
 
-    def variance_of_difference(self, other: At, t: float) -> Tensor:
+    def variance_of_difference(self, second: At, t: float) -> Tensor:
         """Return Var[f(x[n]) − f(x'[n])], row by row, (N,): from differences of kernels, which lose
         fewer digits than differences of variances."""
         pairs = self.ensemble.kernel.pairs
-        same = (pairs(each.x, each.x, ntk=False).nngp for each in (self, other))
-        start = sum(same) - 2 * pairs(self.x, other.x, ntk=False).nngp
-        nngp = self.kernels[0] - other.kernels[0]
-        gained = self._gained(t) - other._gained(t)
-        known = self.ensemble.full.nngp
-        assert known is not None
-        return start + ((gained @ known) * gained).sum(-1) - 2 * (gained * nngp).sum(-1)
+        same = (pairs(at.x, at.x, ntk=False).nngp for at in (self, second))
+        start = sum(same) - 2 * pairs(self.x, second.x, ntk=False).nngp
+        nngp = self.kernels[0] - second.kernels[0]
+        gained = self._gained(t) - second._gained(t)
+        initial = self.ensemble.full.nngp
+        assert initial is not None
+        return start + ((gained @ initial) * gained).sum(-1) - 2 * (gained * nngp).sum(-1)
 
     def repeated(self, times: int) -> At:
-        """Return the same inputs several times over."""
-        found = At(self.ensemble, self.x.repeat(times, *[1] * (self.x.ndim - 1)))
+        """Return the predictions at inputs repeated several times."""
+        repeated = At(self.ensemble, self.x.repeat(times, *[1] * (self.x.ndim - 1)))
         first, second = self.kernels
-        found._kernels = first.repeat(times, 1), second.repeat(times, 1)
-        return found
+        repeated._kernels = first.repeat(times, 1), second.repeat(times, 1)
+        return repeated
 
     def _gained(self, t: float) -> Tensor:
         return self.kernels[1] * self.ensemble._gain(self.ensemble.full.values, t)
@@ -332,7 +332,7 @@ class NonInvariance(NamedTuple):
 
     def deviation(self, num_modes: float = math.inf) -> float:
         """Return the root mean square over inputs and g ≠ e for so many members."""
-        variance, bias = (float(each[1:].mean()) for each in self)
+        variance, bias = (float(part[1:].mean()) for part in self)
         return math.sqrt(bias + variance / num_modes)
 
     def members_needed(self, target: float) -> int:

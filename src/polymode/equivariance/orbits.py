@@ -1,9 +1,9 @@
-"""How symmetric predictions are: numbers from what is predicted along orbits.
+"""How symmetric predictions are: metrics of predictions along orbits.
 
-All functions take what was predicted at g x for every element g, first axis |G|, element 0 the
-identity, and inputs x along the second. For an ensemble, take what the *ensemble* predicts: the
-mean of the members' probabilities, or of their outputs in a regression (`mean_of_members`).
-Averages of logits are not used anywhere: they are another predictor.
+All functions take predictions at g x: elements g along the first axis |G|, element 0 the identity,
+inputs x along the second. For an ensemble, these are the predictions of the *ensemble*: the mean of
+the members' probabilities, or of their outputs in a regression (`mean_of_members`). Logits are
+never averaged, which would be another predictor.
 
 Where the group moves outputs, `group` is given, and predictions at g x are compared with ρ(g) f(x).
 `S` members, `G` = |G| elements, `B` inputs, `C` classes, `K` outputs.
@@ -32,8 +32,8 @@ def same_predictions(scores: Tensor, group: Group | None = None) -> Tensor:
 
     Args:
         scores: (G, B, C) whatever is largest at the predicted class.
-        group: only where its action permutes classes; then the class at g x is to be that at x
-            moved.
+        group: only where its action permutes classes; then the class at g x should be the
+            moved class at x.
 
     >>> same_predictions(torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]], [[0.2, 0.8]]]))
     tensor([2])
@@ -55,13 +55,13 @@ def chance_level(order: int, num_classes: int) -> float:
 def symmetrised_kl(log_probs: Tensor) -> Tensor:
     """Return KL(p_x ‖ p_gx) + KL(p_gx ‖ p_x) for each g but the identity, (G − 1, B), in nats.
 
-    For invariant outputs. Infinite where one side gives 0 to what the other does not.
+    For invariant outputs. Infinite where only one of them is 0 for a class.
     """
     log_probs = _orbit(log_probs, 3)
-    first, rest = log_probs[:1], log_probs[1:]
-    gaps = (first.exp() - rest.exp()) * (first - rest)
+    first, moved = log_probs[:1], log_probs[1:]
+    gaps = (first.exp() - moved.exp()) * (first - moved)
     # equal values, both zeros included, add nothing, where a difference of infinities is nan
-    return torch.where(first == rest, 0.0, gaps).sum(-1)
+    return torch.where(first == moved, 0.0, gaps).sum(-1)
 
 
 class Deviation(NamedTuple):
@@ -100,10 +100,10 @@ def orbit_deviation(values: Tensor, group: Group | None = None) -> Deviation:
         values = torch.stack(back)
     values = values.flatten(2)
     middle = values.mean(0)
-    each = (values - middle).square().sum(-1).mean(0).sqrt()
+    deviations = (values - middle).square().sum(-1).mean(0).sqrt()
     size = middle.square().sum(-1).mean().sqrt()
-    absolute = each.mean().item()
-    return Deviation(absolute, absolute / size.item() if size > 0 else math.nan, each)
+    absolute = deviations.mean().item()
+    return Deviation(absolute, absolute / size.item() if size > 0 else math.nan, deviations)
 
 
 def equivariance_error(values: Tensor, group: Group | None = None) -> float:
@@ -122,7 +122,7 @@ def equivariance_error(values: Tensor, group: Group | None = None) -> float:
 
 
 class Score(NamedTuple):
-    """A number, its standard error over inputs where it is a mean over them, and how many."""
+    """A value; if it is a mean over inputs, its standard error; and the number of inputs."""
 
     value: float
     standard_error: float | None
@@ -145,7 +145,7 @@ def class_scores(log_probs: Tensor, labels: Tensor | None = None) -> dict[str, S
     same, probs = same_predictions(log_probs).double(), log_probs.exp()
     spread = orbit_deviation(probs)
     kl = symmetrised_kl(log_probs.double())
-    found = {
+    scores = {
         "same_predictions": _mean(same),
         "same_share": _mean(same / order),
         "chance": Score(chance_level(order, classes), None, number),
@@ -154,13 +154,13 @@ def class_scores(log_probs: Tensor, labels: Tensor | None = None) -> dict[str, S
         "error": Score(equivariance_error(probs), None, number),
     }
     if order > 1:
-        found["kl"] = _mean(kl.mean(0))
-        found["largest_kl"] = Score(kl.max().item(), None, number)
+        scores["kl"] = _mean(kl.mean(0))
+        scores["largest_kl"] = Score(kl.max().item(), None, number)
     if labels is not None:
         right = (log_probs.argmax(-1) == labels.to(log_probs.device)).double()
-        found["accuracy"] = _mean(right[0])
-        found["orbit_accuracy"] = _mean(right.mean(0))
-    return found
+        scores["accuracy"] = _mean(right[0])
+        scores["orbit_accuracy"] = _mean(right.mean(0))
+    return scores
 
 
 def value_scores(values: Tensor, group: Group) -> dict[str, Score]:
@@ -171,12 +171,12 @@ def value_scores(values: Tensor, group: Group) -> dict[str, Score]:
         values: (G, B, K) outputs. group: whose action on outputs they should follow.
     """
     number = values.shape[1]
-    found = {"error": Score(equivariance_error(values, group), None, number)}
+    scores = {"error": Score(equivariance_error(values, group), None, number)}
     if group.invariant or group.closed:
         spread = orbit_deviation(values, group)
-        found["deviation"] = _mean(spread.each)
-        found["relative_deviation"] = Score(spread.relative, None, number)
-    return found
+        scores["deviation"] = _mean(spread.each)
+        scores["relative_deviation"] = Score(spread.relative, None, number)
+    return scores
 
 
 def _mean(values: Tensor) -> Score:

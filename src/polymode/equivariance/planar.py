@@ -141,7 +141,7 @@ class Turns(Planar):
         return x.rot90(quarters, (-2, -1))
 
     def _split(self, index: int) -> tuple[int, float]:
-        """Return quarter turns, which are exact, and the angle that is left, 0 where none is."""
+        """Return quarter turns, which are exact, and the remaining angle, 0 if there is none."""
         angle = float(self.angles[index])
         quarters = math.floor(angle / (math.pi / 2) + 1e-12)
         left = angle - quarters * math.pi / 2
@@ -150,14 +150,14 @@ class Turns(Planar):
     def orbit(self, x: Tensor) -> Tensor:
         if self._is_flat(x):
             return super().orbit(x)
-        made: dict[float, Tensor] = {}  # C16 needs three interpolations: the rest are quarter turns
+        turned: dict[float, Tensor] = {}  # C16: three interpolations
         images = []
         for index in range(len(self)):
             quarters, angle = self._split(index)
             key = round(angle, 12)
-            if key not in made:
-                made[key] = self.act(x, index).rot90(-quarters, (-2, -1))
-            images.append(made[key].rot90(quarters, (-2, -1)))
+            if key not in turned:
+                turned[key] = self.act(x, index).rot90(-quarters, (-2, -1))
+            images.append(turned[key].rot90(quarters, (-2, -1)))
         return torch.stack(images)
 
     def act_each(self, x: Tensor, indices: Tensor) -> Tensor:
@@ -167,13 +167,13 @@ class Turns(Planar):
         splits = [self._split(index) for index in indices.tolist()]
         quarters = torch.tensor([split[0] for split in splits])
         angles = torch.tensor([split[1] for split in splits])
-        found, between = x.clone(), angles != 0
+        moved, between = x.clone(), angles != 0
         if between.any():
-            found[between] = turn(x[between], angles[between], self.interpolation)
+            moved[between] = turn(x[between], angles[between], self.interpolation)
         for number in quarters.unique().tolist():
             rows = quarters == number
-            found[rows] = found[rows].rot90(number, (-2, -1))
-        return found
+            moved[rows] = moved[rows].rot90(number, (-2, -1))
+        return moved
 
     def _table(self) -> Tensor:
         index = torch.arange(len(self))

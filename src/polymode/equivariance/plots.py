@@ -108,15 +108,15 @@ def orbit_curve(
     check_call(orbit_curve, locals())
     data = _curves(theta, members, uncertainty)
     places, values, count = data["theta"], data["members"], len(data["theta"])
-    given = {"control": control, "control uncertainty": control_uncertainty}
-    for key, each in given.items():
-        if each is not None:
-            data[key] = _along(each, count, key.replace(" ", "_"))
+    controls = {"control": control, "control uncertainty": control_uncertainty}
+    for key, curve in controls.items():
+        if curve is not None:
+            data[key] = _along(curve, count, key.replace(" ", "_"))
     name = uncertainty_name or ("uncertainty" if uncertainty is not None else "s.d. of members")
     words = {"axis": f"{parameter} [{unit}]" if unit else parameter, "unit": unit}
     words |= {"value name": value, "uncertainty name": name}
     data |= {key: np.array([text]) for key, text in words.items()}
-    one, all_of = data["orbit s.d."]
+    of_member, of_mean = data["orbit s.d."]
     largest = places[np.argmax(data["uncertainty"])]
     noise = f" The control varies by {data['control'].std():.3g}." if "control" in data else ""
     return OrbitCurve(
@@ -125,11 +125,11 @@ def orbit_curve(
         style=style,
         caption=f"{value.capitalize()} along {parameter} from {places[0]:g} to {places[-1]:g}"
         f" {unit} ({count} steps, {len(values)} members, ± their s.d.; dashed: group average)."
-        f" Standard deviation along the orbit: {one:.3g} per member, {all_of:.3g} for their"
+        f" Standard deviation along the orbit: {of_member:.3g} per member, {of_mean:.3g} for their"
         f" mean.{noise}",
         alt=f"{value.capitalize()} along an orbit of {count} steps of {label or 'one input'}:"
-        f" group average {values.mean():.3g}; standard deviation along the orbit {one:.3g} per"
-        f" member, {all_of:.3g} for the mean; most uncertain at {parameter} = {largest:g}"
+        f" group average {values.mean():.3g}; standard deviation along the orbit {of_member:.3g}"
+        f" per member, {of_mean:.3g} for the mean; most uncertain at {parameter} = {largest:g}"
         f" {unit}.{noise}",
     )
 
@@ -224,27 +224,27 @@ def equivariance(
         findings: of the examination "equivariance". label, style: of the method.
     """
     data = {name: np.asarray(values) for name, values in findings.arrays.items()}
-    found: dict[str, Display] = {}
+    displays: dict[str, Display] = {}
     name, sizes = label or "posterior", data["members"]
     if len(sizes) > 1:
-        kept = {
+        curves = {
             key: values for key, values in data.items() if not key.startswith(("orbit", "theta"))
         }
-        metric = next(each for each in TITLES if each in data)
+        metric = next(metric for metric in TITLES if metric in data)
         ends = f"{data[metric][0]:.3g} to {data[metric][-1]:.3g} on the test set,"
         ends += f" {data[f'ood_{metric}'][0]:.3g} to {data[f'ood_{metric}'][-1]:.3g} on"
-        said = f"{TITLES[metric]} from {ends} {data['ood'][0]}, with 1 to {sizes[-1]:.0f} members"
-        found["members"] = MemberCurves(
-            kept, label=name, style=style,
-            caption=f"Sub-ensembles of {name}, mean ± s.e. over subsets of its members: {said}.",
-            alt=f"Orbit metrics of {name} against the number of members: {said}.",
+        ranges = f"{TITLES[metric]} from {ends} {data['ood'][0]}, with 1 to {sizes[-1]:.0f} members"
+        displays["members"] = MemberCurves(
+            curves, label=name, style=style,
+            caption=f"Sub-ensembles of {name}, mean ± s.e. over subsets of its members: {ranges}.",
+            alt=f"Orbit metrics of {name} against the number of members: {ranges}.",
         )  # fmt: skip
     turning = "orbit control" in data
     for number, members in enumerate(data.get("orbit members", ())):
         classes = "orbit label" in data
         title = f"{name}, test input {number + 1}"
         title += f", class {data['orbit label'][number]}" if classes else ""
-        found[f"orbit {number + 1}"] = orbit_curve(
+        displays[f"orbit {number + 1}"] = orbit_curve(
             data["theta"], members, label=title, style=style,
             uncertainty=data["orbit entropy"][number] if classes else None,
             uncertainty_name="predictive entropy, nats" if classes else "",
@@ -252,4 +252,4 @@ def equivariance(
             parameter="θ" if turning else "element", unit="°" if turning else "",
             value="probability of the label" if classes else "first output",
         )  # fmt: skip
-    return found
+    return displays

@@ -118,13 +118,13 @@ def haar_rotations(number: int, seed: int = 0, *, dimension: int = 3) -> Tensor:
 
 def _closure(generators: list[Tensor]) -> Tensor:
     """Return the group that matrices generate, the identity first."""
-    found = [torch.eye(3, dtype=torch.float64)]
-    for element in found:  # grows while it is read
+    elements = [torch.eye(3, dtype=torch.float64)]
+    for element in elements:  # grows while it is read
         for step in generators:
             product = step @ element
-            if all((product - known).abs().max() > ROUNDING for known in found):
-                found.append(product)
-    return torch.stack(found)
+            if all((product - member).abs().max() > ROUNDING for member in elements):
+                elements.append(product)
+    return torch.stack(elements)
 
 
 def _about(axis: list[float], angle: float) -> Tensor:

@@ -25,7 +25,7 @@ from polymode.core.text import read_value, value_text
 from polymode.examinations.findings import Findings
 from polymode.posterior import Posterior
 from polymode.tasks import Task
-from polymode.tasks.registry import as_task
+from polymode.tasks.named import as_task
 
 Examination = Callable[..., Findings]
 

@@ -53,7 +53,7 @@ from polymode.posterior.manifest import SCHEMA as POSTERIOR_SCHEMA
 from polymode.prediction import Prediction
 from polymode.stack.stack import Stack
 from polymode.tasks import Task
-from polymode.tasks.registry import as_task
+from polymode.tasks.named import as_task
 from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data
 

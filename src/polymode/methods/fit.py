@@ -31,7 +31,7 @@ from polymode.posterior import Posterior
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.stack import Stack
 from polymode.tasks.augment import augmentation
-from polymode.tasks.registry import as_task
+from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.code import network_mark
 from polymode.training.data import Data, Examples, Loader

@@ -51,7 +51,7 @@ from polymode.nets.network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
 from polymode.stack.stack import Stack
-from polymode.tasks.registry import as_task
+from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.modules import Tensors
 from polymode.training.data import Data

@@ -29,7 +29,7 @@ from polymode.metrics.score import (
 )
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
-from polymode.tasks.registry import as_task
+from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tasks.validation import validation_shifts
 from polymode.training.data import Arrays, Data, Pixels

@@ -55,10 +55,10 @@ def activation_maker(net: str, activation: Activation) -> Callable[[], nn.Module
             )
         return ACTIVATIONS[activation]
     try:
-        made = activation()
+        module = activation()
     except TypeError:
-        made = None
-    if not isinstance(made, nn.Module) or made is activation:
+        module = None
+    if not isinstance(module, nn.Module) or module is activation:
         raise ValueError(
             f"`activation` of {net} must be a name or make an nn.Module when called without"
             f" arguments, such as nn.PReLU or lambda: nn.LeakyReLU(0.3), got {shown(activation)}"

@@ -81,14 +81,14 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
     """
     try:
         with torch.no_grad():
-            given = x[:2].clone()
-            out = stack.views.build(0, share=False).eval()(given)
+            inputs = x[:2].clone()
+            out = stack.views.build(0, share=False).eval()(inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the network cannot evaluate inputs of shape {tuple(x.shape[1:])} and type {x.dtype}:"
             f" {str(error).splitlines()[0]}"
         ) from error
-    if not torch.equal(given, x[:2]):
+    if not torch.equal(inputs, x[:2]):
         raise ValueError(
             "the network changes its inputs in place, and so the data for all that follows; let its"
             " forward method begin with x = x.clone()"

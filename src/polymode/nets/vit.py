@@ -91,8 +91,8 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, z: Tensor) -> Tensor:
-        each = self.qkv(z).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        queries, keys, values = each.unbind(0)  # (B, heads, T, d)
+        projected = self.qkv(z).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = projected.unbind(0)  # (B, heads, T, d)
         weights = torch.softmax(self.scale * queries @ keys.transpose(-2, -1), dim=-1)
         return self.out((weights @ values).transpose(1, 2).flatten(2))
 

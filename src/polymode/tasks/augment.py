@@ -1,7 +1,7 @@
 """Augmentation of training batches: crop, flip, rotation, orbits of groups, on the loop's hook.
 
 A step is a function (x (B, C, H, W), generator) -> x of the same shape; each image of the batch
-gets one draw of its own, all from the given generator, so a run repeats and resumes exactly. Steps
+gets its own draw from the given generator, so a run repeats and resumes exactly. Steps
 are joined by `+`, or made from a name as a command line gives it:
 
 >>> augmentation("crop+flip")
@@ -13,8 +13,8 @@ inputs where the group acts on outputs.
 >>> augmentation("orbit:C4")
 Orbit(group='C4', how='full', elements='all')
 
-Batches are normalised before they come here: the 0 that fills what lies outside an image is the
-mean of the training pixels, not black. `B` batch, `C` channels.
+Batches are normalised before augmentation: the 0 outside an image is the mean of the training
+pixels, not black. `B` batch, `C` channels.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Window(NamedTuple):
 
 
 class Move(Augmentation):
-    """A step that moves whole pixels. Several in a row are worked out first, and read once."""
+    """A step that moves whole pixels. Several in a row are composed first and read once."""
 
     @abstractmethod
     def move(self, window: Window, generator: Generator) -> Window:
@@ -126,8 +126,8 @@ class Crop(Move):
     name: str = field(default="crop", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.padding, int) and not isinstance(self.padding, bool)
-        if not (whole and self.padding >= 1):
+        is_integer = isinstance(self.padding, int) and not isinstance(self.padding, bool)
+        if not (is_integer and self.padding >= 1):
             raise ValueError(f"`padding` of Crop must be an integer >= 1, got {self.padding!r}")
         if self.outside not in OUTSIDE:
             raise ValueError(
@@ -226,18 +226,18 @@ class Orbit(Augmentation):
                 f"`how` of Orbit must be 'full' or 'random', got {self.how!r}."
                 f"{suggest(str(self.how), ('full', 'random'))}"
             )
-        given = self.elements
-        if isinstance(given, str) and given != "all":
-            given = tuple(int(part) if part.isdigit() else -1 for part in given.split("-"))
-        elif isinstance(given, int):
-            given = (given,)
-        chosen = tuple(range(len(acting))) if given == "all" else tuple(given)
+        elements = self.elements
+        if isinstance(elements, str) and elements != "all":
+            elements = tuple(int(part) if part.isdigit() else -1 for part in elements.split("-"))
+        elif isinstance(elements, int):
+            elements = (elements,)
+        chosen = tuple(range(len(acting))) if elements == "all" else tuple(elements)
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= {*range(len(acting))}:
             raise ValueError(
                 f"`elements` of Orbit must be 'all' or different numbers of 0 ... {len(acting) - 1}"
                 f" for {self.group}, got {self.elements!r}"
             )
-        object.__setattr__(self, "elements", "all" if given == "all" else chosen)
+        object.__setattr__(self, "elements", "all" if elements == "all" else chosen)
         object.__setattr__(self, "_group", acting)
         object.__setattr__(self, "_chosen", chosen)
 

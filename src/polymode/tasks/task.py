@@ -1,12 +1,14 @@
-"""A task: what is to be learnt, and on what it will be judged.
+"""A task: the data to learn from, and those on which the result is judged.
 
 Data for training, validation and test, the likelihood that ties network outputs to targets, inputs
 from elsewhere (OOD sets) and the test set under shifts of rising severity. Arrays are validated
-here, once. `N` examples, `B` batch, `C` classes, `D` target dimensions, `K` network outputs.
+here, once; loaders batch by batch. Messages name the set, the number of values, the first row and
+the remedy. `N` examples, `B` batch, `C` classes, `D` target dimensions, `K` network outputs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -14,26 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, check_call
+from polymode.core.checks import Count, OnlyTensor, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
 from polymode.core.text import plain
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
-from polymode.tasks.checks import check_batch, check_finite, check_inputs, check_targets
 from polymode.training.data import Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+Shape = tuple[int, ...]
 
 
 class Lazy(Mapping[Key, Value], Generic[Key, Value]):
     """A mapping whose values are made when they are looked at, and not kept.
 
-    So nineteen shifts of 10,000 images in five severities need the memory of one.
+    Nineteen shifts of 10,000 images in five severities need the memory of one.
     """
 
     def __init__(self, makers: Mapping[Key, Callable[[], Value]]) -> None:
@@ -170,8 +172,8 @@ class Task:
 
     def _count(self, data: Data, first: Tensor) -> int:
         """Return classes or target dimensions; classes of a loader by one pass over it."""
-        known = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
-        if known:
+        size_is_exact = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
+        if size_is_exact:
             return self.likelihood.target_size(first)
         labels = first
         if isinstance(data, Loader):
@@ -276,15 +278,15 @@ def _standardisation(data: Data) -> Scaling:
     return Scaling.of(torch.cat([y for _, y in data.epoch(PROBE, seed=0)]))
 
 
-def _names_among(names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
+def _names_among(names: Sequence[str], ood: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of near OOD sets, or say which of them is none."""
     if isinstance(names, str):
         raise ValueError(f"`near_ood` of Task must be a sequence of names, such as ('{names}',)")
     for name in names:
-        if name not in known:
+        if name not in ood:
             raise ValueError(
-                f"`near_ood` names '{name}', which is not an OOD set.{suggest(name, known)}"
-                f" OOD sets: {', '.join(known) or 'none'}."
+                f"`near_ood` names '{name}', which is not an OOD set.{suggest(name, ood)}"
+                f" OOD sets: {', '.join(ood) or 'none'}."
             )
     return tuple(names)
 
@@ -328,3 +330,86 @@ def _size(data: Data) -> str:
 
 def _range(levels: Mapping[int, Arrays]) -> str:
     return f"{min(levels)}-{max(levels)}" if len(levels) > 1 else ", ".join(map(str, levels))
+
+
+def check_batch(
+    likelihood: Likelihood,
+    target_size: int,
+    input_shape: Shape,
+    x: OnlyTensor,
+    y: OnlyTensor,
+    *,
+    what: str = "batch",
+) -> Pair:
+    """Return inputs and canonical targets of one batch, or say what is wrong with them.
+
+    Cheap enough for every step: one sum over the inputs, and the likelihood's check of the targets.
+    On an accelerator each call waits for the device.
+
+    Args:
+        likelihood, target_size, input_shape: those of the task.
+        x: inputs (B, *input_shape), finite; floating-point, or integer identifiers.
+        y: targets (B,) or (B, D).
+        what: name of the set in messages ("train", "ood set 'svhn'").
+
+    Returns:
+        x as it is, and y as `likelihood.check` returns it: int64 (B,) labels or floating-point (B,
+        D).
+    """
+    check_call(check_batch, locals())
+    check_inputs(x, input_shape, what)
+    if len(x) != len(y):
+        raise ValueError(f"{what} has {len(x):,} inputs and {len(y):,} targets")
+    return x, check_targets(likelihood, target_size, y, what)
+
+
+def check_inputs(x: Tensor, input_shape: Shape | None, what: str) -> None:
+    """Refuse inputs of another shape than the task's, of a type no network takes, or not finite.
+
+    With `input_shape` None any shape of at least one axis an example will do.
+    """
+    if x.dtype == torch.uint8:
+        raise ValueError(
+            f"{what} inputs are uint8; images must be scaled to floating point, such as x / 255"
+        )
+    if x.dtype == torch.bool or x.is_complex():
+        raise ValueError(
+            f"{what} inputs are {x.dtype}; give floating-point numbers (x.float()) or integers"
+        )
+    if x.ndim < 2 or x.nelement() == 0:
+        remedy = ": one number per example is x[:, None]" if x.ndim == 1 else ""
+        raise ValueError(
+            f"{what} inputs have shape {tuple(x.shape)}; an example must have at least one axis and"
+            f" one value{remedy}"
+        )
+    shape = tuple(x.shape[1:])
+    if input_shape is not None and shape != input_shape:
+        raise ValueError(
+            f"{what} has input shape {shape} but the task's inputs have shape {input_shape}"
+        )
+    check_finite(x, f"{what} inputs")
+
+
+def check_targets(likelihood: Likelihood, target_size: int | None, y: Tensor, what: str) -> Tensor:
+    """Return canonical targets as `likelihood.check` does; its message gets the name of the set."""
+    try:
+        return likelihood.check(y, target_size)
+    except ValueError as error:
+        remedy = ""
+        if likelihood.classification and target_size and not y.is_floating_point():
+            if y.nelement() and int(y.max()) >= target_size:
+                remedy = " Classes that train has not need `target_size` of Task."
+        raise ValueError(f"{what} targets: {error}{remedy}") from None
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Refuse NaN and infinity; one sum where all is well, as each of them makes the sum one."""
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
+        return
+    bad = ~values.isfinite().flatten(1)
+    count, rows = int(bad.sum()), bad.any(1).nonzero()
+    if count:  # none: finite values whose sum overflows
+        raise ValueError(
+            f"{what} have {count:,} of {values.nelement():,} values NaN or infinite, the first in"
+            f" row {int(rows[0])} ({len(rows):,} of {len(values):,} rows); drop or impute them"
+        )

@@ -1,6 +1,6 @@
-"""The validation set under synthetic shifts: what options that concern shifts are chosen on.
+"""The validation set under synthetic shifts, on which options that concern shifts are chosen.
 
-To choose them on the test set's shifts would be to train on the test. Images get the four
+Choosing them on the test set's shifts would be training on the test set. Images get the four
 corruptions that Hendrycks and Dietterich set aside for this purpose, `speckle_noise`,
 `gaussian_blur`, `spatter` and `saturate`, besides the fifteen of their benchmark; other inputs get
 Gaussian noise. Nothing here looks at the test set. A mean over all nineteen corruptions of the test
@@ -23,7 +23,7 @@ from polymode.core.rng import fold, generator
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.images.pixels import to_bytes, to_unit
 from polymode.tasks.shifts import SEVERITIES, corrupt
-from polymode.tasks.shifts.registry import SMALLEST_SIDE
+from polymode.tasks.shifts.shift import SMALLEST_SIDE
 from polymode.tasks.task import Task
 from polymode.training.data import Arrays, Loader, Pixels
 

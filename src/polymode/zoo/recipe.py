@@ -18,7 +18,7 @@ from polymode.core.files import FileProblem, json_safe
 from polymode.core.registry import Registry
 from polymode.methods.fit import check_options
 from polymode.nets.network import networks_for
-from polymode.tasks.registry import task as make_task
+from polymode.tasks.named import task as make_task
 from polymode.tasks.task import Task
 
 

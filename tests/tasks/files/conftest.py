@@ -15,7 +15,7 @@ import pytest
 
 from polymode.tasks.files import DATASETS, ArraySpec, Dataset, Original
 from polymode.tasks.files import download as module
-from polymode.tasks.files.images import read_idx_files
+from polymode.tasks.files.catalogue import read_idx_files
 
 X = np.random.default_rng(0).integers(0, 256, (50, 28, 28), dtype=np.uint8)
 Y = np.arange(50) % 10

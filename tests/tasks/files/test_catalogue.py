@@ -18,8 +18,14 @@ from PIL import Image
 from polymode.core.files import FileProblem
 from polymode.core.memory import human
 from polymode.tasks.files import DATASETS
-from polymode.tasks.files.images import read_idx_files, read_letters, read_svhn_files
-from polymode.tasks.files.uci import TABLES, read_uci, standard_splits
+from polymode.tasks.files.catalogue import (
+    TABLES,
+    read_idx_files,
+    read_letters,
+    read_svhn_files,
+    read_uci,
+    standard_splits,
+)
 
 NAMES = {
     "mnist", "fashion_mnist", "kmnist", "notmnist", "notmnist_small", "cifar10", "cifar100", "svhn",

@@ -19,7 +19,7 @@ from polymode.core.files import FileProblem
 from polymode.tasks.readers import members, read_npz, read_table
 from polymode.tasks.readers.cifar import read_cifar
 from polymode.tasks.readers.idx import read_idx
-from polymode.tasks.readers.images import read_image_folder
+from polymode.tasks.readers.image_files import read_image_folder
 from polymode.tasks.readers.svhn import read_svhn
 
 MB = 1_000_000

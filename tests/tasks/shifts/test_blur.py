@@ -9,8 +9,8 @@ from scipy import ndimage
 
 from polymode.tasks.shifts import SHIFTS, corrupt
 from polymode.tasks.shifts.blur import _jostle, _zoom_matrix
-from polymode.tasks.shifts.draws import Draws
 from polymode.tasks.shifts.filters import directional_filter, displace, filter_all, length_scale
+from polymode.tasks.shifts.shift import Draws
 
 BLURS = ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"]
 

@@ -11,8 +11,14 @@ from PIL import Image
 from scipy import fft
 
 from polymode.tasks.shifts import SHIFTS, corrupt
-from polymode.tasks.shifts.colour import from_ycbcr, to_ycbcr
-from polymode.tasks.shifts.jpeg import LUMA_TABLE, _basis, _compress, _steps
+from polymode.tasks.shifts.digital import (
+    LUMA_TABLE,
+    _basis,
+    _compress,
+    _steps,
+    from_ycbcr,
+    to_ycbcr,
+)
 
 
 def test_contrast_scales_the_deviations_from_the_mean(textures):

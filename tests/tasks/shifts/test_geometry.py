@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from polymode.tasks.shifts import SEVERITIES, corrupt
-from polymode.tasks.shifts.draws import Draws
 from polymode.tasks.shifts.geometry import SHARES, _affine_field
+from polymode.tasks.shifts.shift import Draws
 
 
 def centres(images):

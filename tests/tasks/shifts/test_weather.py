@@ -8,8 +8,8 @@ import torch
 from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 
 from polymode.tasks.shifts import SHIFTS, corrupt
-from polymode.tasks.shifts.draws import Draws
-from polymode.tasks.shifts.fields import blobs, ferns, plasma
+from polymode.tasks.shifts.shift import Draws
+from polymode.tasks.shifts.weather import blobs, ferns, plasma
 
 
 def draws(images):

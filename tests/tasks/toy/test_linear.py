@@ -128,5 +128,5 @@ def test_the_parameters_are_those_of_the_linear_network(own):
     "options", [{"noise": 0.0}, {"prior_precision": -1.0}, {"num_features": 0}, {"num_train": 0}]
 )
 def test_bad_options(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))}.* of linear_regression must be >"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.* must be a[n ]* .*>"):
         task("linear_regression", **options)

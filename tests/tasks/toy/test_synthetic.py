@@ -77,5 +77,5 @@ def test_functions_are_as_large_as_the_published_one(monkeypatch):
 
 
 def test_bad_precision():
-    with pytest.raises(ValueError, match="`prior_precision` of synthetic_regression must be > 0"):
+    with pytest.raises(ValueError, match="`prior_precision` of synthetic_regression must be a num"):
         task("synthetic_regression", prior_precision=0.0)

@@ -40,10 +40,10 @@ def broken_by(kernel: Serial, input_shape: tuple[int, ...], group: Group) -> lis
 def warn_if_broken(kernel: Serial, input_shape: tuple[int, ...], group: Group) -> bool:
     """Warn about each layer that breaks the symmetry; return whether any does."""
     check_call(warn_if_broken, locals())
-    found = broken_by(kernel, input_shape, group)
-    for reason in found:
+    reasons = broken_by(kernel, input_shape, group)
+    for reason in reasons:
         warn(f"{group.name} is not a symmetry of the kernel: {reason}")
-    return bool(found)
+    return bool(reasons)
 
 
 def _walk(
@@ -55,13 +55,13 @@ def _walk(
             _walk(branch, shape, group, f"{name}, branch {number}, layer ")
             for number, branch in enumerate(layer.branches)
         ]
-        return [reason for found, _ in walked for reason in found], walked[-1][1]
+        return [reason for reasons, _ in walked for reason in reasons], walked[-1][1]
     if isinstance(layer, Serial):
-        reasons: list[str] = []
-        for number, each in enumerate(layer.parts):
-            found, shape = _walk(each, shape, group, f"{name}{number}")
-            reasons += found
-        return reasons, shape
+        all_reasons: list[str] = []
+        for number, part in enumerate(layer.parts):
+            reasons, shape = _walk(part, shape, group, f"{name}{number}")
+            all_reasons += reasons
+        return all_reasons, shape
     why = _reasons(layer, shape, group) if len(shape) == 3 else []
     return [f"{name}, {layer!r}: {reason}" for reason in why], layer.shape_after(shape)
 
@@ -73,21 +73,21 @@ def _reasons(layer: Layer, shape: tuple[int, ...], group: Group) -> list[str]:
     pads = layer.pads if isinstance(layer, Conv) else (0, 0)
     stride = layer.stride if isinstance(layer, Conv) else layer.steps
     if isinstance(group, Translations):
-        found = [f"a stride of {stride} is not moved with the image"] if stride > 1 else []
+        reasons = [f"a stride of {stride} is not moved with the image"] if stride > 1 else []
         if isinstance(layer, AvgPool) or layer.padding != "circular":
-            found.append("its borders stay where they are; take padding='circular'")
-        return found
+            reasons.append("its borders stay where they are; take padding='circular'")
+        return reasons
     if not isinstance(group, QuarterTurns):
         return [f"{group.name} does not move windows onto windows"]
-    found = []
+    reasons = []
     if group.order == 4 and sizes[0] != sizes[1]:
-        found.append(f"a window of {sizes[0]}x{sizes[1]} is not square")
+        reasons.append(f"a window of {sizes[0]}x{sizes[1]} is not square")
     for side, size, pad in zip(shape[1:], sizes, pads, strict=True):
         left = (side + 2 * pad - size) % stride
         if left:
-            found.append(
+            reasons.append(
                 f"a stride of {stride} does not fit {side} pixels and a window of {size},"
                 f" {left} of them {'is' if left == 1 else 'are'} left over at one end"
             )
             break
-    return found
+    return reasons

@@ -11,7 +11,7 @@ The axes of the pairs come last, so that neighbours in memory are other pairs of
 of a convolution two sums along diagonals, see `window_sum`.
 
 Layers divide by the standard deviations of both inputs. These belong to single inputs, so they are
-found once per input (`Recorded`) and looked up for every pair (`Replayed`).
+computed once per input (`Recorded`) and looked up for every pair (`Replayed`).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Covariance:
 
 def same_pixels(full: Tensor) -> Tensor:
     """Return (H, W, P) of (H, H', W, W', P): the same pixel of both inputs."""
-    found = full.diagonal(dim1=0, dim2=1).diagonal(dim1=0, dim2=1)  # (P, H, W)
-    return found.permute(1, 2, 0).contiguous()
+    diagonal = full.diagonal(dim1=0, dim2=1).diagonal(dim1=0, dim2=1)  # (P, H, W)
+    return diagonal.permute(1, 2, 0).contiguous()
 
 
 def placed(variance: Tensor, form: str) -> tuple[Tensor, Tensor]:
@@ -97,20 +97,20 @@ def placed(variance: Tensor, form: str) -> tuple[Tensor, Tensor]:
 
 
 class Recorded:
-    """The two inputs of each pair are the same: variances are read off, and kept in `found`."""
+    """The two inputs of each pair are the same: records their variances in `variances`."""
 
     def __init__(self) -> None:
-        self.found: list[Tensor] = []
+        self.variances: list[Tensor] = []
 
     def of(self, covariance: Covariance) -> tuple[Tensor, Tensor]:
-        whole = covariance.nngp
-        kept = same_pixels(whole) if covariance.form == "full" else whole.clone()
-        self.found.append(kept)
-        return placed(kept, covariance.form)
+        nngp = covariance.nngp
+        variance = same_pixels(nngp) if covariance.form == "full" else nngp.clone()
+        self.variances.append(variance)
+        return placed(variance, covariance.form)
 
 
 class Replayed:
-    """Variances of single inputs, as recorded, put together for pairs, in the same order.
+    """Recorded variances of single inputs, combined for pairs, in the same order.
 
     Args:
         first, second: (..., N) and (..., N') for each place where variances are used.
@@ -199,13 +199,13 @@ def input_covariance(x: Tensor, y: Tensor, form: str) -> Tensor:
     if form == "vector":
         return (x @ y.mT).div_(features)
     if form == "diagonal":
-        found = x.permute(2, 3, 0, 1) @ y.permute(2, 3, 1, 0)
-        return found.flatten(2).div_(features)
-    (num, _, height, width), other = x.shape, len(y)
+        products = x.permute(2, 3, 0, 1) @ y.permute(2, 3, 1, 0)
+        return products.flatten(2).div_(features)
+    num, _, height, width = x.shape
     left = x.permute(2, 3, 0, 1).reshape(-1, features)
     right = y.permute(2, 3, 0, 1).reshape(-1, features)
-    found = (left @ right.mT).div_(features).view(height, width, num, height, width, other)
-    return found.permute(0, 3, 1, 4, 2, 5).flatten(4)
+    products = (left @ right.mT).div_(features).view(height, width, num, height, width, len(y))
+    return products.permute(0, 3, 1, 4, 2, 5).flatten(4)
 
 
 def paired_covariance(x: Tensor, y: Tensor, form: str) -> Tensor:
@@ -215,9 +215,9 @@ def paired_covariance(x: Tensor, y: Tensor, form: str) -> Tensor:
     if form == "diagonal":
         return (x * y).sum(1).permute(1, 2, 0).contiguous().div_(x.shape[1])
     (num, features, height, width) = x.shape
-    found = x.flatten(2).mT @ y.flatten(2)  # (N, H W, H' W')
-    found = found.div_(features).view(num, height, width, height, width)
-    return found.permute(1, 3, 2, 4, 0).contiguous()
+    products = x.flatten(2).mT @ y.flatten(2)  # (N, H W, H' W')
+    products = products.div_(features).view(num, height, width, height, width)
+    return products.permute(1, 3, 2, 4, 0).contiguous()
 
 
 def all_pairs(first: int, second: int) -> tuple[Tensor, Tensor]:

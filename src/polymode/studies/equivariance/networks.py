@@ -45,7 +45,7 @@ from polymode.studies.study import Runs
 from polymode.studies.tables import judge_interval, mean_cell
 from polymode.tasks import Task
 from polymode.tasks.augment import augmentation
-from polymode.tasks.registry import task as make_task
+from polymode.tasks.named import task as make_task
 
 METRICS = (
     "same_predictions", "same_share", "kl", "deviation", "relative_deviation", "accuracy",

@@ -34,7 +34,7 @@ from polymode.studies.linearised_laplace.variants import (
 )
 from polymode.tasks import Task
 from polymode.tasks.files import DATASETS
-from polymode.tasks.registry import task as make_task
+from polymode.tasks.named import task as make_task
 
 PRECISIONS = (100.0, 10.0, 5.0, 1.0, 0.1)  # those of the talk's illustration
 GRID = np.linspace(-2.5, 2.5, 121)

@@ -5,10 +5,19 @@ Only `get` touches the network, and only `polymode data get NAME` calls it.
 
 from __future__ import annotations
 
-from polymode.tasks.files import images, uci  # noqa: F401  (enter their sets in DATASETS)
-from polymode.tasks.files.dataset import DATASETS, ArraySpec, Dataset, Original
+from polymode.tasks.files import catalogue  # noqa: F401  (enters its sets in DATASETS)
+from polymode.tasks.files.dataset import (
+    DATASETS,
+    ArraySpec,
+    Dataset,
+    MissingData,
+    Original,
+    data_folder,
+    find,
+    load,
+    require,
+)
 from polymode.tasks.files.download import DownloadProblem
-from polymode.tasks.files.folder import MissingData, data_folder, find, load, require
 from polymode.tasks.files.getting import Step, get
 
 __all__ = [

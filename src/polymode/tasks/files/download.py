@@ -95,11 +95,11 @@ def download(original: Original, path: Path, tell: Tell) -> None:
             part.replace(path)
             return
         causes.append(plain(f"{cause} at {address}"))
-    kept = (
+    note = (
         f" {_length(part):,} bytes are kept; the same command continues." if part.exists() else ""
     )
     raise DownloadProblem(
-        f"{original.name}: {'; '.join(causes)}.{kept} Try later, or get the file by other means"
+        f"{original.name}: {'; '.join(causes)}.{note} Try later, or get the file by other means"
         " and name its folder with --from"
     )
 
@@ -259,7 +259,7 @@ def wrong_checksum(path: Path, original: Original) -> str | None:
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    found = digest.hexdigest()
-    if found == expected:
+    computed = digest.hexdigest()
+    if computed == expected:
         return None
-    return f"wrong {kind}: {found[:12]}..., not {expected[:12]}..., so it is another file"
+    return f"wrong {kind}: {computed[:12]}..., not {expected[:12]}..., so it is another file"

@@ -13,9 +13,18 @@ import numpy as np
 
 from polymode.core.files import FileProblem, replace_with
 from polymode.core.memory import human
-from polymode.tasks.files.dataset import DATASETS, Dataset, canonical, check_header, check_values
+from polymode.tasks.files.dataset import (
+    DATASETS,
+    Dataset,
+    canonical,
+    check_header,
+    check_packed,
+    check_values,
+    data_folder,
+    find,
+    packed_files,
+)
 from polymode.tasks.files.download import DownloadProblem, download, wrong_checksum
-from polymode.tasks.files.folder import check_packed, data_folder, find, packed_files
 from polymode.tasks.readers.npz import read_npz
 
 
@@ -57,10 +66,10 @@ def get(name: str, *, source: Path | None = None, observer: Observer | None = No
     tell = observer or (lambda step: None)
     packed = None if source is None else find(name, source)
     names = tuple(dataset.arrays) if packed is None else packed_files(name, packed.parent)[packed]
-    here = _here(name, dataset, names)
-    if here is not None:
-        tell(Step("here", name, str(here)))
-        return here
+    packed_here = _here(name, dataset, names)
+    if packed_here is not None:
+        tell(Step("here", name, str(packed_here)))
+        return packed_here
     tell(Step("start", name, str(source or "")))
     target = data_folder() / (f"{name}.npz" if packed is None else packed.name)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polymode.tasks.images import (  # noqa: F401  (enter their tasks in TASKS)
     digits,
-    folder,
     histology,
-    sets,
+    image_folder,
+    named_sets,
 )

@@ -12,9 +12,9 @@ from torch import Tensor
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Categorical
 from polymode.likelihoods.scaling import Scaling
-from polymode.tasks.images.pixels import GREY
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.shifts import SEVERITIES, corrupt
+from polymode.tasks.shifts.filters import LUMA
 from polymode.tasks.splits import FIXED, stratified_order
 from polymode.tasks.task import Task
 
@@ -93,7 +93,7 @@ def _patches() -> Tensor:
     for photograph in load_sample_images().images:  # china.jpg and flower.jpg
         colour = torch.tensor(photograph, dtype=torch.float32) / 255
         rows, columns = colour.shape[0] // 8 * 8, colour.shape[1] // 8 * 8
-        grey = (colour @ torch.tensor(GREY))[:rows, :columns]
+        grey = (colour @ torch.tensor(LUMA))[:rows, :columns]
         tiles.append(grey.unfold(0, 8, 8).unfold(1, 8, 8).reshape(-1, 1, 8, 8))
     every = torch.cat(tiles)
     chosen = torch.randperm(len(every), generator=generator(FIXED, "digits", "patches"))

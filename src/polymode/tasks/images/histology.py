@@ -1,4 +1,4 @@
-"""Histological slices: tissue has no upright pose, so a classifier should not know of any.
+"""Histological slices: tissue has no upright pose, so a classifier should have none.
 
 `histology` is a reduced BreaKHis set (400×, 46x46 pixels, benign or malignant), packed for study;
 slices of one patient look alike, so patients, not images, are divided into training and test.
@@ -18,11 +18,10 @@ import torch
 from polymode.core.files import FileProblem
 from polymode.core.rng import generator
 from polymode.tasks.files import load
-from polymode.tasks.images.build import Choice, Names, image_task
-from polymode.tasks.images.read import Part, require_sets
-from polymode.tasks.images.sets import JIGSAW, ood_names
+from polymode.tasks.images.build import Choice, Names, Part, image_task, require_sets
+from polymode.tasks.images.named_sets import JIGSAW, ood_names
+from polymode.tasks.named import TASKS
 from polymode.tasks.readers import read_image_folder
-from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction
 from polymode.tasks.task import Task
 
@@ -90,18 +89,18 @@ def by_patient(files: np.ndarray, labels: np.ndarray, fraction: float) -> np.nda
     """Return which images are of the test set: a share of the patients of each class.
 
     A patient is the number in the file name, whatever letters follow it: SOB_B_A-14-22549AB-400-001
-    is of 22549, as are the slides AB, CD and G. Who has images of both classes is put with the
-    first that is met.
+    is of 22549, as are the slides AB, CD and G. A patient with images of both classes counts with
+    the first.
     """
     patients = np.array([patient_of(str(file)) for file in files])
     tested: set[str] = set()
-    seen: set[str] = set()
+    assigned: set[str] = set()
     for label in np.unique(labels):
-        own = sorted(set(patients[labels == label]) - seen)
-        seen |= set(own)
-        order = torch.randperm(len(own), generator=generator(0, "histology", int(label)))
-        count = max(1, round(fraction * len(own)))
-        tested |= {own[place] for place in order[:count].tolist()}
+        new_patients = sorted(set(patients[labels == label]) - assigned)
+        assigned |= set(new_patients)
+        order = torch.randperm(len(new_patients), generator=generator(0, "histology", int(label)))
+        count = max(1, round(fraction * len(new_patients)))
+        tested |= {new_patients[place] for place in order[:count].tolist()}
     return np.isin(patients, sorted(tested))
 
 
@@ -111,10 +110,10 @@ def patient_of(file: str) -> str:
     >>> patient_of("SOB_B_A-14-22549AB-400-001.png")
     '14-22549'
     """
-    found = re.match(r"[A-Z_]+-(\d+)-(\d+)", file)
-    if found is None:
+    match = re.match(r"[A-Z_]+-(\d+)-(\d+)", file)
+    if match is None:
         raise FileProblem(f"'{file}' does not name a patient, as SOB_B_A-14-22549AB-400-001 does")
-    return f"{found[1]}-{found[2]}"
+    return f"{match[1]}-{match[2]}"
 
 
 @TASKS.register(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polymode.core.rng import generator
 from polymode.likelihoods.scaling import Scaling
+from polymode.tasks.shifts.filters import LUMA
 from polymode.tasks.splits import FIXED
 
-GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue, ITU-R BT.601
 CHUNK = 1024  # images at a time
 SIDE = 4  # blocks along a side of a jigsaw
 
@@ -75,7 +75,7 @@ def _fitted(pixels: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
         return pixels.expand(-1, 3, -1, -1).contiguous()
     images = pixels.float() / 255
     if pixels.shape[1] == 3 and channels == 1:
-        images = torch.einsum("nchw,c->nhw", images, torch.tensor(GREY))[:, None]
+        images = torch.einsum("nchw,c->nhw", images, torch.tensor(LUMA))[:, None]
     if images.shape[2:] != size:
         images = F.interpolate(images, size, mode="bilinear", antialias=True)
     return to_bytes(images).expand(-1, channels, -1, -1).contiguous()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from polymode.tasks.readers.archives import members
 from polymode.tasks.readers.cifar import read_cifar
 from polymode.tasks.readers.idx import read_idx
-from polymode.tasks.readers.images import Images, ImageStack, read_image_folder
+from polymode.tasks.readers.image_files import Images, ImageStack, read_image_folder
 from polymode.tasks.readers.npz import npz_headers, read_npz
 from polymode.tasks.readers.svhn import read_svhn
-from polymode.tasks.readers.tables import Table, read_table
+from polymode.tasks.readers.text_tables import Table, read_table
 from polymode.tasks.readers.tiny_imagenet import read_tiny_imagenet
 
 __all__ = [

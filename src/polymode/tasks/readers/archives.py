@@ -48,11 +48,11 @@ def members(
     path = Path(path)
     read = _zip_members if _is_zip(path) else _tar_members
     budget = _Budget(path, most_bytes, most_members, largest_member)
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, content in read(path, wanted, budget):
-        if name in seen:
+        if name in names:
             raise FileProblem(f"{path} holds '{name}' twice")
-        seen.add(name)
+        names.add(name)
         yield name, content
 
 

@@ -50,28 +50,28 @@ def read_cifar(path: Path | str, *, classes: int) -> dict[str, np.ndarray]:
 
 def _contents(path: Path, names: list[str], classes: int) -> dict[str, bytes]:
     """Return the wanted files by name, from an archive or a folder; refuse the pickles."""
-    others: set[str] = set()
+    present: set[str] = set()
 
     def wanted(member: str) -> bool:
         name = member.rpartition("/")[2]
-        others.add(name)
+        present.add(name)
         return name in names
 
     if path.is_dir():
         files = sorted(path.rglob("*"))
-        found = {}
+        contents = {}
         for file in files:
             if wanted(file.as_posix()):
                 with open_plain(file) as stream:
-                    found[file.name] = stream.read()
+                    contents[file.name] = stream.read()
     else:
-        found = {name.rpartition("/")[2]: content for name, content in members(path, wanted)}
-    if not found and others & _PYTHON:
+        contents = {name.rpartition("/")[2]: content for name, content in members(path, wanted)}
+    if not contents and present & _PYTHON:
         raise FileProblem(
             f"{path} is the python version of CIFAR-{classes}: pickles, which can run code when"
             f" they are read; take the binary version, cifar-{classes}-binary.tar.gz"
         )
-    return found
+    return contents
 
 
 def _batch(path: Path, name: str, content: bytes, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -26,8 +26,8 @@ def read_svhn(path: Path | str, *, most_bytes: int = LARGEST) -> tuple[np.ndarra
     path = Path(path)
     _check_version(path)
     try:
-        found = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(str(path))}
-        count = _check_variables(path, found, most_bytes)
+        variables = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(str(path))}
+        count = _check_variables(path, variables, most_bytes)
         content = scipy.io.loadmat(str(path), variable_names=["X", "y"])
         x, y = content["X"], content["y"]
     except FileProblem:
@@ -54,15 +54,15 @@ def _check_version(path: Path) -> None:
 
 
 def _check_variables(
-    path: Path, found: dict[str, tuple[tuple[int, ...], str]], most_bytes: int
+    path: Path, variables: dict[str, tuple[tuple[int, ...], str]], most_bytes: int
 ) -> int:
     """Return the number of images, if the file holds `X` and `y` as SVHN does."""
-    if not {"X", "y"} <= found.keys():
+    if not {"X", "y"} <= variables.keys():
         raise FileProblem(
-            f"{path} holds {', '.join(found) or 'nothing'}, SVHN has X and y: another file, or"
+            f"{path} holds {', '.join(variables) or 'nothing'}, SVHN has X and y: another file, or"
             " truncated"
         )
-    (shape, kind), (labels, label_kind) = found["X"], found["y"]
+    (shape, kind), (labels, label_kind) = variables["X"], variables["y"]
     if kind != "uint8" or len(shape) != 4 or shape[:3] != (32, 32, 3):
         raise FileProblem(f"{path}: X is {shape} {kind}, SVHN's is (32, 32, 3, N) uint8")
     if label_kind not in ("uint8", "double") or math.prod(labels) != shape[3]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from polymode.core.files import FileProblem
 from polymode.tasks.readers.archives import members
-from polymode.tasks.readers.images import ImageStack
+from polymode.tasks.readers.image_files import ImageStack
 
 _TRAIN = re.compile(r"(?:.*/)?train/(n\d+)/images/\1_(\d+)\.JPEG")
 _VAL = re.compile(r"(?:.*/)?val/images/([^/]+\.JPEG)")
@@ -43,9 +43,9 @@ def read_tiny_imagenet(path: Path | str) -> dict[str, np.ndarray]:
         stack = stacks[0] if name in train else stacks[1]
         row = train[name] if name in train else val[_val_name(name)]
         stack.put(row, f"{path}: {name}", content)
-    (x_train, _), (x_test, kept) = (stack.done() for stack in stacks)
-    if len(kept) < len(val):
-        lost = sorted(set(range(len(val))) - set(kept))[0]
+    (x_train, _), (x_test, decoded) = (stack.done() for stack in stacks)
+    if len(decoded) < len(val):
+        lost = sorted(set(range(len(val))) - set(decoded))[0]
         raise FileProblem(f"{path} lacks {listed[lost][0]}, which val_annotations.txt names")
     labels = [number[match[1]] for name in names if (match := _TRAIN.fullmatch(name))]
     return {
@@ -64,16 +64,16 @@ def _val_name(name: str) -> str:
 
 def _lists(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the classes, and (file, class) of each validation image."""
-    found = {
+    lists = {
         name.rpartition("/")[2]: content.decode("utf-8", "replace").splitlines()
         for name, content in _files(path, lambda name: bool(_LISTS.fullmatch(name)))
     }
     for name in ("wnids.txt", "val_annotations.txt"):
-        if name not in found:
+        if name not in lists:
             raise FileProblem(f"{path} lacks {name} of Tiny-ImageNet")
-    wnids = [line.strip() for line in found["wnids.txt"] if line.strip()]
+    wnids = [line.strip() for line in lists["wnids.txt"] if line.strip()]
     listed = []
-    for row, line in enumerate(found["val_annotations.txt"], 1):
+    for row, line in enumerate(lists["val_annotations.txt"], 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in wnids:
             raise FileProblem(
@@ -85,21 +85,21 @@ def _lists(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _train_names(path: Path, number: dict[str, int]) -> list[str]:
     """Return the names of the training images, by class and number."""
-    found: list[tuple[int, int, str]] = []
+    images: list[tuple[int, int, str]] = []
 
     def note(name: str) -> bool:
         match = _TRAIN.fullmatch(name)
         if match and match[1] in number:
-            found.append((number[match[1]], int(match[2]), name))
+            images.append((number[match[1]], int(match[2]), name))
         return False
 
     for _ in _files(path, note):
         pass
-    empty = set(number.values()) - {label for label, _, _ in found}
+    empty = set(number.values()) - {label for label, _, _ in images}
     if empty:
         wnid = next(wnid for wnid, label in number.items() if label in empty)
         raise FileProblem(f"{path} has no training image of class {wnid}")
-    return [name for _, _, name in sorted(found)]
+    return [name for _, _, name in sorted(images)]
 
 
 def _files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:

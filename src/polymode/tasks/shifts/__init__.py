@@ -2,6 +2,10 @@
 
 The corruptions are those of ImageNet-C and CIFAR-10-C (D. Hendrycks, T. Dietterich, ICLR 2019) as
 batched torch code for grey and colour images of any size; docs/shifts.md says what differs.
+
+Read `shift` first: it registers and applies shifts of images. `pixel_noise`, `blur`, `weather`,
+`digital` and `geometry` define them, with the operations of `filters`; `labels` and `tabular` are
+for other data.
 """
 
 from polymode.tasks.shifts.blur import (
@@ -11,12 +15,16 @@ from polymode.tasks.shifts.blur import (
     motion_blur,
     zoom_blur,
 )
-from polymode.tasks.shifts.digital import contrast, pixelate, saturate
+from polymode.tasks.shifts.digital import contrast, jpeg, pixelate, saturate
 from polymode.tasks.shifts.geometry import DEGREES, elastic_transform, rotation, translation
-from polymode.tasks.shifts.jpeg import jpeg
 from polymode.tasks.shifts.labels import label_noise
-from polymode.tasks.shifts.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
-from polymode.tasks.shifts.registry import SEVERITIES, SHIFTS, Shift, corrupt
+from polymode.tasks.shifts.pixel_noise import (
+    gaussian_noise,
+    impulse_noise,
+    shot_noise,
+    speckle_noise,
+)
+from polymode.tasks.shifts.shift import SEVERITIES, SHIFTS, Shift, corrupt
 from polymode.tasks.shifts.tabular import TABLE_SHIFTS, gap_split, shift_table
 from polymode.tasks.shifts.weather import brightness, fog, frost, snow, spatter
 

@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from polymode.tasks.shifts.draws import Draws
 from polymode.tasks.shifts.filters import (
     apply_separable,
     directional_filter,
@@ -19,7 +18,7 @@ from polymode.tasks.shifts.filters import (
     gaussian_filter,
     length_scale,
 )
-from polymode.tasks.shifts.registry import shift
+from polymode.tasks.shifts.shift import Draws, shift
 
 
 @shift("gaussian_blur", group="blur", colour=(0.4, 0.6, 0.7, 0.8, 1.0), random=False)
@@ -54,8 +53,8 @@ def glass_blur(images: Tensor, reach: float, draws: Draws) -> Tensor:
 
     Pixels of each row, then of each column, are put in the order of their place + reach u with u
     uniform on [-1, 1]. Up to a reach of 1/2 all stay in order, so it is what exceeds 1/2 that grows
-    with the side; the blur, of 0.4 pixels, grows with its root. Published are swaps one after the
-    other, which no batch can do; the constants here are our own.
+    with the side; the blur, of 0.4 pixels, grows with its root. The published version swaps pixels
+    sequentially, which cannot be batched; the constants here are our own.
     """
     scale = length_scale(images)
     sigma, reach = 0.4 * math.sqrt(scale), 0.5 + (reach - 0.5) * scale

@@ -14,6 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 REFERENCE_SIDE = 32
+LUMA = (0.299, 0.587, 0.114)  # of red, green, blue, ITU-R BT.601
+
+
+def luma(images: Tensor) -> Tensor:
+    """Return the brightness (n, 1, H, W) that the eye sees; grey images are their own."""
+    if images.shape[1] == 1:
+        return images
+    return torch.einsum("nchw,c->nhw", images, images.new_tensor(LUMA))[:, None]
 
 
 def length_scale(images: Tensor) -> float:

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.tasks.shifts.draws import Draws
 from polymode.tasks.shifts.filters import REFERENCE_SIDE, displace, gaussian_filter
-from polymode.tasks.shifts.registry import shift
+from polymode.tasks.shifts.shift import Draws, shift
 
 DEGREES = (12.0, 24.0, 36.0, 48.0, 60.0)
 SHARES = (0.05, 0.10, 0.15, 0.20, 0.25)

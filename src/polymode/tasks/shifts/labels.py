@@ -1,4 +1,4 @@
-"""Label noise: a given fraction of the labels is wrong, at random or by a rule from class to class.
+"""Label noise: a fraction of the labels is wrong, at random or by a map from class to class.
 
 Symmetric noise takes any other class, each as likely. Asymmetric noise follows a map, such as the
 classes that are often confused (G. Patrini et al., "Making deep neural networks robust to label
@@ -26,7 +26,7 @@ def label_noise(
     seed: int,
     kind: str | Mapping[int, int] = "symmetric",
 ) -> Tensor:
-    """Return labels of which exactly round(fraction x those that can change) are wrong.
+    """Return labels with exactly round(fraction x number that can change) of them wrong.
 
     Args:
         labels: (N,) integers in 0 ... num_classes - 1.
@@ -35,7 +35,7 @@ def label_noise(
         seed: draws which examples, and, if symmetric, which classes. The examples that are wrong at
             a fraction are also wrong at every higher one.
         kind: "symmetric"; "pair", class c becomes c + 1 and the last becomes 0; or a map from class
-            to class, where classes that it does not name keep their labels.
+            to class, where classes absent from it keep their labels.
 
     Returns:
         labels (N,), new, of the same type and device.
@@ -47,15 +47,14 @@ def label_noise(
     stream = generator(seed, "label_noise")
     order = torch.randperm(len(labels), generator=stream)
     steps = torch.randint(1, num_classes, (len(labels),), generator=stream)
-    given = labels.detach().cpu().long()
+    noisy = labels.detach().cpu().long()
     if kind == "symmetric":
-        wrong = (given + steps) % num_classes
+        wrong = (noisy + steps) % num_classes
     else:
-        wrong = _targets(kind, num_classes)[given]
-    able = order[(wrong != given)[order]]
-    chosen = able[: round(fraction * len(able))]
-    given = given.index_copy(0, chosen, wrong[chosen])
-    return given.to(labels)
+        wrong = _targets(kind, num_classes)[noisy]
+    changeable = order[(wrong != noisy)[order]]
+    chosen = changeable[: round(fraction * len(changeable))]
+    return noisy.index_copy(0, chosen, wrong[chosen]).to(labels)
 
 
 def _targets(kind: str | Mapping[int, int], num_classes: int) -> Tensor:

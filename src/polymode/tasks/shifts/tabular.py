@@ -14,8 +14,8 @@ from torch import Tensor
 
 from polymode.core.registry import Registry
 from polymode.core.rng import generator
-from polymode.tasks.checks import check_finite
-from polymode.tasks.shifts.registry import check_severity
+from polymode.tasks.shifts.shift import check_severity
+from polymode.tasks.task import check_finite
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 5.0)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -37,10 +37,10 @@ def shift_table(table: Tensor, kind: str, severity: int, *, seed: int = 0) -> Te
     >>> shift_table(torch.ones(1, 4), "missing_columns", 5)
     tensor([[1., 0., 0., 1.]])
     """
-    own = TABLE_SHIFTS.get(kind).value
+    apply = TABLE_SHIFTS.get(kind).value
     check_severity(severity)
     _check(table)
-    return own(table, severity, seed)
+    return apply(table, severity, seed)
 
 
 @TABLE_SHIFTS.register("column_scaling")

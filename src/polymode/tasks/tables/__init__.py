@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from polymode.tasks.tables import own, uci  # noqa: F401  (enter their tasks in TASKS)
+from polymode.tasks.tables import table, uci  # noqa: F401  (enter their tasks in TASKS)

@@ -18,9 +18,9 @@ import torch
 
 from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian
 from polymode.tasks.files import load
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.splits import check_fraction, share, shuffled_order
-from polymode.tasks.tables.rows import Rows, standardised
+from polymode.tasks.tables.table import Rows, standardised
 from polymode.tasks.task import Task
 
 VAL_FRACTION = 0.1

@@ -1,4 +1,4 @@
-"""Curves of one variable that papers draw, each seen on one or more stretches of the line.
+"""Curves of one variable, each seen on one or more stretches of the line.
 
 Between the stretches lies the OOD set `gap` (near), around them `outside` (far). Sources:
 - F. D'Angelo, V. Fortuin, "Repulsive Deep Ensembles are Bayesian" (NeurIPS 2021): `x_sin_x` and
@@ -7,24 +7,30 @@ Between the stretches lies the OOD set `gap` (near), around them `outside` (far)
 - J. Antoran, J. U. Allingham, J. M. Hernandez-Lobato, "Depth Uncertainty in Neural Networks"
   (NeurIPS 2020): `three_clusters` ("my_1d" in the authors' code) and `wiggle`, standardised.
 Their test sets are noise-free grids over the whole stretch; here the test set has the law of the
-training set, and the grid is the shift `grid`. `N` examples.
+training set, and the grid is the shift `grid`. `gap_regression`, the smallest of them, is ours.
+`N` examples.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.registry import suggest
-from polymode.tasks.registry import TASKS
+from polymode.core.rng import generator
+from polymode.likelihoods.kinds import Gaussian
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
 from polymode.tasks.toy.functions import (
     Function,
     Inputs,
     Interval,
+    NoiseKind,
     by_length,
     evenly,
     noisy_function,
@@ -123,11 +129,11 @@ TAILS = ((-6.0, -4.0), (4.0, 6.0))  # of the wiggle, in standard deviations from
 def x_sin_x(
     *,
     seed: int = 0,
-    noise: str = "known",
-    noise_std: float = 0.25,
-    num_train: int = 90,
-    num_val: int = 90,
-    num_test: int = 200,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.25,
+    num_train: Count = 90,
+    num_val: Count = 90,
+    num_test: Count = 200,
 ) -> Task:
     """Return y = x sin x + noise, half of the inputs uniform on [1.5, 2.5], half on [4.5, 6].
 
@@ -138,6 +144,7 @@ def x_sin_x(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0. The paper's 0.25 is one, no variance.
     """
+    check_call(x_sin_x, locals())
     return X_SIN_X.task("x_sin_x", seed, (num_train, num_val, num_test), noise, noise_std)
 
 
@@ -154,11 +161,11 @@ def curve(
     *,
     seed: int = 0,
     function: str = "cubic",
-    noise: str = "known",
-    noise_std: float | None = None,
-    num_train: int = 90,
-    num_val: int = 90,
-    num_test: int = 200,
+    noise: NoiseKind = "known",
+    noise_std: Positive | None = None,
+    num_train: Count = 90,
+    num_val: Count = 90,
+    num_test: Count = 200,
 ) -> Task:
     """Return y = f(x) + noise for one of five functions.
 
@@ -178,6 +185,7 @@ def curve(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0; None takes that of the table.
     """
+    check_call(curve, locals())
     if function not in CURVES:
         raise ValueError(
             f"`function` of curve is unknown: {function!r}.{suggest(function, CURVES)}"
@@ -199,11 +207,11 @@ def curve(
 def three_clusters(
     *,
     seed: int = 0,
-    noise: str = "known",
-    noise_std: float = 0.25,
-    num_train: int = 501,
-    num_val: int = 150,
-    num_test: int = 501,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.25,
+    num_train: Count = 501,
+    num_val: Count = 150,
+    num_test: Count = 501,
 ) -> Task:
     """Return y = x - x^2 / 10 + cos(pi x / 2) + noise with a third of the inputs in each cluster.
 
@@ -216,6 +224,7 @@ def three_clusters(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
+    check_call(three_clusters, locals())
     sizes = (num_train, num_val, num_test)
     return THREE_CLUSTERS.task("three_clusters", seed, sizes, noise, noise_std, standardise=True)
 
@@ -236,11 +245,11 @@ def wiggle_truth(x: Tensor) -> Tensor:
 def wiggle(
     *,
     seed: int = 0,
-    noise: str = "known",
-    noise_std: float = 0.25,
-    num_train: int = 300,
-    num_val: int = 100,
-    num_test: int = 300,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.25,
+    num_train: Count = 300,
+    num_val: Count = 100,
+    num_test: Count = 300,
 ) -> Task:
     """Return y = sin(pi x) + cos(4 pi x) / 5 - 3 x / 10 + noise with x ~ N(5, 2.5^2).
 
@@ -252,6 +261,8 @@ def wiggle(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
+
+    check_call(wiggle, locals())
 
     def seen(num: int, stream: Generator) -> Tensor:
         return WIGGLE_MEAN + WIGGLE_STD * torch.randn(num, 1, generator=stream)
@@ -267,4 +278,62 @@ def wiggle(
         noise_std=noise_std,
         standardise=True,
         description="sin(pi x) + cos(4 pi x) / 5 - 3 x / 10",
+    )
+
+
+GAP, EDGE, BEYOND = 0.7, 2.0, 3.5  # |x| in [GAP, EDGE] is seen; OOD lies below and above
+
+
+def gap_truth(x: Tensor) -> Tensor:
+    """Return f(x) = sin(3 x) + x / 2, elementwise: the truth of `gap_regression`."""
+    return torch.sin(3 * x) + x / 2
+
+
+@TASKS.register(
+    "gap_regression",
+    description="a curve of one variable, seen on both sides of a gap; OOD in the gap and outside",
+    source="own code",
+    licence="Apache-2.0 (generated)",
+    kind="toy",
+    size="100 / 50 / 200",
+)
+def gap_regression(
+    *,
+    seed: int = 0,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.1,
+    num_train: Count = 100,
+    num_val: Count = 50,
+    num_test: Count = 200,
+) -> Task:
+    """Return y = sin(3 x) + x / 2 + noise, with no training inputs in the middle.
+
+    Train, val and test have |x| uniform on [0.7, 2] with either sign. OOD sets with targets of the
+    same law, 200 examples each: `gap`, |x| < 0.7 (near), and `outside`, 2 < |x| < 3.5 (far). The
+    curve is `task.truth`.
+
+    Args:
+        noise: "known" (the likelihood is told the true standard deviation) or "learned".
+        noise_std: standard deviation of the noise in y, > 0.
+    """
+    check_call(gap_regression, locals())
+
+    def draw(split: str, num: int, low: float, high: float) -> tuple[Tensor, Tensor]:
+        stream = generator(seed, "gap_regression", split)
+        x = low + (high - low) * torch.rand(num, 1, generator=stream)
+        x = torch.where(torch.rand(num, 1, generator=stream) < 0.5, -x, x)
+        return x, gap_truth(x) + noise_std * torch.randn(num, 1, generator=stream)
+
+    draw_seen = partial(draw, low=GAP, high=EDGE)
+    return Task(
+        name="gap_regression",
+        train=draw_seen("train", num_train),
+        val=draw_seen("val", num_val),
+        test=draw_seen("test", num_test),
+        ood={"gap": draw("gap", 200, 0.0, GAP), "outside": draw("outside", 200, EDGE, BEYOND)},
+        near_ood=("gap",),
+        likelihood=Gaussian(noise=noise_std if noise == "known" else "learned"),
+        target_scaling=None,
+        description=f"sin(3x) + x/2 with noise of standard deviation {noise_std:g}, {noise}",
+        truth=gap_truth,
     )

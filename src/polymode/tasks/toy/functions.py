@@ -9,21 +9,27 @@ its size does not change the others. `N` examples, `D` input features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import torch
 from torch import Generator, Tensor
 
+from polymode.core.checks import Meaning, Range
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.task import Task
-from polymode.tasks.toy.options import check_noise, check_sizes
 
 NUM_OOD = 200
 
 Function = Callable[[Tensor], Tensor]
 Inputs = Callable[[int, Generator], Tensor]
 Interval = tuple[float, float]
+NoiseKind = Annotated[
+    str,
+    Range("", lambda word: word in ("known", "learned")),
+    Meaning('"known" or "learned" (its standard deviation is `noise_std`)'),
+]
 
 
 def evenly(intervals: Sequence[Interval]) -> Inputs:
@@ -76,11 +82,9 @@ def noisy_function(
         grid: inputs (N, D) of a published test set, for the shift "grid"; its targets are noisy.
         standardise: scale inputs with statistics of the training set, targets so for training.
     """
-    check_sizes(name, **dict(zip(("num_train", "num_val", "num_test"), sizes, strict=True)))
-    check_noise(name, noise, noise_std)
     ood = dict(inputs)
-    seen = ood.pop("seen")
-    first = ood.pop("train", seen)
+    usual = ood.pop("seen")
+    first = ood.pop("train", usual)
     x_train = first(sizes[0], generator(seed, name, "train"))
     scaling = Scaling.of(x_train) if standardise else None
 
@@ -100,8 +104,8 @@ def noisy_function(
     return Task(
         name=name,
         train=train,
-        val=draw("val", seen, sizes[1]),
-        test=draw("test", seen, sizes[2]),
+        val=draw("val", usual, sizes[1]),
+        test=draw("test", usual, sizes[2]),
         ood={key: draw(key, law, NUM_OOD) for key, law in ood.items()},
         near_ood=near_ood,
         shifts={} if grid is None else {"grid": {1: draw("grid", lambda *_: grid, len(grid))}},

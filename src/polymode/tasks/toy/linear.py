@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.options import check_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +82,14 @@ def design(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
 
+def correlated_features(name: str, split: str, num: int, num_features: int) -> Tensor:
+    """Return the fixed design (N, D) of a task: standard normal features, correlated by 0.8."""
+    stream = generator(0, name, "design", split)
+    common = torch.randn(num, 1, generator=stream)
+    separate = torch.randn(num, num_features, generator=stream)
+    return math.sqrt(0.8) * common + math.sqrt(0.2) * separate
+
+
 @TASKS.register(
     "linear_regression",
     description="conjugate Bayesian linear regression with its exact posterior and evidence",
@@ -93,12 +101,12 @@ def design(x: Tensor) -> Tensor:
 def linear_regression(
     *,
     seed: int = 0,
-    num_features: int = 3,
-    noise: float = 0.5,
-    prior_precision: float = 1.0,
-    num_train: int = 50,
-    num_val: int = 50,
-    num_test: int = 200,
+    num_features: Count = 3,
+    noise: Positive = 0.5,
+    prior_precision: Positive = 1.0,
+    num_train: Count = 50,
+    num_val: Count = 50,
+    num_test: Count = 200,
 ) -> Task:
     """Return data drawn from the conjugate linear model, with `task.exact`.
 
@@ -112,13 +120,7 @@ def linear_regression(
         noise: known standard deviation of the targets, > 0.
         prior_precision: of the normal prior on weights and bias, > 0.
     """
-    check_sizes("linear_regression", num_features=num_features)
-    check_sizes("linear_regression", num_train=num_train, num_val=num_val, num_test=num_test)
-    if not (noise > 0 and prior_precision > 0):
-        raise ValueError(
-            "`noise` and `prior_precision` of linear_regression must be > 0,"
-            f" got {noise} and {prior_precision}"
-        )
+    check_call(linear_regression, locals())
     stream = generator(seed, "linear_regression", "weights")
     weights = torch.randn(num_features + 1, 1, generator=stream, dtype=torch.float64)
     weights = weights / math.sqrt(prior_precision)
@@ -127,10 +129,7 @@ def linear_regression(
         return (design(x) @ weights).to(x.dtype)
 
     def draw(split: str, num: int) -> tuple[Tensor, Tensor]:
-        design = generator(0, "linear_regression", "design", split)
-        common = torch.randn(num, 1, generator=design)
-        x = math.sqrt(0.8) * common
-        x = x + math.sqrt(0.2) * torch.randn(num, num_features, generator=design)
+        x = correlated_features("linear_regression", split, num, num_features)
         stream = generator(seed, "linear_regression", split)
         return x, truth(x) + noise * torch.randn(num, 1, generator=stream)
 

@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Bernoulli
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.linear import design
-from polymode.tasks.toy.options import check_positive, check_sizes
+from polymode.tasks.toy.linear import correlated_features, design
 from polymode.tasks.toy.quadrature import Nodes, climb, moments, trapezoid
 
 NUM_FAR = 200
@@ -108,11 +108,11 @@ class LogisticPosterior:
 def logistic_regression(
     *,
     seed: int = 0,
-    num_features: int = 2,
-    prior_precision: float = 0.25,
-    num_train: int = 50,
-    num_val: int = 50,
-    num_test: int = 200,
+    num_features: Count = 2,
+    prior_precision: Positive = 0.25,
+    num_train: Count = 50,
+    num_val: Count = 50,
+    num_test: Count = 200,
 ) -> Task:
     """Return data drawn from the logistic model, with reference answers in `task.exact`.
 
@@ -127,9 +127,7 @@ def logistic_regression(
         prior_precision: of the normal prior on weights and bias, > 0.
     """
     name = "logistic_regression"
-    check_sizes(name, num_features=num_features)
-    check_sizes(name, num_train=num_train, num_val=num_val, num_test=num_test)
-    check_positive(name, prior_precision=prior_precision)
+    check_call(logistic_regression, locals())
     if num_features > 2:
         raise ValueError(f"`num_features` of {name} must be 1 or 2, for quadrature: {num_features}")
     stream = generator(seed, name, "weights")
@@ -141,10 +139,7 @@ def logistic_regression(
         return torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=1).to(x.dtype)
 
     def draw(split: str, num: int) -> tuple[Tensor, Tensor]:
-        fixed = generator(0, name, "design", split)
-        common = torch.randn(num, 1, generator=fixed)
-        x = math.sqrt(0.8) * common
-        x = x + math.sqrt(0.2) * torch.randn(num, num_features, generator=fixed)
+        x = correlated_features(name, split, num, num_features)
         place = torch.rand(num, generator=generator(seed, name, split))
         return x, (place < truth(x)[:, 1]).long()
 

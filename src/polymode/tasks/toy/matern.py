@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.rng import generator
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.functions import by_length, evenly, noisy_function
+from polymode.tasks.toy.functions import NoiseKind, by_length, evenly, noisy_function
 from polymode.training.data import Arrays
 
 VARIANCE, LENGTHSCALE = 1.0, 0.5
@@ -95,11 +96,11 @@ class GaussianProcess:
 def matern(
     *,
     seed: int = 0,
-    noise: str = "known",
-    noise_std: float = 0.15,
-    num_train: int = 400,
-    num_val: int = 100,
-    num_test: int = 400,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.15,
+    num_train: Count = 400,
+    num_val: Count = 100,
+    num_test: Count = 400,
 ) -> Task:
     """Return a draw of a Matern-3/2 process with variance 1 and lengthscale 0.5, plus noise.
 
@@ -117,6 +118,7 @@ def matern(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
+    check_call(matern, locals())
     places = torch.arange(OUTER[0], OUTER[1] + SPACING / 2, SPACING, dtype=torch.float64)[:, None]
     root = torch.linalg.cholesky(matern_32((places - places.T).abs(), VARIANCE, LENGTHSCALE))
     stream = generator(seed, "matern", "function")

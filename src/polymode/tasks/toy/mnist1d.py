@@ -25,12 +25,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from polymode.core.checks import Count, check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Categorical
 from polymode.likelihoods.scaling import Scaling
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.options import check_sizes
 
 TEMPLATES = (
     (5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5),
@@ -128,7 +128,7 @@ def resampling() -> Tensor:
     size="4,000 / 500 / 1,000",
 )
 def mnist1d(
-    *, seed: int = 0, num_train: int = 4000, num_val: int = 500, num_test: int = 1000
+    *, seed: int = 0, num_train: Count = 4000, num_val: Count = 500, num_test: Count = 1000
 ) -> Task:
     """Return signals (40,) in ten classes, standardised by mean and deviation of the training set.
 
@@ -140,7 +140,7 @@ def mnist1d(
     signals of the task with their places in one other order (far). Shift `noise` of the test set,
     severities 1 to 5: white noise of 0.1 to 0.5 standard deviations of the inputs.
     """
-    check_sizes("mnist1d", num_train=num_train, num_val=num_val, num_test=num_test)
+    check_call(mnist1d, locals())
     shapes = templates()
 
     def pairs(split: str, num: int) -> tuple[Tensor, Tensor]:

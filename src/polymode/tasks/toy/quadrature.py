@@ -107,9 +107,9 @@ def trapezoid(log_density: LogDensity, centre: Tensor, precision: Tensor) -> Nod
         fine = _estimates(cube, steps, spacing)
         error = (fine - coarse).abs().max().item()
     values = cube.flatten()
-    kept = values > values.max() - NEGLIGIBLE
+    heavy = values > values.max() - NEGLIGIBLE
     log_integral = fine[0].item() + torch.linalg.slogdet(axes).logabsdet.item()
-    return Nodes(points[kept], values[kept].softmax(0), log_integral, error)
+    return Nodes(points[heavy], values[heavy].softmax(0), log_integral, error)
 
 
 def _extent(evaluate: Callable[[Tensor, Tensor], Tensor], num_axes: int) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,11 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.rng import generator
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.functions import Inputs, Interval, by_length, noisy_function
-from polymode.tasks.toy.options import check_positive
+from polymode.tasks.toy.functions import Inputs, Interval, NoiseKind, by_length, noisy_function
 
 SEEN: tuple[Interval, ...] = ((-10.0, -6.0), (6.0, 10.0), (14.0, 18.0))
 AROUND: Interval = (-14.0, 22.0)
@@ -55,13 +55,13 @@ def featured(law: Inputs) -> Inputs:
 def synthetic_regression(
     *,
     seed: int = 0,
-    noise: str = "known",
-    noise_std: float = 0.02,
-    prior_precision: float = 100.0,
+    noise: NoiseKind = "known",
+    noise_std: Positive = 0.02,
+    prior_precision: Positive = 100.0,
     like_published: bool = True,
-    num_train: int = 120,
-    num_val: int = 60,
-    num_test: int = 240,
+    num_train: Count = 120,
+    num_val: Count = 60,
+    num_test: Count = 240,
 ) -> Task:
     """Return y = f(x, x^2) + noise, where f is a network drawn from its prior.
 
@@ -81,7 +81,7 @@ def synthetic_regression(
             the published function does. Without it the first draw is taken, and over seeds the
             posterior under the prior is calibrated.
     """
-    check_positive("synthetic_regression", prior_precision=prior_precision)
+    check_call(synthetic_regression, locals())
     grid = features(torch.linspace(*AROUND, 120)[:, None])
     stream = generator(seed, "synthetic_regression", "network")
     layers = _draw_network(prior_precision, stream)

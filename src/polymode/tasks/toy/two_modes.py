@@ -26,11 +26,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.core.checks import Count, Positive, check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
-from polymode.tasks.registry import TASKS
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
-from polymode.tasks.toy.options import check_positive, check_sizes
 from polymode.tasks.toy.quadrature import NEGLIGIBLE, Nodes, climb, trapezoid
 
 TRUE = (1.5, 0.5, 1.2, -0.3)  # w, b, v, c that the data come from
@@ -231,11 +231,11 @@ def _moments(nodes: Nodes, means: Tensor, covariances: Tensor) -> tuple[Tensor, 
 def two_modes(
     *,
     seed: int = 0,
-    noise: float = 0.2,
-    prior_precision: float = 1.0,
-    num_train: int = 30,
-    num_val: int = 30,
-    num_test: int = 200,
+    noise: Positive = 0.2,
+    prior_precision: Positive = 1.0,
+    num_train: Count = 30,
+    num_val: Count = 30,
+    num_test: Count = 200,
 ) -> Task:
     """Return y = 1.2 tanh(1.5 x + 0.5) - 0.3 + noise on |x| < 2, with `task.exact`.
 
@@ -251,8 +251,7 @@ def two_modes(
         noise: known standard deviation of the targets, > 0.
         prior_precision: of the normal prior on all parameters, > 0.
     """
-    check_sizes("two_modes", num_train=num_train, num_val=num_val, num_test=num_test)
-    check_positive("two_modes", noise=noise, prior_precision=prior_precision)
+    check_call(two_modes, locals())
 
     def truth(x: Tensor) -> Tensor:
         return unit(x, torch.tensor(TRUE)).to(x.dtype)

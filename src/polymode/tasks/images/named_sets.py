@@ -14,13 +14,42 @@ from dataclasses import dataclass
 from functools import partial
 
 from polymode.core.registry import suggest
-from polymode.tasks.images import names
-from polymode.tasks.images.build import JIGSAW, Choice, Names, as_names, image_task
-from polymode.tasks.images.read import read_parts, require_sets
-from polymode.tasks.registry import TASKS
+from polymode.tasks.images.build import (
+    JIGSAW,
+    Choice,
+    Names,
+    as_names,
+    image_task,
+    read_parts,
+    require_sets,
+)
+from polymode.tasks.named import TASKS
 from polymode.tasks.task import Task
 
 CROP_FLIP = "crop+flip"
+
+# Names of the classes, in the order of the labels.
+DIGITS = tuple("0123456789")
+LETTERS = tuple("ABCDEFGHIJ")
+CLOTHES = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot",
+)  # fmt: skip
+KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+CIFAR10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+CIFAR100 = tuple(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +102,7 @@ SETS = {
             "handwritten digits",
             "Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86 (1998) 2278-2324",
             "CC BY-SA 3.0",
-            _GREY, 60_000, 10_000, names.DIGITS,
+            _GREY, 60_000, 10_000, DIGITS,
             ood=("kmnist", "notmnist", "fashion_mnist"),
             near=("kmnist", "notmnist"),
         ),
@@ -82,7 +111,7 @@ SETS = {
             "photographs of clothes",
             "H. Xiao, K. Rasul, R. Vollgraf, arXiv 1708.07747 (2017)",
             "MIT",
-            _GREY, 60_000, 10_000, names.CLOTHES,
+            _GREY, 60_000, 10_000, CLOTHES,
             ood=(JIGSAW, "mnist", "notmnist"),
         ),
         ImageSet(
@@ -91,7 +120,7 @@ SETS = {
             "T. Clanuwat, M. Bober-Irizar, A. Kitamoto, A. Lamb, K. Yamamoto, D. Ha, arXiv"
             " 1812.01718 (2018)",
             "CC BY-SA 4.0",
-            _GREY, 60_000, 10_000, names.KANA,
+            _GREY, 60_000, 10_000, KANA,
             ood=("mnist", "fashion_mnist"),
             near=("mnist", "notmnist"),
         ),
@@ -100,7 +129,7 @@ SETS = {
             "letters A to J in many typefaces; a sample of 10,000, split here, with 196 duplicates",
             "Y. Bulatov, notMNIST (2011); the sample of D. Flanagan",
             "not stated",
-            _GREY, 8_000, 2_000, names.LETTERS,
+            _GREY, 8_000, 2_000, LETTERS,
             ood=("mnist", "fashion_mnist"),
             near=("mnist", "kmnist"),
             num_val=1000,
@@ -110,7 +139,7 @@ SETS = {
             "photographs of ten kinds of animals and vehicles",
             _CIFAR,
             "not stated (research use)",
-            _COLOUR, 50_000, 10_000, names.CIFAR10,
+            _COLOUR, 50_000, 10_000, CIFAR10,
             ood=("cifar100", "svhn"),
             near=("cifar100", "tiny_imagenet"),
             augment=CROP_FLIP,
@@ -121,7 +150,7 @@ SETS = {
             " compare with those of the whole set",
             _CIFAR,
             "not stated (research use)",
-            _COLOUR, 10_000, 4_000, names.CIFAR10,
+            _COLOUR, 10_000, 4_000, CIFAR10,
             ood=(JIGSAW, "svhn_recropped"),
             near=("cifar100", "tiny_imagenet"),
             num_val=1000,
@@ -133,7 +162,7 @@ SETS = {
             "photographs of a hundred kinds of things",
             _CIFAR,
             "not stated (research use)",
-            _COLOUR, 50_000, 10_000, names.CIFAR100,
+            _COLOUR, 50_000, 10_000, CIFAR100,
             ood=("cifar10", "svhn"),
             near=("cifar10", "cifar10_subset", "tiny_imagenet"),
             augment=CROP_FLIP,
@@ -143,7 +172,7 @@ SETS = {
             "house numbers in photographs, one digit in the middle",
             _SVHN,
             "non-commercial use",
-            _COLOUR, 73_257, 26_032, names.DIGITS,
+            _COLOUR, 73_257, 26_032, DIGITS,
             ood=(JIGSAW, "cifar10"),
         ),
         ImageSet(
@@ -201,15 +230,15 @@ def named(
 
 def ood_names(name: str, chosen: Names | None, default: Sequence[str], same: str = "") -> list[str]:
     """Return the OOD sets that were chosen, or say which of them is none for this task."""
-    known = [JIGSAW, *(key for key in (*SETS, *OOD_ONLY) if key not in (name, same))]
-    known = [key for key in known if OOD_ONLY.get(key) != name]
-    known = [key for key in known if key not in SETS or SETS[key].same != name]
+    allowed = [JIGSAW, *(key for key in (*SETS, *OOD_ONLY) if key not in (name, same))]
+    allowed = [key for key in allowed if OOD_ONLY.get(key) != name]
+    allowed = [key for key in allowed if key not in SETS or SETS[key].same != name]
     picked = as_names(chosen, default)
     for key in picked:
-        if key not in known:
+        if key not in allowed:
             raise ValueError(
                 f"`ood` of {name} names '{key}', which is not an OOD set for it."
-                f"{suggest(key, known)} Known: {', '.join(known)}."
+                f"{suggest(key, allowed)} Known: {', '.join(allowed)}."
             )
     return picked
 

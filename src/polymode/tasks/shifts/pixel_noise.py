@@ -1,8 +1,8 @@
-"""Noise: Gaussian, shot, impulse and speckle, drawn apart for every value of every image.
+"""Noise: Gaussian, shot, impulse and speckle, independent for every value of every image.
 
 Published constants (D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common
-corruptions and perturbations", ICLR 2019; those of CIFAR-10-C) for colour; they are chosen for
-photographs and hardly disturb grey images of dark ground, which have larger ones. `n` images.
+corruptions and perturbations", ICLR 2019; those of CIFAR-10-C) for colour; they were chosen for
+photographs and hardly disturb grey images on a dark background, which get larger ones. `n` images.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymode.tasks.shifts.draws import Draws
-from polymode.tasks.shifts.registry import shift
+from polymode.tasks.shifts.shift import Draws, shift
 
 
 @shift(
@@ -43,7 +42,7 @@ def shot_noise(images: Tensor, photons: float, draws: Draws) -> Tensor:
     grey=(0.01, 0.03, 0.05, 0.08, 0.12),
 )
 def impulse_noise(images: Tensor, fraction: float, draws: Draws) -> Tensor:
-    """Return images of which a fraction of the values is 0 or 1, either as often (salt, pepper)."""
+    """Return images with a fraction of the values set to 0 or 1, equally often (salt, pepper)."""
     u = draws.uniform(0, 1, *images.shape[1:])
     salted = torch.where(u > 1 - fraction / 2, 1.0, images)
     return torch.where(u < fraction / 2, 0.0, salted)

@@ -69,8 +69,7 @@ class ABReLU(Elementwise):
 
     def expect(self, nngp: Tensor, ntk: Tensor | None, first: Tensor, second: Tensor) -> None:
         roots = correlate(nngp, first, second)
-        one = torch.ones((), dtype=nngp.dtype)
-        sine = torch.addcmul(one, nngp, nngp, value=-1)
+        sine = torch.addcmul(torch.ones((), dtype=nngp.dtype), nngp, nngp, value=-1)
         torch.threshold_(sine, 32 * torch.finfo(nngp.dtype).eps, 0.0)
         sine.sqrt_()
         bend = (self.above - self.below) ** 2 / (2 * math.pi)
@@ -125,9 +124,9 @@ class Erf(Elementwise):
 class Activation(Elementwise):
     """Any activation: Mehler's series with coefficients by Gauss-Hermite quadrature.
 
-    The weight of all terms beyond `degree` is known, E[φ²] − Σ a_k²; it is put on the power
-    degree + 1, so that variances are exact, and where it is more than `tolerance` of the whole, a
-    warning says so: activations with kinks need closed forms.
+    The weight of all terms beyond `degree` is E[φ²] − Σ a_k². It is put on the power degree + 1, so
+    that variances are exact; where it is more than `tolerance` of E[φ²], a warning says so:
+    activations with kinks need closed forms.
 
     Args:
         function: of one tensor, differentiable.
@@ -148,12 +147,12 @@ class Activation(Elementwise):
             )
 
     def expect(self, nngp: Tensor, ntk: Tensor | None, first: Tensor, second: Tensor) -> None:
-        known = [self._coefficients(each) for each in (first, second)]
+        (ours, our_slopes), (theirs, their_slopes) = map(self._coefficients, (first, second))
         correlate(nngp, first, second)
         rho = nngp.clamp(-1, 1)
         if ntk is not None:
-            ntk.mul_(_series(rho, known[0][1], known[1][1]))
-        nngp.copy_(_series(rho, known[0][0], known[1][0]))
+            ntk.mul_(_series(rho, our_slopes, their_slopes))
+        nngp.copy_(_series(rho, ours, theirs))
 
     def _coefficients(self, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Return a_k of φ and of φ', (degree + 2, ...) each, the last for all that is beyond."""
@@ -163,20 +162,20 @@ class Activation(Elementwise):
         with torch.enable_grad():
             values = self.function(units)
             (slopes,) = torch.autograd.grad(values.sum(), units)
-        found = []
-        for each in (values.detach(), slopes):
-            series = (each * weights) @ basis  # (..., degree + 1)
-            whole = each.square() @ weights
-            beyond = (whole - series.square().sum(-1)).clamp_min(0)
-            if each is not slopes and bool((beyond > self.tolerance * whole).any()):
-                part = float((beyond / whole.clamp_min(1e-300)).max())
+        coefficients = []
+        for outputs in (values.detach(), slopes):
+            series = (outputs * weights) @ basis  # (..., degree + 1)
+            total = outputs.square() @ weights
+            beyond = (total - series.square().sum(-1)).clamp_min(0)
+            if outputs is not slopes and bool((beyond > self.tolerance * total).any()):
+                part = float((beyond / total.clamp_min(1e-300)).max())
                 warn(
                     f"{part:.1%} of E[φ²] lies beyond degree {self.degree} of the series of"
                     f" {self}: its kernel is rough; take a higher `degree`, or a closed form",
                 )
             series = torch.cat([series, beyond.sqrt()[..., None]], -1)
-            found.append(series.movedim(-1, 0).to(variance.dtype))
-        return found[0], found[1]
+            coefficients.append(series.movedim(-1, 0).to(variance.dtype))
+        return coefficients[0], coefficients[1]
 
     def build(self, shape: tuple[int, ...], width: int) -> tuple[nn.Module, tuple[int, ...]]:
         return finite.Elementwise(self.function), shape

@@ -15,11 +15,18 @@ from typing import NamedTuple
 import torch
 
 from polymode.core.files import FileProblem
-from polymode.tasks.images.build import Choice, Names, image_task
-from polymode.tasks.images.read import TEST_FRACTION, Part, held_out, require_sets
-from polymode.tasks.images.sets import JIGSAW, ood_names
+from polymode.tasks.images.build import (
+    TEST_FRACTION,
+    Choice,
+    Names,
+    Part,
+    held_out,
+    image_task,
+    require_sets,
+)
+from polymode.tasks.images.named_sets import JIGSAW, ood_names
+from polymode.tasks.named import TASKS
 from polymode.tasks.readers import Images, read_image_folder
-from polymode.tasks.registry import TASKS
 from polymode.tasks.splits import check_fraction, share
 from polymode.tasks.task import Task
 
@@ -75,25 +82,25 @@ def image_folder(
     sides = (size, size) if isinstance(size, int) else size
     reading = partial(read_image_folder, size=sides, channels=channels, on_broken=on_broken)
     if labels is None and all((folder / half).is_dir() for half in ("train", "test")):
-        found = _own_split(folder, reading)
+        parts = _own_split(folder, reading)
     else:
-        found = _one_folder(folder, partial(reading, labels=labels), test_fraction)
-    if len(found.class_names) < 2:
+        parts = _one_folder(folder, partial(reading, labels=labels), test_fraction)
+    if len(parts.class_names) < 2:
         raise FileProblem(
-            f"{folder} has one class, '{found.class_names[0]}'; give a subfolder for each of at"
+            f"{folder} has one class, '{parts.class_names[0]}'; give a subfolder for each of at"
             " least two"
         )
     return image_task(
         NAME,
-        found.train,
-        found.test,
+        parts.train,
+        parts.test,
         Choice(seed, num_train, num_val, num_test, shifts),
-        class_names=found.class_names,
+        class_names=parts.class_names,
         ood=chosen,
-        num_val=share(VAL_FRACTION, len(found.train.labels)),
+        num_val=share(VAL_FRACTION, len(parts.train.labels)),
         augment=augment,
         description=f"images of folder '{folder.name}'"
-        + (f", {found.skipped:,} broken left out" if found.skipped else ""),
+        + (f", {parts.skipped:,} broken left out" if parts.skipped else ""),
     )
 
 

@@ -1,8 +1,13 @@
-"""The shifts of images by name: what one is, what it takes, and `corrupt`, which applies one.
+"""The shifts of images by name: what one is, what it draws, and `corrupt`, which applies one.
 
 Images are (N, C, H, W) with C = 1 (grey) or 3 (colour: red, green, blue) and values in [0, 1],
 before normalisation; a shift keeps shape, type and range. Each of the five severities has its
-constants, one table for colour and one for grey. `N` images, `n` images of one block, `C` channels.
+constants, one table for colour and one for grey.
+
+A set is processed in blocks whose size depends only on the shape of one image. Block k draws from
+the stream (seed, kind, severity, k), always for a whole block, and keeps as many rows as it has
+images. Therefore image i gets the same numbers in a set of 1,000 and of 10,000. `N` images, `n`
+images of one block, `C` channels.
 """
 
 from __future__ import annotations
@@ -15,11 +20,55 @@ import torch
 from torch import Tensor
 
 from polymode.core.registry import Registry
-from polymode.tasks.checks import check_finite
-from polymode.tasks.shifts.draws import Draws, block_size
+from polymode.core.rng import generator
+from polymode.tasks.task import check_finite
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST_SIDE = 8
+BLOCK_VALUES, BLOCK_IMAGES = 2**20, 512
+
+
+def block_size(values: int) -> int:
+    """Return the images per block, a power of 2 up to 512, for images of so many values each.
+
+    >>> block_size(1 * 8 * 8), block_size(3 * 32 * 32), block_size(3 * 224 * 224)
+    (512, 256, 4)
+    """
+    fitting = max(BLOCK_VALUES // values, 1)
+    return min(2 ** (fitting.bit_length() - 1), BLOCK_IMAGES)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The stream of one block; draws come in the type and on the device of the images `like`."""
+
+    stream: torch.Generator
+    size: int
+    like: Tensor
+
+    @classmethod
+    def of(
+        cls, images: Tensor, size: int, seed: int, kind: str, severity: int, block: int
+    ) -> Draws:
+        """Return the stream of block number `block`; the first has the plain address."""
+        path = (kind, severity, block) if block else (kind, severity)
+        return cls(generator(seed, *path), size, images)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Return standard normal numbers (n, *shape)."""
+        return self._keep(torch.randn(self.size, *shape, generator=self.stream))
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """Return numbers (n, *shape) uniform on [low, high)."""
+        return self._keep(torch.rand(self.size, *shape, generator=self.stream)) * (high - low) + low
+
+    def poisson(self, rates: Tensor) -> Tensor:
+        """Return Poisson numbers of the given rates (n, ...)."""
+        return self._keep(torch.poisson(rates.to("cpu", torch.float32), generator=self.stream))
+
+    def _keep(self, numbers: Tensor) -> Tensor:
+        return numbers[: len(self.like)].to(self.like)
+
 
 Kernel = Callable[[Tensor, Any, Draws], Tensor]
 
@@ -49,7 +98,7 @@ class Shift:
         constants = (self.grey if images.shape[1] == 1 else self.colour)[severity - 1]
         size = block_size(images[0].nelement())
         out = torch.empty_like(images)
-        # half precision is for storage; transforms and filters are worked out in float32
+        # half precision is for storage; transforms and filters are computed in float32
         work = torch.promote_types(images.dtype, torch.float32)
         for block, rows in enumerate(images.detach().split(size)):
             rows = rows.to(work).contiguous()
@@ -78,8 +127,7 @@ def shift(
     assert len(colour) == len(grey) == len(SEVERITIES)
 
     def enter(kernel: Kernel) -> Shift:
-        own = Shift(name, group, colour, grey, random, kernel)
-        return SHIFTS.register(name)(own)
+        return SHIFTS.register(name)(Shift(name, group, colour, grey, random, kernel))
 
     return enter
 
@@ -87,14 +135,14 @@ def shift(
 def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tensor:
     """Return the images under the shift `kind`, as a new tensor.
 
-    The set is worked on in blocks of bounded memory. Image i of the result depends on image i, on
+    The set is processed in blocks of bounded memory. Image i of the result depends on image i, on
     its place i, and on kind, severity and seed; not on how many images come after it.
 
     Args:
         images: (N, C, H, W), C = 1 or 3, sides of at least 8, floating-point in [0, 1].
         kind: a name of `SHIFTS`: one of the 19 `CORRUPTIONS`, "rotation" or "translation".
         severity: 1 (mild) to 5.
-        seed: of the random kinds; others do not look at it.
+        seed: of the random kinds; the others ignore it.
 
     Returns:
         images (N, C, H, W) of the same type, device and range.
@@ -107,7 +155,7 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tenso
 
 
 def check_severity(severity: int) -> None:
-    """Refuse what is not one of 1, 2, 3, 4, 5."""
+    """Refuse a severity other than 1, 2, 3, 4 or 5."""
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"`severity` must be 1, 2, 3, 4 or 5, got {severity!r}")
 

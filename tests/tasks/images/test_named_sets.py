@@ -8,7 +8,7 @@ import torch
 
 from polymode.tasks import TASKS, Task, task
 from polymode.tasks.files import DATASETS, MissingData
-from polymode.tasks.images.sets import SETS
+from polymode.tasks.images.named_sets import SETS
 from polymode.tasks.shifts import SHIFTS
 from polymode.training.data import Pixels
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from polymode.core.files import FileProblem
-from polymode.tasks.readers import images as module
+from polymode.tasks.readers import image_files as module
 from polymode.tasks.readers import read_image_folder
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20

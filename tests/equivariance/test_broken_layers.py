@@ -8,7 +8,7 @@ from torch import nn
 
 from polymode import nets
 from polymode.equivariance import group
-from polymode.equivariance.check import broken_layers
+from polymode.equivariance.broken_layers import broken_layers
 
 
 def network(*layers: nn.Module) -> nn.Module:

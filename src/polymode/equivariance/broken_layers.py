@@ -1,12 +1,12 @@
-"""Does an architecture treat a group fairly? Layers whose geometry breaks the symmetry, by name.
+"""Layers of a network whose geometry breaks a symmetry, by name.
 
-The theorem on ensembles needs that the law of the initial network is invariant: turning the input
-and turning all filters are the same thing, so each layer must map turned maps to turned maps once
-its filter is symmetric. That is what is tried here, layer by layer: with filters whose entries are
-all equal, on random maps of the sizes that the layer meets. Filters that are not square, padding on
-one side only, and a stride that leaves columns over at one edge fail it. Dense layers pass: the law
-of their weights does not know the order of their inputs. What a module calls as a function, such as
-F.max_pool2d, is not seen.
+The theorem on ensembles needs an invariant law of the initial network. Turning the input is then
+equivalent to turning all filters, so each layer must commute with turns once its filter is
+symmetric. This is tested layer by layer: with filters whose entries are all equal, on random maps
+of the sizes that the layer meets. Filters that are not square, padding on one side only, and a
+stride that leaves columns over at one edge fail. Dense layers pass, because the law of their
+weights is invariant to the order of their inputs. Functions that a module calls, such as
+F.max_pool2d, are not checked.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def broken_layers(net: nn.Module, group: Group, input_shape: Sequence[int]) -> l
         return []
     first = next(net.parameters(), torch.zeros(1))
     x = torch.randn((2, *input_shape), generator=generator(0, "check")).to(first)
-    met: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
+    visited: dict[str, tuple[nn.Module, tuple[int, ...]]] = {}
     hooks = [
-        layer.register_forward_hook(_note(met, name))
+        layer.register_forward_hook(_note(visited, name))
         for name, layer in net.named_modules()
         if isinstance(layer, SPATIAL)
     ]
@@ -75,14 +75,14 @@ def broken_layers(net: nn.Module, group: Group, input_shape: Sequence[int]) -> l
             hook.remove()
     return [
         Broken(name, _described(layer), group.name, _cause(layer, shape, group))
-        for name, (layer, shape) in met.items()
+        for name, (layer, shape) in visited.items()
         if _breaks(layer, shape, group)
     ]
 
 
-def _note(met: dict[str, tuple[nn.Module, tuple[int, ...]]], name: str) -> Any:
+def _note(visited: dict[str, tuple[nn.Module, tuple[int, ...]]], name: str) -> Any:
     def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        met.setdefault(name, (layer, tuple(inputs[0].shape)))
+        visited.setdefault(name, (layer, tuple(inputs[0].shape)))
 
     return hook
 

@@ -26,12 +26,12 @@ def task(name: str, seed: int = 0, **options: Any) -> Task:
     """
     check_call(task, locals())
     build = TASKS.get(name).value
-    known = [option for option in inspect.signature(build).parameters if option != "seed"]
+    accepted = [option for option in inspect.signature(build).parameters if option != "seed"]
     for option in options:
-        if option not in known:
+        if option not in accepted:
             raise ValueError(
-                f"Task '{name}' has no option '{option}'.{suggest(option, known)}"
-                f" Its options: {', '.join(known) or 'none'}."
+                f"Task '{name}' has no option '{option}'.{suggest(option, accepted)}"
+                f" Its options: {', '.join(accepted) or 'none'}."
             )
     return build(seed=seed, **options)
 
@@ -46,13 +46,13 @@ def list_tasks(pattern: str = "*") -> list[str]:
     return TASKS.names(pattern)
 
 
-def as_task(given: Any, caller: str) -> Task:
+def as_task(value: Any, caller: str) -> Task:
     """Return a task, also by its name, or say what was given to the `caller` instead."""
-    if isinstance(given, Task):
-        return given
-    if isinstance(given, str):
-        return task(given)
+    if isinstance(value, Task):
+        return value
+    if isinstance(value, str):
+        return task(value)
     raise ValueError(
-        f"`task` of {caller} is a {type(given).__name__}; give a name such as 'digits', or"
+        f"`task` of {caller} is a {type(value).__name__}; give a name such as 'digits', or"
         " pm.Task(train=(x, y), likelihood=...)"
     )

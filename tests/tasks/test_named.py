@@ -9,7 +9,7 @@ from polymode.tasks import TASKS, Task, task
 from polymode.tasks.files import DATASETS
 
 
-@pytest.mark.parametrize("module", ["registry", "task"])
+@pytest.mark.parametrize("module", ["named", "task"])
 def test_docstring_examples(module):
     assert doctest.testmod(sys.modules[f"polymode.tasks.{module}"]).failed == 0
 

@@ -201,10 +201,10 @@ def _fault(
             if _is_missing(fields[position]):
                 missing.append(where)
             elif not _is_number(fields[position]):
-                kept = [name for name in names if name != names[position]]
+                remaining = [name for name in names if name != names[position]]
                 return (
                     f"{path}, {where}: '{fields[position]}' is not a number; encode the column or"
-                    f" read the others with columns={_few(kept)}"
+                    f" read the others with columns={_few(remaining)}"
                 )
     if missing:
         return (
@@ -215,5 +215,5 @@ def _fault(
 
 
 def _few(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return f"[{shown}{', ...' if len(names) > _SHOWN else ''}]"
+    listed = ", ".join(map(repr, names[:_SHOWN]))
+    return f"[{listed}{', ...' if len(names) > _SHOWN else ''}]"

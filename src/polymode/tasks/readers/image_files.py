@@ -90,14 +90,14 @@ def read_image_folder(
         with open_plain(folder / file) as stream:
             content = stream.read()
         stack.put(row, str(folder / file), content)
-    x, kept = stack.done()
+    x, decoded = stack.done()
     names = _sorted_names({name for _, name in pairs})
     number = {name: position for position, name in enumerate(names)}
     return Images(
         x,
-        np.array([number[pairs[row][1]] for row in kept], np.int64),
+        np.array([number[pairs[row][1]] for row in decoded], np.int64),
         tuple(names),
-        tuple(pairs[row][0] for row in kept),
+        tuple(pairs[row][0] for row in decoded),
         tuple(stack.skipped),
     )
 
@@ -109,12 +109,12 @@ def _or(formats: Sequence[str]) -> str:
 def _from_subfolders(folder: Path, formats: Sequence[str]) -> list[tuple[str, str]]:
     pairs = []
     wanted = {suffix for kind in formats for suffix in _ALL_SUFFIXES[kind]}
-    others = {suffix for every in _ALL_SUFFIXES.values() for suffix in every} - wanted
-    neither = "neither PNG nor JPEG" if tuple(formats) == FORMATS else f"not {_or(formats)}"
+    unwanted = {suffix for every in _ALL_SUFFIXES.values() for suffix in every} - wanted
+    problem = "neither PNG nor JPEG" if tuple(formats) == FORMATS else f"not {_or(formats)}"
     for group in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         for file in sorted(group.rglob("*")):
-            if file.suffix.lower() in others:
-                raise FileProblem(f"{file} is {neither}; convert it or move it away")
+            if file.suffix.lower() in unwanted:
+                raise FileProblem(f"{file} is {problem}; convert it or move it away")
             if file.suffix.lower() in wanted and not file.name.startswith("."):
                 pairs.append((file.relative_to(folder).as_posix(), group.name))
     return pairs
@@ -255,10 +255,10 @@ def _decode(
                 raise _Broken(f"{image.width:,} x {image.height:,} pixels are too many")
             if image.mode not in _GREY | _COLOUR:
                 raise _Broken(f"pixels of kind {image.mode} have more than 8 bits")
-            made: Any = image.convert(mode or ("L" if image.mode in _GREY else "RGB"))
+            pixels: Any = image.convert(mode or ("L" if image.mode in _GREY else "RGB"))
     except broken as error:
         text = str(error).replace(repr(content), "").split("<_io")[0].strip()
         raise _Broken(text or type(error).__name__) from None
-    if size is not None and (made.height, made.width) != tuple(size):
-        made = made.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(made)
+    if size is not None and (pixels.height, pixels.width) != tuple(size):
+        pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(pixels)

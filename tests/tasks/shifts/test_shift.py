@@ -7,7 +7,7 @@ import torch
 
 from polymode.core.rng import generator
 from polymode.tasks.shifts import CORRUPTIONS, SEVERITIES, SHIFTS, corrupt
-from polymode.tasks.shifts.draws import block_size
+from polymode.tasks.shifts.shift import block_size
 
 KINDS = [*CORRUPTIONS, "rotation", "translation"]
 RANDOM = [kind for kind in KINDS if SHIFTS.get(kind).value.random]
