@@ -20,9 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.quiet import without_warning
 from polymode.core.rng import generator
+from polymode.core.text import first_line
 from polymode.curvature.derivatives import Build
 from polymode.curvature.plain import plain_operations
 from polymode.curvature.records import Record, joined
@@ -31,6 +33,8 @@ from polymode.stack.stack import Stack
 from polymode.tracing.attention import plain_attention
 from polymode.tracing.modules import Tensors
 
+_COMPARED = 8  # examples whose outputs are compared with those of single ones
+_DEPENDENT = 1e-2  # relative difference: other sizes of batches are rounded in another order
 _ROUNDING = {torch.float64: 1e-7, torch.float32: 2e-3}
 _NUMBERS = 2**26  # of gradients that are held at a time, 256 MB in float32
 
@@ -184,6 +188,7 @@ def survey(stack: Stack, x: Tensor) -> Survey:
     named = dict(module.named_parameters())
     names = {id(named[name]): name for name in stack.params}
     probe = (x if len(x) >= 3 else x.repeat(3, *(1,) * (x.dim() - 1)))[:3].detach()
+    _require_independent_examples(module, x[:_COMPARED].detach())
     looks = []
     for batch in (2, 3):
         with torch.no_grad(), Look(names) as look:
@@ -196,6 +201,46 @@ def survey(stack: Stack, x: Tensor) -> Survey:
     unknown = looks[0].unknown | looks[1].unknown
     copies = any(look.changes_in_place for look in looks)
     return _checked(stack, probe, Survey(kinds, layouts, copies), unknown)
+
+
+@torch.no_grad()
+def _require_independent_examples(module: nn.Module, x: Tensor) -> None:
+    """Refuse a network in which the outputs of an example depend on the rest of its batch.
+
+    One that draws, even in evaluation mode, has other outputs each time and is not judged.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            raise ValueError(
+                f"'{name}' of the network normalises by the statistics of each batch, also in"
+                " evaluation mode, so the curvature of single examples is not defined; take"
+                " track_running_stats=True, or nn.GroupNorm"
+            )
+    together, again = module(x), module(x)
+    alone = torch.cat([module(example[None]) for example in x])
+    off = (together - alone).abs().max()
+    if torch.equal(together, again) and off > _DEPENDENT * alone.abs().max() + 1e-12:
+        raise ValueError(
+            f"the outputs of an example depend on the rest of its batch: the same {len(x)} examples"
+            f" together and one by one differ by {float(off):.2g}, so the curvature of single"
+            " examples is not defined; let the network treat each row of a batch by itself"
+        )
+
+
+def _underivable(module: nn.Module, error: RuntimeError) -> str:
+    """Say why torch cannot differentiate a network, and what to change."""
+    text, remedy = first_line(error), "look at what the network does beside its layers"
+    if "inplace operation" in text:
+        names = [n for n, layer in module.named_modules() if getattr(layer, "inplace", False)]
+        text = text.partition(":")[0]
+        layers = f", or inplace=False in {', '.join(map(repr, names))}" if names else ""
+        remedy = f"take h = h + y instead of h += y{layers}"
+    elif "checkpoint" in text:
+        text, remedy = (
+            "torch.utils.checkpoint computes layers again in the backward pass",
+            "call the layers themselves where the network is not in training",
+        )
+    return f"the network cannot be differentiated in its weights ({text}): {remedy}"
 
 
 def _layout(two: torch.Size, three: torch.Size) -> str | None:
@@ -223,7 +268,10 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
     cotangent = torch.randn(outputs.shape, generator=stream, dtype=torch.float64).to(outputs)
     found: dict[str, list[Record]] = {}
     entered: dict[str, set[str]] = {}
-    grads = _gradients(outputs, [call.result for call in watch.calls], cotangent[None], False)
+    try:
+        grads = _gradients(outputs, [call.result for call in watch.calls], cotangent[None], False)
+    except RuntimeError as error:
+        raise ValueError(_underivable(tangent.module, error)) from error
     with torch.no_grad():
         for call, grad in zip(watch.calls, grads, strict=True):
             for entry in call.entries:

@@ -115,7 +115,11 @@ class GaussianPosterior:
         for block in several:
             part = block.quadratic(_filled(block, waiting), self.precision, full)
             total = part if total is None else total + part
-        assert total is not None
+        if total is None:
+            raise ValueError(
+                "the outputs at these inputs depend on none of the weights that have a posterior:"
+                " the network takes another path there than where its curvature was looked at"
+            )
         return total
 
     def between(self, records: Iterable[tuple[str, Record]]) -> Tensor:

@@ -67,6 +67,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.quiet import without_warning
+from polymode.core.text import first_line
 from polymode.curvature.plain import plain_operations
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
@@ -366,8 +367,8 @@ def _forward(
     with without_warning(".*torch.jit.script", DeprecationWarning), torch.no_grad():
         try:
             return jvp(function, point, vector)[1]
-        except NotImplementedError as error:
-            missing = str(error).splitlines()[0]
+        except (NotImplementedError, RuntimeError) as error:  # an autograd.Function raises the last
+            missing = first_line(error)
     try:
         with torch.no_grad():
             outputs = function(*point)
@@ -376,7 +377,7 @@ def _forward(
     except (NotImplementedError, RuntimeError) as error:
         raise ValueError(
             f"the evidence at the linear model's optimum needs products with J, and torch has none"
-            f" for an operation of this network ({missing.rstrip('.')}); take evidence='trained' or"
+            f" for an operation of this network ({missing}); take evidence='trained' or"
             " give `prior_precision`"
         ) from error
 
