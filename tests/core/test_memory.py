@@ -20,7 +20,7 @@ from polymode.stack.stack import Stack
 from polymode.training.optimiser import Optimization, Training
 
 CODE = """
-import resource, statistics, torch
+import resource, torch
 from polymode.stack.fast import plan as choice
 from polymode.likelihoods.kinds import Categorical
 from polymode.stack.stack import Stack
@@ -34,7 +34,7 @@ for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     stack.gradients(Categorical().nll, x, y)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(statistics.median(faults[3:]))
+print(min(faults[3:]))
 """
 
 
@@ -67,14 +67,15 @@ def test_large_tensors_lie_in_huge_pages() -> None:
 @pytest.mark.skipif("glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="glibc only")
 @pytest.mark.cpu_seconds(25)
 def test_a_step_does_not_take_its_memory_anew() -> None:
-    """Page faults of a step of two ResNet-8, median of three: none, and some thousand otherwise."""
+    """Page faults of a step of two ResNet-8: none, and some thousand otherwise; the fewest of the
+    last three steps, since on a busy machine a thread may get its share of memory late."""
     faults = {}
     for keep in ("1", "0"):
-        environment = {**os.environ, "POLYMODE_KEEP_MEMORY": keep}
+        environment = {**os.environ, "POLYMODE_KEEP_MEMORY": keep, "OMP_NUM_THREADS": "2"}
         run = [sys.executable, "-c", CODE]
         done = subprocess.run(run, capture_output=True, check=True, env=environment)
         faults[keep] = float(done.stdout)
-    assert faults["1"] < faults["0"] / 4
+    assert faults["1"] < faults["0"] / 4, faults
 
 
 def test_counting_what_is_saved_holds_nothing_and_changes_nothing() -> None:

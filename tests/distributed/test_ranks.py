@@ -6,6 +6,7 @@ do not cost a dozen imports.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -73,23 +74,52 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "errors").open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(60)
+
+    def answer(self, request: dict) -> list[int]:
+        """Return the exit codes of the ranks. If the server has died, say of what, and start
+        another for the tests that follow."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self.close()
+        code, errors = self.process.returncode, (self.folder / "errors").read_text()
+        self.start()
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        pytest.fail(f"the process that forks ranks {ending}:\n{errors}", pytrace=False)
 
     def __call__(self, size: int, script: str, environment: dict | None = None, **names) -> list:
-        assert self.process.stdin is not None and self.process.stdout is not None
         self.count += 1
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         where = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         told = str(self.folder / f"told-{self.count}")
-        asked = {"size": size, "script": TASK + script, "told": told, "names": names}
-        asked["environment"] = {**where, **(environment or {})}
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        codes = json.loads(self.process.stdout.readline())
+        request = {"size": size, "script": TASK + script, "told": told, "names": names}
+        request["environment"] = {**where, **(environment or {})}
+        codes = self.answer(request)
         self.told = [Path(f"{told}-{rank}").read_text() for rank in range(size)]
         return codes
 
@@ -103,14 +133,12 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory):
-    found = Server(tmp_path_factory.mktemp("ranks"))
-    yield found
-    for pipe in (found.process.stdin, found.process.stdout):
-        assert pipe is not None
-        pipe.close()
-    found.process.wait(60)
+    server = Server(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
 
 
+SOON = 50.0  # seconds on a busy machine; who waits in vain does so for 60 at least
 METHODS = [
     "deep_ensemble", "swag", "sghmc", "laplace", "forde", "lit", "weight_rde", "feature_rde",
     "function_rde",
@@ -143,8 +171,9 @@ def test_the_same_posterior_from_one_two_and_four_ranks(made, size: int, method:
         torch.testing.assert_close(made[size][method][name], tensor, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["deep_ensemble", "forde", "sghmc", "laplace"])
+@pytest.mark.parametrize("method", ["deep_ensemble", "sghmc", "laplace"])
 def test_two_ranks_give_the_same_bits(made, method: str) -> None:
+    """Of methods whose members do not meet: the repulsion of forde is rounded by its place."""
     for name, tensor in made[1][method].items():
         assert torch.equal(made[2][method][name], tensor), name
 
@@ -185,7 +214,7 @@ def test_a_killed_rank_ends_the_others_and_any_number_of_ranks_resumes(
     folder, started = tmp_path / "b", time.monotonic()
     codes = server(3, KILLED, method=method, folder=str(folder), kill=1, options=options)
     assert codes == [1, -signal.SIGKILL, 1]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < SOON
     assert "RankProblem: rank 0 of 3 waits for another that has ended" in server.told[0]
     assert len(list(folder.glob("training-4-*.safetensors"))) == 3
     shutil.copytree(folder, tmp_path / "c")
@@ -276,7 +305,7 @@ made = everything(fit("laplace", evidence=None, **options))
 def test_what_ranks_cannot_do_together_is_said(server: Server, script: str, message: str) -> None:
     started = time.monotonic()
     assert server(2, script) == [1, 1]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < SOON
     assert message in server.told[0]
     assert message in server.told[1]
 
@@ -285,7 +314,7 @@ def test_an_address_without_anybody_is_given_up(server: Server) -> None:
     where = {"WORLD_SIZE": "2", "POLYMODE_START_SECONDS": "2"}
     started = time.monotonic()
     assert server(1, "fit('map')", where) == [1]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < SOON
     assert "did not find the others at 127.0.0.1:" in server.told[0]
 
 
@@ -314,9 +343,10 @@ except Exception as error:
     print(f"{type(error).__name__}: {error}")
     if rank != failing:
         open(folder + "/heard", "w").close()
-until = time.monotonic() + 15
+until = time.monotonic() + 40
 while not os.path.exists(folder + "/heard") and time.monotonic() < until:
     time.sleep(0.05)  # so that nobody hears of it by the end of this process
+print("the others heard of it" if os.path.exists(folder + "/heard") else "nobody heard of it")
 """
 
 
@@ -334,10 +364,9 @@ def test_a_rank_that_fails_alone_does_not_let_the_others_wait(
     server: Server, tmp_path: Path, part: str, name: str, method: str, failing: int
 ) -> None:
     names = {"part": part, "name": name, "method": method, "failing": failing}
-    started = time.monotonic()
     assert server(2, ALONE, folder=str(tmp_path), **names) == [0, 0]
-    assert time.monotonic() - started < 12
-    assert server.told[failing].endswith("OSError: no room on this rank\n")
+    message = "OSError: no room on this rank\nthe others heard of it\n"
+    assert server.told[failing].endswith(message)
     other = server.told[1 - failing]
     assert f"rank {failing} failed: OSError: no room on this rank" in other.replace(" of 2", "")
 

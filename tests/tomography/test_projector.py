@@ -161,7 +161,7 @@ def test_matrix_is_that_of_the_astra_toolbox(kind, tmp_path) -> None:
     [
         (
             lambda: parallel_beam(8, 0),
-            "`angles` of parallel_beam must be an integer from 1",
+            "`angles` of parallel_beam must be at least 1, got 0: no ray, no data",
         ),
         (lambda: parallel_beam(8, []), "must have at least 1 angle, got 0"),
         (lambda: parallel_beam(8, [0.0, math.nan]), "must be finite, got 1 that are not"),

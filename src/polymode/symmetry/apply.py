@@ -232,7 +232,7 @@ def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = N
         acting: one element per network, or one for all.
         symmetries: from `find`; found here if left out.
     """
-    check_call(apply, locals())
+    check_call(apply, locals(), but=("acting",))
     if not isinstance(acting, Element):
         raise ValueError(
             "`acting` of apply must be an Element, which `element` or `random_element` makes, got a"

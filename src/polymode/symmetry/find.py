@@ -70,7 +70,7 @@ def find(
       scale  number
       0      3
     """
-    check_call(find, locals(), but=("net",))
+    check_call(find, locals(), but=("net", "input_shape"))
     if isinstance(net, Posterior):
         input_shape = net.input_shape if input_shape is None else input_shape
         net = net.weights.like

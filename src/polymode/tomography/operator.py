@@ -332,15 +332,13 @@ def inpainting(mask: Tensor) -> LinearOperator:
 
 def blur(
     image_shape: tuple[int, int],
-    width: Annotated[float, Range("of at most 10,000 pixels", lambda width: not width > 10_000)],
+    width: Annotated[float, Range("in (0, 10,000] pixels", lambda width: 0 < width <= 10_000)],
 ) -> LinearOperator:
     """Return the operator that blurs with a Gaussian of standard deviation `width` > 0, in pixels.
 
     The kernel ends at three standard deviations and sums to 1; outside of the image is 0.
     """
     check_call(blur, locals())
-    if not (width > 0 and math.isfinite(width)):
-        raise ValueError(f"`width` of blur must be > 0 pixels, got {width}")
     reach = max(1, math.ceil(3 * width))
     line = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / width) ** 2)
     line = line / line.sum()

@@ -54,19 +54,20 @@ class Wrapped(nn.Module):
 
 
 def network(kind: str, outputs: int) -> Wrapped:
-    """Return a network that is trained for a while on its targets."""
+    """Return a network trained on its targets, by a line search that no processor's rounding leads
+    astray, and with so much decay that the evidence of each kind has its maximum at a finite λ."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         inner = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
         net, y = Wrapped(kind, inner), targets(kind, outputs > 1)
     free = [p for p in net.parameters() if p.requires_grad]
-    optimiser = torch.optim.LBFGS(free, max_iter=30)
+    optimiser = torch.optim.LBFGS(free, max_iter=30, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()
         made = net(X)
         fit = nn.functional.cross_entropy(made, y) if outputs > 1 else (made - y).square().mean()
-        fit = fit + (1e-3 if outputs > 1 else 1e-2) * sum(p.square().sum() for p in free)
+        fit = fit + 1e-2 * sum(p.square().sum() for p in free)
         fit.backward()
         return fit
 
@@ -213,7 +214,7 @@ def test_a_subnetwork_leaves_the_rest_of_the_network_what_it_is(classes) -> None
     if not classes:
         with torch.no_grad():
             net.inner[2].bias += 30
-    chosen = [0, 3, 5, 8, 11, 13, 16, 17, 19] if classes else [12, 14, 16]
+    chosen = [0, 3, 6, 9, 12, 18, 20, 25, 30] if classes else [12, 14, 16]
     post = fitted(net, y, noise, structure="subnetwork", subnetwork=chosen)
     precision = compare(post, Twin.of(net, y, noise, chosen))
     if not classes:

@@ -52,7 +52,8 @@ class Known:
 def stack_at(start: Tensor) -> Stack:
     """Return a chain at each of the points (M, K, D)."""
     modes, copies, size = start.shape
-    stack = Stack(lambda: Point(copies, size), modes, dtype=torch.float64, execution="batched")
+    point = Point(copies, size)
+    stack = Stack.allocate(point, modes, dtype=torch.float64, execution="batched")
     with torch.no_grad():
         stack.params["theta"].copy_(start)
     return stack
