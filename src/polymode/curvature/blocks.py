@@ -189,8 +189,8 @@ class Kronecker(Block):
         return (values.mT if self.fixed_first else values).flatten()
 
     def tensors(self) -> Tensors:
-        own = {"moving": self.moving, "moving_basis": self.moving_basis, "fixed": self.fixed}
-        return own if self.fixed_basis is None else own | {"fixed_basis": self.fixed_basis}
+        tensors = {"moving": self.moving, "moving_basis": self.moving_basis, "fixed": self.fixed}
+        return tensors if self.fixed_basis is None else tensors | {"fixed_basis": self.fixed_basis}
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Dense(Block):
         dtype: torch.dtype | None = None,
     ) -> Dense:
         """Return the block of C (S, S)."""
-        values, basis = (each.to(dtype or matrix.dtype) for each in eigen(matrix))
+        values, basis = (part.to(dtype or matrix.dtype) for part in eigen(matrix))
         ones = values.new_ones(len(lengths))
         return cls(tuple(lengths), tuple(lengths.values()), values, basis, ones, chosen, one_layer)
 
@@ -410,11 +410,11 @@ class Dense(Block):
             parts = self.root(precision).split(
                 [outputs * width, len(self.values) - outputs * width]
             )
-            whole = parts[0].view(outputs, width, -1)
+            factor = parts[0].view(outputs, width, -1)
             if len(self.names) == 2:
-                whole = torch.cat([whole, parts[1].view(outputs, 1, -1)], 1)
-            flat = whole.flatten(0, 1)
-            shaped = (flat @ flat.mT).view(outputs, whole.shape[1], outputs, whole.shape[1])
+                factor = torch.cat([factor, parts[1].view(outputs, 1, -1)], 1)
+            flat = factor.flatten(0, 1)
+            shaped = (flat @ flat.mT).view(outputs, factor.shape[1], outputs, factor.shape[1])
             return shaped.transpose(0, 1).flatten(1)
 
         half = inputs @ self._kept("covariance", precision, covariance)
@@ -428,9 +428,11 @@ class Dense(Block):
 
     def variances(self, precision: Precision) -> Tensors:
         parts = self.root(precision).square().sum(-1).split(self.sizes)
-        found = dict(zip(self.names, parts, strict=True))
+        variances = dict(zip(self.names, parts, strict=True))
         lengths = zip(self.names, self.lengths, strict=True)
-        return self._scattered(found, {n: self.values.new_zeros(length) for n, length in lengths})
+        return self._scattered(
+            variances, {n: self.values.new_zeros(length) for n, length in lengths}
+        )
 
     def scaled(self, factor: Tensor | float) -> Dense:
         return replace(self, values=self.values * factor)
@@ -440,8 +442,8 @@ class Dense(Block):
         return root.unsqueeze(-1) * (self.basis * self.values @ self.basis.mT) * root
 
     def tensors(self) -> Tensors:
-        own = {"values": self.values, "basis": self.basis, "relative": self.relative}
-        return own if self.chosen is None else own | {"chosen": self.chosen}
+        tensors = {"values": self.values, "basis": self.basis, "relative": self.relative}
+        return tensors if self.chosen is None else tensors | {"chosen": self.chosen}
 
 
 def jacobian(
@@ -489,7 +491,7 @@ class LowRank(Block):
 
     @property
     def sizes(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(each.shape[1] for each in self.directions.values())
+        return tuple(rows.shape[1] for rows in self.directions.values())
 
     def _roots(self, name: str, precision: Precision) -> Tensor:
         """Return the rows of Wᵀ that belong to a parameter, (K, P)."""
@@ -514,11 +516,11 @@ class LowRank(Block):
         return 2 * root.diagonal().log().sum() + prior
 
     def effective(self, precision: Precision) -> Tensors:
-        inner, found = self._inner(precision), {}
+        inner, effective = self._inner(precision), {}
         for name in self.names:
             rows = self._roots(name, precision)
-            found[name] = torch.einsum("kp,kj,jp->", rows, inner, rows)
-        return found
+            effective[name] = torch.einsum("kp,kj,jp->", rows, inner, rows)
+        return effective
 
     def _change(self, precision: Precision) -> Tensor:
         """Return X (K, K) with (I + W Wᵀ)^{-1/2} = I + W X Wᵀ."""
@@ -558,19 +560,19 @@ class LowRank(Block):
         return torch.cat([p + coefficients @ r for p, r in zip(flat, rows, strict=True)], -1)
 
     def variances(self, precision: Precision) -> Tensors:
-        inner, found = self._inner(precision), {}
+        inner, variances = self._inner(precision), {}
         for name in self.names:
             rows = self._roots(name, precision)
-            found[name] = (1 - torch.einsum("kp,kj,jp->p", rows, inner, rows)) / precision[name]
-        return found
+            variances[name] = (1 - torch.einsum("kp,kj,jp->p", rows, inner, rows)) / precision[name]
+        return variances
 
     def scaled(self, factor: Tensor | float) -> LowRank:
         return replace(self, values=self.values * factor)
 
     def matrix(self) -> Tensor:
-        whole = torch.cat(list(self.directions.values()), 1)
-        return whole.mT * self.values @ whole
+        directions = torch.cat(list(self.directions.values()), 1)
+        return directions.mT * self.values @ directions
 
     def tensors(self) -> Tensors:
-        found = {f"directions/{name}": each for name, each in self.directions.items()}
-        return found | {"values": self.values}
+        tensors = {f"directions/{name}": rows for name, rows in self.directions.items()}
+        return tensors | {"values": self.values}

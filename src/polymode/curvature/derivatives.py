@@ -47,8 +47,8 @@ class Geometry(NamedTuple):
         number = len(kernel)
         dilations = _each(dilation, number)
         if padding == "same":  # as torch: the odd one goes to the end
-            whole = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-            sides = tuple((total // 2, total - total // 2) for total in whole)
+            totals = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+            sides = tuple((total // 2, total - total // 2) for total in totals)
         elif padding == "valid":
             sides = ((0, 0),) * number
         else:
@@ -153,8 +153,8 @@ def _ones(g: Tensor) -> Tensor:
 
 
 def _linear(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
-    given = _named("input weight bias", args, kwargs)
-    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    named = _named("input weight bias", args, kwargs)
+    x, weight, bias = named["input"], named["weight"], named.get("bias")
     result = function(*args, **kwargs)
     rows = partial(by_example, layout=layout.kind, batch=layout.batch)
 
@@ -199,11 +199,11 @@ def _grouped_channels(g: Tensor, groups: int, batch: int, lead: int) -> Tensor:
 def _convolution(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     names = "input weight bias stride padding dilation groups"
     usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given = usual | _named(names, args, kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    named = usual | _named(names, args, kwargs)
+    x, weight, bias = named["input"], named["weight"], named["bias"]
     result = function(*args, **kwargs)
     geometry = Geometry.of(
-        weight, given["stride"], given["padding"], given["dilation"], given["groups"]
+        weight, named["stride"], named["padding"], named["dilation"], named["groups"]
     )
     batch = layout.batch
 
@@ -225,19 +225,21 @@ def _transposed(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     """The adjoint of a convolution: it multiplies each input and spreads it over a window."""
     names = "input weight bias stride padding output_padding groups dilation"
     usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    given = usual | _named(names, args, kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    named = usual | _named(names, args, kwargs)
+    x, weight, bias = named["input"], named["weight"], named["bias"]
     result = function(*args, **kwargs)
     geometry = Geometry.of(
-        weight, given["stride"], given["padding"], given["dilation"], given["groups"]
+        weight, named["stride"], named["padding"], named["dilation"], named["groups"]
     )
     batch, spatial = layout.batch, x.shape[2:]
 
     def of_weight(g: Tensor) -> Record:
         columns = windows(g, geometry)  # one window per input position, and perhaps some more
-        kept = _first_windows(columns, g.shape[3:], spatial, geometry)
+        columns_of_inputs = _first_windows(columns, g.shape[3:], spatial, geometry)
         fixed = _grouped_channels(x, geometry.groups, batch, 0)
-        return Record(_by_group(kept, batch, 1), fixed, fixed.shape[-1], fixed_first=True)
+        return Record(
+            _by_group(columns_of_inputs, batch, 1), fixed, fixed.shape[-1], fixed_first=True
+        )
 
     return Call(
         result,
@@ -250,15 +252,15 @@ def _transposed(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
 
 def _first_windows(columns: Tensor, big: Any, small: Any, geometry: Geometry) -> Tensor:
     """Return the windows that belong to inputs: `output_padding` may leave further ones."""
-    found = [
+    counts = [
         (size + a + b - d * (k - 1) - 1) // s + 1
         for size, (a, b), d, k, s in zip(
             big, geometry.padding, geometry.dilation, geometry.kernel, geometry.stride, strict=True
         )
     ]
-    if tuple(found) == tuple(small):
+    if tuple(counts) == tuple(small):
         return columns
-    shaped = columns.unflatten(-2, found)
+    shaped = columns.unflatten(-2, counts)
     for axis, size in enumerate(small):
         shaped = shaped.narrow(axis - len(small) - 1, 0, size)
     return shaped.flatten(-1 - len(small), -2)
@@ -266,9 +268,9 @@ def _first_windows(columns: Tensor, big: Any, small: Any, geometry: Geometry) ->
 
 def _embedding(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
-    given = _named(names, args, kwargs)
-    ids, weight, padding = given["input"], given["weight"], given.get("padding_idx")
-    if given.get("max_norm") is not None:
+    named = _named(names, args, kwargs)
+    ids, weight, padding = named["input"], named["weight"], named.get("padding_idx")
+    if named.get("max_norm") is not None:
         raise NotImplementedError  # it rewrites the weights
     result = function(*args, **kwargs)
 
@@ -286,8 +288,8 @@ def _element(factor: Tensor | float, shape: tuple[int, ...], batch: int, g: Tens
     """Return the record of a parameter whose derivative is g · factor, summed over where it is
     shared: `shape` is the parameter's, aligned with the last axes of g (R, N, ...)."""
     product = (g * factor).unflatten(1, (batch, -1))  # (R, B, frames, ...)
-    rest = g.dim() - 2
-    sizes = ((1,) * (rest - len(shape)) + tuple(shape))[-rest:] if rest else ()
+    trailing = g.dim() - 2
+    sizes = ((1,) * (trailing - len(shape)) + tuple(shape))[-trailing:] if trailing else ()
     axes = [2, *(3 + k for k, size in enumerate(sizes) if size == 1)]
     moving = product.sum(axes).reshape(g.shape[0], 1, batch, 1, -1)
     return Record(moving, _ones(moving), 1)
@@ -295,15 +297,15 @@ def _element(factor: Tensor | float, shape: tuple[int, ...], batch: int, g: Tens
 
 def _norm(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     name = function.__name__
-    given = _named(_NORMS[name], args, kwargs)
+    named = _named(_NORMS[name], args, kwargs)
     trailing = name in ("layer_norm", "rms_norm")
-    if given.get("training") or (layout.kind == "second" and not trailing):
+    if named.get("training") or (layout.kind == "second" and not trailing):
         raise NotImplementedError  # statistics of the batch would tie its examples to each other
     result = function(*args, **kwargs)
-    affine = {key: given[key] for key in ("weight", "bias") if given.get(key) is not None}
-    normalised = function(**{**given, **dict.fromkeys(affine)})
+    affine = {key: named[key] for key in ("weight", "bias") if named.get(key) is not None}
+    normalised = function(**{**named, **dict.fromkeys(affine)})
     if trailing:
-        shape = tuple(given["normalized_shape"])
+        shape = tuple(named["normalized_shape"])
     else:
         shape = (result.shape[1], *(1,) * (result.dim() - 2))
     if layout.kind == "second":
@@ -321,25 +323,29 @@ def _pointwise(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     if len(args) != 2 or kwargs or layout.kind == "second":
         raise NotImplementedError
     name, result = function.__name__.strip("_"), function(*args)
-    mine = [isinstance(each, Tensor) and layout.is_parameter(each) for each in args]
-    if all(mine):
+    are_parameters = [
+        isinstance(argument, Tensor) and layout.is_parameter(argument) for argument in args
+    ]
+    if all(are_parameters):
         raise NotImplementedError
-    own, other = args if mine[0] else args[::-1]
-    _require_shared(own, result)
+    parameter, factor_in = args if are_parameters[0] else args[::-1]
+    _require_shared(parameter, result)
     factor: Tensor | float = 1.0
     if name in ("mul", "rmul", "multiply"):
-        factor = other
+        factor = factor_in
     elif name in ("sub", "subtract", "rsub"):
-        factor = 1.0 if mine[0] != (name == "rsub") else -1.0
+        factor = 1.0 if are_parameters[0] != (name == "rsub") else -1.0
     elif name == "maximum":  # where both are equal, each gets half, as in torch
-        factor = (own > other).to(result.dtype) + 0.5 * (own == other).to(result.dtype)
-    build = partial(_element, factor, tuple(own.shape), layout.batch)
-    return Call(result, [Entry(own, "element", build)])
+        factor = (parameter > factor_in).to(result.dtype) + 0.5 * (parameter == factor_in).to(
+            result.dtype
+        )
+    build = partial(_element, factor, tuple(parameter.shape), layout.batch)
+    return Call(result, [Entry(parameter, "element", build)])
 
 
 def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
-    given = _named("input weight", args, kwargs)
-    x, weight = given["input"], given["weight"]
+    named = _named("input weight", args, kwargs)
+    x, weight = named["input"], named["weight"]
     result, second = function(*args, **kwargs), layout.kind == "second"
     factor = x.clamp_max(0)
     if second:
@@ -355,15 +361,17 @@ def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
 
 
 def _expanded(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
-    result, own = function(*args, **kwargs), args[0]
-    _require_shared(own, result)
-    build = partial(_element, 1.0, tuple(own.shape), layout.batch)
-    return Call(result.clone(), [Entry(own, "element", build)])
+    result, parameter = function(*args, **kwargs), args[0]
+    _require_shared(parameter, result)
+    build = partial(_element, 1.0, tuple(parameter.shape), layout.batch)
+    return Call(result.clone(), [Entry(parameter, "element", build)])
 
 
-def _require_shared(own: Tensor, result: Tensor) -> None:
+def _require_shared(parameter: Tensor, result: Tensor) -> None:
     """Refuse a parameter that has the axis of examples itself."""
-    if own.dim() > result.dim() or (own.dim() == result.dim() and own.shape[0] != 1):
+    if parameter.dim() > result.dim() or (
+        parameter.dim() == result.dim() and parameter.shape[0] != 1
+    ):
         raise NotImplementedError
 
 

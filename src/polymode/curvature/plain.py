@@ -33,8 +33,8 @@ class plain_operations(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         make = _STEPS.get(getattr(func, "__name__", ""))
-        made = None if make is None else make(*args, **kwargs)
-        return func(*args, **kwargs) if made is None else made
+        result = None if make is None else make(*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
 
 
 def _prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def _embedding(
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    *rest: Any,
+    *positional: Any,
     **further: Any,
 ) -> Tensor | None:
     if padding_idx is None or padding_idx < 0 or max_norm is not None or input.is_floating_point():
@@ -111,13 +111,13 @@ def _recurrent(cell: Cell, *args: Any) -> tuple[Tensor, ...] | None:
         for way in range(ways):
             place = layer * ways + way
             part = weights[place * number : (place + 1) * number]
-            states = tuple(each[place] for each in starts)
-            made, states = _direction(cell, below.flip(0) if way else below, states, part, biases)
-            above.append(made.flip(0) if way else made)
+            states = tuple(part[place] for part in starts)
+            result, states = _direction(cell, below.flip(0) if way else below, states, part, biases)
+            above.append(result.flip(0) if way else result)
             lasts.append(states)
         below = torch.cat(above, -1)
     outputs = below.transpose(0, 1) if batch_first else below
-    return outputs, *(torch.stack(each) for each in zip(*lasts, strict=True))
+    return outputs, *(torch.stack(part) for part in zip(*lasts, strict=True))
 
 
 def _direction(
@@ -146,10 +146,10 @@ def _step(
     back_bias: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Return what torch's functions of one step do: the new state, or for an LSTM both."""
-    one = isinstance(states, Tensor)
-    given = (states,) if isinstance(states, Tensor) else tuple(states)
-    made = cell(F.linear(x, into, bias), F.linear(given[0], back, back_bias), given)
-    return made[0] if one else made
+    single = isinstance(states, Tensor)
+    held = (states,) if isinstance(states, Tensor) else tuple(states)
+    result = cell(F.linear(x, into, bias), F.linear(held[0], back, back_bias), held)
+    return result[0] if single else result
 
 
 def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
@@ -182,37 +182,37 @@ _NAMES = (
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Return the arguments of a call by name, or None where they are beyond `attention`."""
-    given = dict(zip(_NAMES, args, strict=False)) | kwargs
+    named = dict(zip(_NAMES, args, strict=False)) | kwargs
     beyond = ("bias_k", "bias_v", "static_k", "static_v", "q_proj_weight", "k_proj_weight")
-    if any(given.get(name) is not None for name in beyond) or given.get("add_zero_attn"):
+    if any(named.get(name) is not None for name in beyond) or named.get("add_zero_attn"):
         return None
-    if given.get("use_separate_proj_weight") or given["query"].dim() != 3:
+    if named.get("use_separate_proj_weight") or named["query"].dim() != 3:
         return None
-    return None if given.get("training") and given.get("dropout_p") else given
+    return None if named.get("training") and named.get("dropout_p") else named
 
 
-def attention(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def attention(named: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     """Return what `F.multi_head_attention_forward` returns: (T, B, E) and weights or None."""
-    heads, weight, bias = given["num_heads"], given["in_proj_weight"], given["in_proj_bias"]
-    inputs = [given[name] for name in ("query", "key", "value")]
+    heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
+    inputs = [named[name] for name in ("query", "key", "value")]
     length, batch, width = inputs[0].shape
     if inputs[0] is inputs[1] is inputs[2]:
         parts = F.linear(inputs[0], weight, bias).chunk(3, -1)
     else:
-        whole = [F.linear(each, weight, bias).chunk(3, -1) for each in inputs]
-        parts = tuple(each[k] for k, each in enumerate(whole))
+        projected = [F.linear(part, weight, bias).chunk(3, -1) for part in inputs]
+        parts = tuple(part[k] for k, part in enumerate(projected))
     q, k, v = (p.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for p in parts)  # (B, H, T, d)
     scores = q @ k.transpose(-2, -1) * (width // heads) ** -0.5
-    for mask in (_over_heads(given.get("attn_mask"), batch), _keys(given.get("key_padding_mask"))):
+    for mask in (_over_heads(named.get("attn_mask"), batch), _keys(named.get("key_padding_mask"))):
         if mask is not None:
             forbids = not mask.is_floating_point()
             scores = scores.masked_fill(mask, -torch.inf) if forbids else scores + mask
     weights = scores.softmax(-1)
     mixed = (weights @ v).permute(2, 0, 1, 3).flatten(2)
-    out = F.linear(mixed, given["out_proj_weight"], given["out_proj_bias"])
-    if not given.get("need_weights", True):
+    out = F.linear(mixed, named["out_proj_weight"], named["out_proj_bias"])
+    if not named.get("need_weights", True):
         return out, None
-    return out, weights.mean(1) if given.get("average_attn_weights", True) else weights
+    return out, weights.mean(1) if named.get("average_attn_weights", True) else weights
 
 
 def _over_heads(mask: Tensor | None, batch: int) -> Tensor | None:

@@ -91,17 +91,17 @@ class Record(NamedTuple):
         record = self.summed()
         batch = record.moving.shape[2]
         if record.labels:
-            whole = record._scattered()
+            jacobian = record._scattered()
         elif record.positions == 1:
             moving, fixed = record.moving[:, :, :, 0], record.fixed[:, :, 0]
-            whole = moving.unsqueeze(-1) * fixed.unsqueeze(-2)  # (R, G, B, O, I)
-            whole = whole.transpose(1, 2)
+            jacobian = moving.unsqueeze(-1) * fixed.unsqueeze(-2)  # (R, G, B, O, I)
+            jacobian = jacobian.transpose(1, 2)
         else:
-            whole = record._products().unflatten(2, (record.moving.shape[0], -1))
-            whole = whole.permute(2, 1, 0, 3, 4)  # (R, B, G, O, I)
+            jacobian = record._products().unflatten(2, (record.moving.shape[0], -1))
+            jacobian = jacobian.permute(2, 1, 0, 3, 4)  # (R, B, G, O, I)
         if record.fixed_first:
-            whole = whole.transpose(-1, -2)
-        return whole.reshape(record.moving.shape[0], batch, -1)
+            jacobian = jacobian.transpose(-1, -2)
+        return jacobian.reshape(record.moving.shape[0], batch, -1)
 
     def _products(self) -> Tensor:
         """Return Σ_t m aᵀ as (G, B, R O, I), one small product per example."""
@@ -128,8 +128,8 @@ class Record(NamedTuple):
         record = self.summed()
         if record.positions == 1 and not record.labels:
             left = record.moving[:, :, :, 0].square().sum(0)  # (G, B, O)
-            whole = left.mT @ record.fixed[:, :, 0].square()  # (G, O, I)
-            return (whole.mT if record.fixed_first else whole).flatten()
+            squares = left.mT @ record.fixed[:, :, 0].square()  # (G, O, I)
+            return (squares.mT if record.fixed_first else squares).flatten()
         number, groups, _, _, features = record.moving.shape
         if record.labels:
             square = record._distinct().moving.square().sum(0)[0]  # (B, T, O)
@@ -207,11 +207,11 @@ class Record(NamedTuple):
         record = self.summed()
         moved = torch.einsum("brk,rgbto->kgbto", coefficients, record.moving)
         if record.labels:
-            whole = moved.new_zeros(len(moved), 1, self.width, moved.shape[-1])
-            whole[:, 0].index_add_(1, record.fixed.flatten(), moved[:, 0].flatten(1, 2))
+            sums = moved.new_zeros(len(moved), 1, self.width, moved.shape[-1])
+            sums[:, 0].index_add_(1, record.fixed.flatten(), moved[:, 0].flatten(1, 2))
         else:
-            whole = record.fixed.flatten(1, 2).mT @ moved.flatten(2, 3)  # (K, G, I, O)
-        return (whole if self.fixed_first else whole.mT).flatten(1)
+            sums = record.fixed.flatten(1, 2).mT @ moved.flatten(2, 3)  # (K, G, I, O)
+        return (sums if self.fixed_first else sums.mT).flatten(1)
 
     def columns(self, index: Tensor) -> Tensor:
         """Return J at some of the parameter's numbers, (R, B, S)."""

@@ -120,8 +120,8 @@ class Tangent:
 
     def parts(self, num_examples: int, num_cotangents: int) -> Iterator[slice]:
         """Yield ranges of examples whose gradients fit into a bounded memory together."""
-        each = self.survey.numbers + sum(self.params[name].numel() for name in self._singles)
-        step = max(1, _NUMBERS // max(1, num_cotangents * each))
+        numbers = self.survey.numbers + sum(self.params[name].numel() for name in self._singles)
+        step = max(1, _NUMBERS // max(1, num_cotangents * numbers))
         for start in range(0, num_examples, step):
             yield slice(start, min(start + step, num_examples))
 
@@ -129,25 +129,25 @@ class Tangent:
         """Differentiate with respect to the rest, example by example."""
         params = {name: self.params[name].detach() for name in self._singles}
 
-        def of_one(example: Tensor, mine: Tensor) -> Tensors:
+        def of_one(example: Tensor, cotangents_of_one: Tensor) -> Tensors:
             def outputs(params: Tensors) -> Tensor:
                 with plain_attention(), plain_operations():
                     return functional_call(self.module, params, (example[None],))[0]
 
             back = vjp(outputs, params)[1]
             if self.survey.loops:
-                each = [back(v)[0] for v in mine]
-                return {name: torch.stack([one[name] for one in each]) for name in params}
-            return vmap(back)(mine)[0]
+                rows = [back(v)[0] for v in cotangents_of_one]
+                return {name: torch.stack([row[name] for row in rows]) for name in params}
+            return vmap(back)(cotangents_of_one)[0]
 
         with torch.set_grad_enabled(further):
             if self.survey.loops:
-                each = [of_one(e, v) for e, v in zip(x, cotangents.unbind(1), strict=True)]
-                found = {name: torch.stack([one[name] for one in each], 1) for name in params}
+                rows = [of_one(e, v) for e, v in zip(x, cotangents.unbind(1), strict=True)]
+                grads = {name: torch.stack([row[name] for row in rows], 1) for name in params}
             else:
                 with without_warning("There is a performance drop"):  # slow there, but right
-                    found = vmap(of_one, in_dims=(0, 1), out_dims=1)(x, cotangents)
-            for name, grad in found.items():  # (R, B, ...)
+                    grads = vmap(of_one, in_dims=(0, 1), out_dims=1)(x, cotangents)
+            for name, grad in grads.items():  # (R, B, ...)
                 moving = grad.reshape(len(cotangents), 1, len(x), 1, -1)
                 ones = moving.new_ones(1, 1, 1, 1).expand(1, len(x), 1, 1)
                 yield name, Record(moving, ones, 1)
@@ -165,21 +165,21 @@ def _gradients(
     if not results:
         return []
     rows: list[Sequence[Tensor]] = []
-    kept: list[Tensor] = []
+    stacked: list[Tensor] = []
     for number, cotangent in enumerate(cotangents):
         more = further or number + 1 < len(cotangents)
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             outputs, results, cotangent, retain_graph=more, create_graph=further,
             allow_unused=True, materialize_grads=True,
         )  # fmt: skip
         if further:
-            rows.append(found)
+            rows.append(grads)
             continue
         if not number:
-            kept = [each.new_empty(len(cotangents), *each.shape) for each in found]
-        for place, each in zip(kept, found, strict=True):  # at once: it is in the caches still
-            place[number] = each
-    return [torch.stack(each) for each in zip(*rows, strict=True)] if further else kept
+            stacked = [grad.new_empty(len(cotangents), *grad.shape) for grad in grads]
+        for place, grad in zip(stacked, grads, strict=True):  # at once: it is in the caches still
+            place[number] = grad
+    return [torch.stack(grad) for grad in zip(*rows, strict=True)] if further else stacked
 
 
 def survey(stack: Stack, x: Tensor) -> Survey:
@@ -243,12 +243,12 @@ def _underivable(module: nn.Module, error: RuntimeError) -> str:
     return f"the network cannot be differentiated in its weights ({text}): {remedy}"
 
 
-def _layout(two: torch.Size, three: torch.Size) -> str | None:
+def _layout(of_two: torch.Size, of_three: torch.Size) -> str | None:
     """Return where the examples are, from the sizes with 2 and with 3 of them."""
-    changed = [axis for axis, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
-    if len(two) != len(three) or len(changed) != 1:
+    changed = [axis for axis, (a, b) in enumerate(zip(of_two, of_three, strict=False)) if a != b]
+    if len(of_two) != len(of_three) or len(changed) != 1:
         return None
-    a, b = two[changed[0]], three[changed[0]]
+    a, b = of_two[changed[0]], of_three[changed[0]]
     if changed == [0] and 3 * a == 2 * b:
         return "first"
     return "second" if changed == [1] and (a, b) == (2, 3) else None
@@ -266,7 +266,7 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
         outputs = tangent.module(probe)
     stream = generator(0, "survey")
     cotangent = torch.randn(outputs.shape, generator=stream, dtype=torch.float64).to(outputs)
-    found: dict[str, list[Record]] = {}
+    records_of: dict[str, list[Record]] = {}
     entered: dict[str, set[str]] = {}
     try:
         grads = _gradients(outputs, [call.result for call in watch.calls], cotangent[None], False)
@@ -277,13 +277,13 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
             for entry in call.entries:
                 name = tangent._noted[id(entry.parameter)]
                 try:
-                    found.setdefault(name, []).append(entry.build(grad))
+                    records_of.setdefault(name, []).append(entry.build(grad))
                 except (RuntimeError, NotImplementedError):
                     watch.beyond.add(name)
                 entered.setdefault(name, set()).add(entry.kind)
     truth = _one_by_one(tangent, probe, cotangent)
     kinds, shared = dict(first.kinds), set()
-    for name, records in found.items():
+    for name, records in records_of.items():
         if name in unknown | watch.beyond or not _agree(records, truth[name]):
             continue
         same = len(entered[name]) == 1 and len({r.fixed_first for r in records}) == 1
@@ -304,9 +304,9 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
 def _agree(records: list[Record], truth: Tensor) -> bool:
     if len({record.size for record in records} | {truth[0].numel()}) > 1:
         return False
-    whole = sum(record.jacobian()[0] for record in records)
-    assert isinstance(whole, Tensor)
-    off = (whole - truth.reshape(len(truth), -1)).abs().max()
+    jacobian = sum(record.jacobian()[0] for record in records)
+    assert isinstance(jacobian, Tensor)
+    off = (jacobian - truth.reshape(len(truth), -1)).abs().max()
     return bool(off <= _ROUNDING[truth.dtype] * truth.abs().max() + 1e-12)
 
 
@@ -314,29 +314,29 @@ def _one_by_one(tangent: Tangent, x: Tensor, cotangent: Tensor) -> Tensors:
     """Return the gradient of each example by itself, (B, ...), in a plain loop."""
     leaves = {n: p.detach().clone().requires_grad_() for n, p in tangent.params.items()}
     rows = []
-    for example, mine in zip(x, cotangent, strict=True):
+    for example, row in zip(x, cotangent, strict=True):
         with torch.enable_grad():
             outputs = functional_call(tangent.module, leaves, (example[None],))
         rows.append(
             torch.autograd.grad(
-                outputs, list(leaves.values()), mine[None], allow_unused=True,
+                outputs, list(leaves.values()), row[None], allow_unused=True,
                 materialize_grads=True,
             )
         )  # fmt: skip
-    stacked = [torch.stack(each) for each in zip(*rows, strict=True)]
+    stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
     return dict(zip(leaves, stacked, strict=True))
 
 
-def _followed(stack: Stack, probe: Tensor, found: Survey) -> Survey:
+def _followed(stack: Stack, probe: Tensor, survey: Survey) -> Survey:
     """Return the survey with a loop where torch.func cannot take examples together, or takes them
     wrongly: with two cotangents of three examples no axes can be mixed up unseen."""
-    tangent = Tangent(stack, 0, found, found.singles)
+    tangent = Tangent(stack, 0, survey, survey.singles)
     outputs, pull = tangent(probe)
     stream = generator(0, "survey", "followed")
     shape = (2, *outputs.shape)
     cotangents = torch.randn(shape, generator=stream, dtype=torch.float64).to(outputs)
-    looped = found._replace(loops=True)
-    plain = dict(Tangent(stack, 0, looped, found.singles)(probe).pull(cotangents))
+    looped = survey._replace(loops=True)
+    plain = dict(Tangent(stack, 0, looped, survey.singles)(probe).pull(cotangents))
     try:
         for name, record in pull(cotangents):
             expected = plain[name].moving
@@ -345,4 +345,4 @@ def _followed(stack: Stack, probe: Tensor, found: Survey) -> Survey:
                 return looped
     except (RuntimeError, ValueError, NotImplementedError):
         return looped
-    return found
+    return survey

@@ -26,14 +26,14 @@ class _Operations(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            given = arguments(args, kwargs)
-            if given is not None:
+            named = arguments(args, kwargs)
+            if named is not None:
                 with self:
-                    return attention(given)
-        found = {self.names[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self.names}
-        return self.call(func, args, kwargs, found) if found else func(*args, **kwargs)
+                    return attention(named)
+        names = {self.names[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self.names}
+        return self.call(func, args, kwargs, names) if names else func(*args, **kwargs)
 
-    def call(self, func: Any, args: Any, kwargs: dict[str, Any], found: set[str]) -> Any:
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any], names: set[str]) -> Any:
         raise NotImplementedError
 
 
@@ -52,13 +52,13 @@ class Look(_Operations):
         self.used: set[str] = set()
         self._watched: list[tuple[Tensor, int]] = []
 
-    def call(self, func: Any, args: Any, kwargs: dict[str, Any], found: set[str]) -> Any:
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any], names: set[str]) -> Any:
         result = func(*args, **kwargs)
         if not any(True for _ in tensors_in(result)):
             return result  # it asked for a shape or a type
-        self.used |= found
+        self.used |= names
         if known(func) is None:
-            self.unknown |= found
+            self.unknown |= names
             return result
         self.shapes.append(result.shape)
         handed = result.clone()
@@ -95,21 +95,21 @@ class Watch(_Operations):
         self.beyond: set[str] = set()
         self._number = -1
 
-    def call(self, func: Any, args: Any, kwargs: dict[str, Any], found: set[str]) -> Any:
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any], names: set[str]) -> Any:
         make = known(func)
         if make is None:
             return func(*args, **kwargs)
         self._number += 1
         layout = self.layouts[self._number]
-        if layout is None or not any(name in found for name in self.wanted.values()):
+        if layout is None or not any(name in names for name in self.wanted.values()):
             return func(*args, **kwargs)
         if self.copies:
-            args = tuple(self._copy(each) for each in args)
-            kwargs = {key: self._copy(each) for key, each in kwargs.items()}
+            args = tuple(self._copy(argument) for argument in args)
+            kwargs = {key: self._copy(argument) for key, argument in kwargs.items()}
         try:
             call = make(func, args, kwargs, Layout(layout, self.batch, self._is_parameter))
         except NotImplementedError:
-            self.beyond |= found
+            self.beyond |= names
             return func(*args, **kwargs)
         result = call.result
         if not result.requires_grad:

@@ -49,17 +49,19 @@ Loss = Callable[[Tensor, Tensor, Tensors], Tensor]
 Seen = TypeVar("Seen")
 
 
-def outputs(stack: Stack, x: Tensor, own: bool, step: int) -> Tensor:
+def outputs(stack: Stack, x: Tensor, per_member: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
-    _check_inputs(stack, x, own)
+    _check_inputs(stack, x, per_member)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
-    plan = plan_for(stack, kind, lambda part, xs, _: _trial(part, xs, own, step), x, x, own)
-    streams = streams_of(stack, x, own, step)
-    with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, own):
-        return _outputs(stack, plan, x, own, streams)
+    plan = plan_for(
+        stack, kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member
+    )
+    streams = streams_of(stack, x, per_member, step)
+    with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, per_member):
+        return _outputs(stack, plan, x, per_member, streams)
 
 
-def _trial(stack: Stack, x: Tensor, own: bool, step: int) -> None:
+def _trial(stack: Stack, x: Tensor, per_member: bool, step: int) -> None:
     """Compute outputs, and their gradients where these are recorded: they take most of the time."""
     sources = []
     if torch.is_grad_enabled():
@@ -67,19 +69,21 @@ def _trial(stack: Stack, x: Tensor, own: bool, step: int) -> None:
         if x.requires_grad:
             x = x.detach().requires_grad_()
             sources = [x]
-    values = outputs(stack, x, own, step)
+    values = outputs(stack, x, per_member, step)
     if sources and values.requires_grad:
         torch.autograd.grad(values.sum(), sources, allow_unused=True)
 
 
-def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
+def _outputs(
+    stack: Stack, plan: Plan, x: Tensor, per_member: bool, streams: Streams | None
+) -> Tensor:
     if plan.execution in ("batched", "chunked"):
         parts = [
-            batched(part, x[a:b] if own else x, own, streams and streams[a:b])
+            batched(part, x[a:b] if per_member else x, per_member, streams and streams[a:b])
             for part, a, b in chunks(stack, plan, views=torch.is_grad_enabled())
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    prefix = _prefix(stack, plan, own, streams)
+    prefix = _prefix(stack, plan, per_member, streams)
     if prefix is not None and not torch.is_grad_enabled():
         return wide_outputs(stack, prefix, x)
     if prefix is not None and not stack.differentiable:
@@ -88,7 +92,7 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
     shared = formatted(x, plan.channels_last)
 
     def work(k: int) -> None:
-        inputs = shared[k] if own else shared
+        inputs = shared[k] if per_member else shared
         with noise_of(streams and streams[k : k + 1], stacked=False):
             results[k] = _single(stack, k, inputs)
 
@@ -102,20 +106,27 @@ def _outputs(stack: Stack, plan: Plan, x: Tensor, own: bool, streams: Streams | 
     return torch.stack(results)
 
 
-def gradients(stack: Stack, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int) -> Tensor:
+def gradients(
+    stack: Stack, loss: Loss, x: Tensor, y: Tensor, per_member: bool, step: int
+) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
-    _check_inputs(stack, x, own)
+    _check_inputs(stack, x, per_member)
     plan = plan_for(
-        stack, "gradients", lambda part, xs, ys: gradients(part, loss, xs, ys, own, step), x, y, own
+        stack,
+        "gradients",
+        lambda part, xs, ys: gradients(part, loss, xs, ys, per_member, step),
+        x,
+        y,
+        per_member,
     )
-    streams = streams_of(stack, x, own, step)
+    streams = streams_of(stack, x, per_member, step)
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
-    attention = _attention(stack, plan.execution, x, own)
+    attention = _attention(stack, plan.execution, x, per_member)
     if plan.num_threads is None and attention is _SILENCE:
-        return compute(stack, plan, loss, x, y, own, streams)
+        return compute(stack, plan, loss, x, y, per_member, streams)
     with limit_threads(plan.num_threads), attention:
-        return compute(stack, plan, loss, x, y, own, streams)
+        return compute(stack, plan, loss, x, y, per_member, streams)
 
 
 def _gradients_batched(
@@ -124,27 +135,29 @@ def _gradients_batched(
     loss: Loss,
     x: Tensor,
     y: Tensor,
-    own: bool,
+    per_member: bool,
     streams: Streams | None,
 ) -> Tensor:
     """All members, or a chunk of them, in one forward and one backward pass."""
     leaves = stack.leaves()
     parts = chunks(stack, plan, views=False)
     if len(parts) == 1:
-        losses = loss(batched(stack, x, own, streams), y, stack.extra)
+        losses = loss(batched(stack, x, per_member, streams), y, stack.extra)
         for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
             leaf.grad = in_layout_of(leaf, grad)
         return losses.detach()
     grad_buffers(stack)
-    found = []
+    losses_of_parts = []
     for part, a, b in parts:
-        inputs, targets = (x[a:b], y[a:b]) if own else (x, y)
-        losses = loss(batched(part, inputs, own, streams and streams[a:b]), targets, part.extra)
+        inputs, targets = (x[a:b], y[a:b]) if per_member else (x, y)
+        losses = loss(
+            batched(part, inputs, per_member, streams and streams[a:b]), targets, part.extra
+        )
         for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
             assert leaf.grad is not None
             leaf.grad[a:b] = grad
-        found.append(losses.detach())
-    return torch.cat(found)
+        losses_of_parts.append(losses.detach())
+    return torch.cat(losses_of_parts)
 
 
 def _gradients_each(
@@ -153,12 +166,12 @@ def _gradients_each(
     loss: Loss,
     x: Tensor,
     y: Tensor,
-    own: bool,
+    per_member: bool,
     streams: Streams | None,
 ) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
     buffers = grad_buffers(stack)
-    prefix = _prefix(stack, plan, own, streams)
+    prefix = _prefix(stack, plan, per_member, streams)
     if prefix is not None:
         for k in range(stack.num_modes):
             stack.leaf_views(k)
@@ -169,9 +182,9 @@ def _gradients_each(
         stack.leaf_views(k), quick_member(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
-        inputs, targets = (x[k], y[k]) if own else (x, y)
-        one = streams and streams[k : k + 1]
-        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, one)
+        inputs, targets = (x[k], y[k]) if per_member else (x, y)
+        stream = streams and streams[k : k + 1]
+        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, stream)
         torch._foreach_copy_(buffers[k], grads)
 
     if plan.execution == "threads":
@@ -182,9 +195,9 @@ def _gradients_each(
     return torch.stack(losses)
 
 
-def _prefix(stack: Stack, plan: Plan, own: bool, streams: Streams | None) -> Prefix | None:
+def _prefix(stack: Stack, plan: Plan, per_member: bool, streams: Streams | None) -> Prefix | None:
     """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
-    return prefix_of(stack) if plan.wide and not own and streams is None else None
+    return prefix_of(stack) if plan.wide and not per_member and streams is None else None
 
 
 def quick_member(stack: Stack, k: int) -> nn.Module:
@@ -208,7 +221,7 @@ def _member_gradients(
     return value.detach(), _grad(value, stack.leaf_views(k))
 
 
-def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tensor:
+def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) -> Tensor:
     """All members in one computation."""
     if stack.members_differ:
         raise ValueError(
@@ -218,9 +231,9 @@ def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tens
     dense = dense_program(stack)
     if dense is not None:
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
-        return _run_dense(stack, dense, tensors, x if own else _for_all(stack, x), streams)
-    if streams is not None and not own:  # noise on inputs must differ between members
-        x, own = _for_all(stack, x), True
+        return _run_dense(stack, dense, tensors, x if per_member else _for_all(stack, x), streams)
+    if streams is not None and not per_member:  # noise on inputs must differ between members
+        x, per_member = _for_all(stack, x), True
     template, aliases = stack.network.template_in(stack.mode), stack.network.aliases
 
     def one(params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Any, Tensors]:
@@ -234,7 +247,7 @@ def batched(stack: Stack, x: Tensor, own: bool, streams: Streams | None) -> Tens
         return out, anew
 
     with noise_of(streams, stacked=True):
-        out, anew = vmap(one, in_dims=(0, 0, 0 if own else None), randomness="different")(
+        out, anew = vmap(one, in_dims=(0, 0, 0 if per_member else None), randomness="different")(
             {**stack.params, **stack.frozen}, stack.buffers, x
         )
     for name, value in anew.items():
@@ -281,13 +294,13 @@ def _pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
         module = stack.network.template_in(stack.mode)
         if stack.members_differ:
             module = stack.module(k)
-        own = {
+        named = {
             alias: tensor[k]
             for name, tensor in tensors.items()
             for alias in stack.network.aliases[name]
         }
         with noise_of(streams and streams[k : k + 1], stacked=False):
-            results.append(functional_call(module, own, (x,), tie_weights=False))
+            results.append(functional_call(module, named, (x,), tie_weights=False))
     return torch.stack(results)
 
 
@@ -372,29 +385,33 @@ def noise_of(streams: Streams | None, *, stacked: bool) -> Any:
     return _SILENCE if streams is None else MemberNoise(streams, stacked=stacked)
 
 
-def streams_of(stack: Stack, x: Tensor, own: bool, step: int) -> Streams | None:
+def streams_of(stack: Stack, x: Tensor, per_member: bool, step: int) -> Streams | None:
     """Return the members' streams for this pass, or None for a network that draws nothing."""
-    if not _seen(stack, habits, x, own).draws:
+    if not _seen(stack, habits, x, per_member).draws:
         return None
     if stack.pinned is None:
         return Streams(step_seeds(stack.seeds, step))
-    axes = _seen(stack, batch_axes, x, own)
+    axes = _seen(stack, batch_axes, x, per_member)
     numbers = (stack.pinned,) if isinstance(stack.pinned, int) else stack.pinned
     return Streams(pinned_seeds(stack.seeds, numbers), axes)
 
 
-def _attention(stack: Stack, execution: str, x: Tensor, own: bool) -> Any:
+def _attention(stack: Stack, execution: str, x: Tensor, per_member: bool) -> Any:
     """Return the context of attention: in steps where vmap, or any derivative, is to follow."""
     together = execution in ("batched", "chunked")
-    return plain_attention() if together and _seen(stack, habits, x, own).attends else _SILENCE
+    return (
+        plain_attention() if together and _seen(stack, habits, x, per_member).attends else _SILENCE
+    )
 
 
-def _seen(stack: Stack, look: Callable[[nn.Module, Tensor], Seen], x: Tensor, own: bool) -> Seen:
+def _seen(
+    stack: Stack, look: Callable[[nn.Module, Tensor], Seen], x: Tensor, per_member: bool
+) -> Seen:
     """Return what `look` finds in the stack's mode, found once."""
 
     def probe(_: nn.Module) -> Seen:
         module = set_mode(stack.views.build(0, share=False), stack.mode)
-        return look(module, x[0] if own else x)
+        return look(module, x[0] if per_member else x)
 
     return stack.network.program(look.__name__, stack.mode, probe)
 
@@ -403,8 +420,8 @@ def formatted(x: Tensor, channels_last: bool) -> Tensor:
     return channels_to_last(x) if channels_last and x.dim() >= 4 else x
 
 
-def _check_inputs(stack: Stack, x: Tensor, own: bool) -> None:
-    if own and x.shape[0] != stack.num_modes:
+def _check_inputs(stack: Stack, x: Tensor, per_member: bool) -> None:
+    if per_member and x.shape[0] != stack.num_modes:
         raise ValueError(
             f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
             f" {tuple(x.shape)}"
@@ -417,7 +434,7 @@ def plan_for(
     run: Callable[[Stack, Tensor, Tensor], Any],
     x: Tensor,
     y: Tensor,
-    own: bool,
+    per_member: bool,
 ) -> Plan:
     """Return the plan for this kind of work, chosen at the first call.
 
@@ -432,7 +449,7 @@ def plan_for(
         if plan is None:
             if stack.device.type == "cpu":
                 keep_freed_memory()
-            plan = choose(stack, kind, run, x, y, own)
+            plan = choose(stack, kind, run, x, y, per_member)
         if stack.channels_last is None:
             stack.lay_out(plan.channels_last)
         stack.plans[kind] = plan

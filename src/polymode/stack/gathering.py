@@ -79,13 +79,15 @@ def _require_room(
     tensors: Tensors, num_modes: int, dtype: torch.dtype | None, device: torch.device
 ) -> None:
     """Refuse a stack that is larger than the free memory."""
-    one = sum(
+    member_bytes = sum(
         t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
         for t in tensors.values()
     )
-    fit = int(free_bytes(device) // max(one, 1))
-    networks = f"{num_modes:,} networks of {human(one)}" if num_modes > 1 else "one network"
+    fit = int(free_bytes(device) // max(member_bytes, 1))
+    networks = (
+        f"{num_modes:,} networks of {human(member_bytes)}" if num_modes > 1 else "one network"
+    )
     remedy = f"Take fewer: {fit:,} would fit" if fit else "Take a smaller one"
     if num_modes > 1 and fit:
         remedy += ", and training needs two to four times as much"
-    require_free(one * num_modes, f"{networks} in a stack", remedy, device)
+    require_free(member_bytes * num_modes, f"{networks} in a stack", remedy, device)

@@ -108,9 +108,9 @@ class Stack:
         self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
     ) -> None:
         """Copy the members' tensors into stacked ones."""
-        found = gather(modules, self.num_modes, dtype, device)
-        self.network, self.params, self.frozen, self.buffers = found[:4]
-        self._apart, self._apart_keys = found.apart, found.apart_keys
+        gathered = gather(modules, self.num_modes, dtype, device)
+        self.network, self.params, self.frozen, self.buffers = gathered[:4]
+        self._apart, self._apart_keys = gathered.apart, gathered.apart_keys
         self._renew()
 
     def _renew(self) -> None:
@@ -208,10 +208,10 @@ class Stack:
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the stack; names and shapes must be those of `tensors()`."""
-        mine = self.tensors()
-        check_same(mine, tensors, None)
+        held = self.tensors()
+        check_same(held, tensors, None)
         with torch.no_grad():
-            for name, tensor in mine.items():
+            for name, tensor in held.items():
                 tensor.copy_(tensors[name])
 
     def members(self) -> list[nn.Module]:
@@ -239,8 +239,8 @@ class Stack:
         part = copy.copy(self)
         for group in ("params", "frozen", "buffers", "extra"):
             start = "extra" if group == "extra" else "network"
-            mine = getattr(self, group)
-            setattr(part, group, {name: pick(f"{start}/{name}", t) for name, t in mine.items()})
+            tensors = getattr(self, group)
+            setattr(part, group, {name: pick(f"{start}/{name}", t) for name, t in tensors.items()})
         part.num_modes = len(chosen)
         part.seeds = [self.seeds[k] for k in chosen]
         if self._apart:
@@ -264,14 +264,14 @@ class Stack:
         plans are shared: nothing is traced or measured again.
         """
         changed = copy.copy(self)
-        given = {"params": params, "buffers": buffers or {}, "extra": extra or {}}
-        for group, values in given.items():
-            mine = getattr(self, group)
+        replacements = {"params": params, "buffers": buffers or {}, "extra": extra or {}}
+        for group, values in replacements.items():
+            held = getattr(self, group)
             for name, tensor in values.items():
-                if name not in mine or tensor.shape != mine[name].shape:
-                    need = tuple(mine[name].shape) if name in mine else "no such tensor"
+                if name not in held or tensor.shape != held[name].shape:
+                    need = tuple(held[name].shape) if name in held else "no such tensor"
                     raise ValueError(f"'{name}': {need} expected, got {tuple(tensor.shape)}")
-            setattr(changed, group, {name: values.get(name, t) for name, t in mine.items()})
+            setattr(changed, group, {name: values.get(name, t) for name, t in held.items()})
         changed._forget_memory()
         if self.channels_last:
             changed.lay_out(True)
@@ -282,20 +282,20 @@ class Stack:
         names of `tensors()`; what is left out is repeated. None of it requires gradients."""
         order = list(range(self.num_modes)) * times
 
-        def pick(name: str, mine: Tensor) -> Tensor:
-            given = tensors.get(name)
-            if given is None:
-                return mine.detach() if times == 1 else mine.detach()[order]
-            return given.detach()
+        def pick(name: str, tensor: Tensor) -> Tensor:
+            replacement = tensors.get(name)
+            if replacement is None:
+                return tensor.detach() if times == 1 else tensor.detach()[order]
+            return replacement.detach()
 
-        whole = self._members(order, pick)
-        whole.horizon = math.inf
-        whole._forget_memory()
+        result = self._members(order, pick)
+        result.horizon = math.inf
+        result._forget_memory()
         if times > 1:
-            whole.plans = self.network.plans.setdefault((times, self.num_modes), {})
+            result.plans = self.network.plans.setdefault((times, self.num_modes), {})
         if self.channels_last:
-            whole.lay_out(True)
-        return whole
+            result.lay_out(True)
+        return result
 
     def on(self, network: Network, more: Tensors | None = None) -> Stack:
         """Return a stack in the same memory with another network; what that lacks is left out, and
@@ -314,7 +314,7 @@ class Stack:
         for each name. Tensors that the new network lacks are left out, like `extra`."""
         if name not in self.views.derived:
             body = self.on(Network(change(copy.deepcopy(self.template))))
-            body._apart = {k: change(copy.deepcopy(each)) for k, each in self._apart.items()}
+            body._apart = {k: change(copy.deepcopy(module)) for k, module in self._apart.items()}
             body.extra = {}
             body._renew()
             self.views.derived[name] = body

@@ -31,15 +31,15 @@ def recompute_statistics(stack: Stack, batches: Iterable[Tensor]) -> None:
         return
     mode, pinned = stack.mode, stack.pinned
     stack.set_mode("train")
-    seen = 0
+    count = 0
     for number, x in enumerate(batches):
-        seen += len(x)
+        count += len(x)
         streams = execution.streams_of(stack, x, False, number)
         x = execution.formatted(x, bool(stack.channels_last))
         for k in range(stack.num_modes):
             module = stack.module(k)
             noise = execution.noise_of(streams and streams[k : k + 1], stacked=False)
-            with _momentum(module, len(x) / seen), noise:
+            with _momentum(module, len(x) / count), noise:
                 module(x)
             stack.write_back_buffers(k)
     stack.set_mode(mode, pinned)

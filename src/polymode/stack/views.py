@@ -86,9 +86,9 @@ class Views:
     def bound(self, program: nn.Module, k: int, mode: str) -> nn.Module:
         """Return a traced module, or a part of one, with the tensors of member k."""
         if (id(program), k) not in self._bound:
-            bound, whole = shallow_copy(program), self.module(k, mode)
-            named: dict[str, Tensor] = dict(whole.named_parameters(remove_duplicate=False))
-            named |= dict(whole.named_buffers(remove_duplicate=False))
+            bound, source = shallow_copy(program), self.module(k, mode)
+            named: dict[str, Tensor] = dict(source.named_parameters(remove_duplicate=False))
+            named |= dict(source.named_buffers(remove_duplicate=False))
             held = [name for name, _ in bound.named_parameters(remove_duplicate=False)]
             held += [name for name, _ in bound.named_buffers(remove_duplicate=False)]
             for name in held:
@@ -106,9 +106,9 @@ class Views:
         """Return member k's trainable tensors, in the order of `Stack.leaves`, sharing memory."""
         if k not in self._leaves:
             parameters = dict(self.module(k, mode).named_parameters(remove_duplicate=False))
-            found: list[Tensor] = [parameters[name] for name in self.params]
-            found += [tensor.detach()[k].requires_grad_() for tensor in self.extra.values()]
-            self._leaves[k] = found
+            leaves: list[Tensor] = [parameters[name] for name in self.params]
+            leaves += [tensor.detach()[k].requires_grad_() for tensor in self.extra.values()]
+            self._leaves[k] = leaves
         return self._leaves[k]
 
     def write_back_buffers(self, k: int, mode: str) -> None:

@@ -63,17 +63,17 @@ def align(
     """
     check_call(align, locals())
     stack = stack_of(networks)
-    found = symmetries_of(networks, stack, symmetries)
+    symmetries = symmetries_of(networks, stack, symmetries)
     tensors = tensors_of(stack)
     require_finite(tensors)
-    one = _reference(reference, stack)
+    target = _reference(reference, stack)
     if scale:
-        one = scaled(one, found, unit_scales(one, found))
+        target = scaled(target, symmetries, unit_scales(target, symmetries))
     result = stack.clone()
     for part, work in in_parts(tensors, IN_CACHE):
         if scale:
-            work = scaled(work, found, unit_scales(work, found))
-        write(result, part, _Matching(found, one).run(work))
+            work = scaled(work, symmetries, unit_scales(work, symmetries))
+        write(result, part, _Matching(symmetries, target).run(work))
     return result
 
 
@@ -91,8 +91,10 @@ def _reference(reference: Networks | int, stack: Stack) -> Tensors:
             raise ValueError(
                 f"`reference` of align must be one network, got {len(chosen)}; take stack[:1]"
             )
-    tensors, mine = tensors_of(chosen), tensors_of(stack)
-    if {n: t.shape[1:] for n, t in tensors.items()} != {n: t.shape[1:] for n, t in mine.items()}:
+    tensors, expected = tensors_of(chosen), tensors_of(stack)
+    if {n: t.shape[1:] for n, t in tensors.items()} != {
+        n: t.shape[1:] for n, t in expected.items()
+    }:
         raise ValueError("`reference` of align must have the architecture of the networks")
     require_finite(tensors)
     return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
@@ -160,10 +162,10 @@ class _Matching:
         """Return inner products of the weights of units, (M, g, n) of the reference by (g, n)."""
         total: Tensor | None = None
         for place in places:
-            mine = self.features.rows(tensors, place, group).flatten(1, 2)
+            rows = self.features.rows(tensors, place, group).flatten(1, 2)
             ref = self.features.rows(self.reference, place, group)[0].flatten(0, 1)
-            found = torch.matmul(ref, mine.transpose(1, 2))
-            total = found if total is None else total + found
+            products = torch.matmul(ref, rows.transpose(1, 2))
+            total = products if total is None else total + products
         assert total is not None
         g, n = group.units.shape
         return total.reshape(-1, g, n, g, n)

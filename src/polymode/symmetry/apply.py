@@ -33,24 +33,24 @@ from polymode.tracing.modules import Tensors
 def scaled(tensors: Tensors, symmetries: Symmetries, scales: Tensor) -> Tensors:
     """Return tensors (M, ...) after scaling by `scales` (M, V), whose first column is 1."""
     result = dict(tensors)
-    for each in symmetries.rescalings:
-        factor = factors(scales, each.label, each.exponents)
-        factor = factor.reshape(*factor.shape[:1], *each.label.shape)
-        tensor = result[each.name]
-        if each.eps is None and tensor is not tensors[each.name]:
+    for rescaling in symmetries.rescalings:
+        factor = factors(scales, rescaling.label, rescaling.exponents)
+        factor = factor.reshape(*factor.shape[:1], *rescaling.label.shape)
+        tensor = result[rescaling.name]
+        if rescaling.eps is None and tensor is not tensors[rescaling.name]:
             tensor.mul_(factor)
-        elif each.eps is None:
-            result[each.name] = tensor * factor
+        elif rescaling.eps is None:
+            result[rescaling.name] = tensor * factor
         else:
-            result[each.name] = factor**2 * (tensor + each.eps) - each.eps
+            result[rescaling.name] = factor**2 * (tensor + rescaling.eps) - rescaling.eps
     return result
 
 
 def factors(scales: Tensor, label: np.ndarray, exponents: np.ndarray) -> Tensor:
     """Return s ** exponent by a label, (M, label)."""
-    taken = scales[:, torch.from_numpy(label.reshape(-1))]
+    chosen = scales[:, torch.from_numpy(label.reshape(-1))]
     powers = torch.from_numpy(np.broadcast_to(exponents, label.shape).reshape(-1).copy())
-    return torch.where(powers == 1, taken, taken**powers)
+    return torch.where(powers == 1, chosen, chosen**powers)
 
 
 def permuted(
@@ -153,32 +153,32 @@ def element(
     """
     check_call(element, locals())
     order = identity(symmetries, num_modes)
-    given = dict(permutations or {})
+    orders = dict(permutations or {})
     outer = {
-        name: _orders(name, given.pop(name, range(size)), num_modes, (size,))
+        name: _orders(name, orders.pop(name, range(size)), num_modes, (size,))
         for name, size in symmetries.blocks.items()
     }
     for group in symmetries.groups:
         units = torch.from_numpy(group.units)
         shape = tuple(units.shape) if group.blocks else (group.size,)
         inner = torch.arange(group.size).expand(num_modes, *units.shape)
-        if group.name in given:
-            inner = _orders(group.name, given.pop(group.name), num_modes, shape)
+        if group.name in orders:
+            inner = _orders(group.name, orders.pop(group.name), num_modes, shape)
             inner = inner.reshape(num_modes, *units.shape)
         new = units.expand(inner.shape).gather(2, inner)
         if group.blocks:
             new = new[torch.arange(num_modes)[:, None], outer[group.blocks]]
         order[:, units.reshape(-1)] = new.flatten(1)
-    _require_none_left(given, [*symmetries.by_name, *symmetries.blocks], "permutations")
+    _require_none_left(orders, [*symmetries.by_name, *symmetries.blocks], "permutations")
     return Element(order, _scales(symmetries, num_modes, dict(scales or {})))
 
 
-def _scales(symmetries: Symmetries, num_modes: int, given: dict[str, Any]) -> Tensor:
+def _scales(symmetries: Symmetries, num_modes: int, chosen: dict[str, Any]) -> Tensor:
     values = torch.ones(num_modes, symmetries.num_scales, dtype=torch.float64)
     names = [group.name for group in symmetries.scale_groups]
     for group in symmetries.scale_groups:
-        if group.name in given:
-            value = torch.as_tensor(given.pop(group.name), dtype=torch.float64)
+        if group.name in chosen:
+            value = torch.as_tensor(chosen.pop(group.name), dtype=torch.float64)
             if not (value > 0).all() or not torch.isfinite(value).all():
                 raise ValueError(
                     f"scales of '{group.name}' must be positive and finite, got {value.min():g}"
@@ -190,13 +190,13 @@ def _scales(symmetries: Symmetries, num_modes: int, given: dict[str, Any]) -> Te
                     f" got {tuple(value.shape)}"
                 )
             values[:, torch.from_numpy(group.variables)] = value
-    _require_none_left(given, names, "scales")
+    _require_none_left(chosen, names, "scales")
     return values
 
 
-def _orders(name: str, given: Any, num_modes: int, shape: tuple[int, ...]) -> Tensor:
+def _orders(name: str, values: Any, num_modes: int, shape: tuple[int, ...]) -> Tensor:
     """Return orders (M, *shape), checked."""
-    order = torch.as_tensor(given if not isinstance(given, range) else list(given))
+    order = torch.as_tensor(values if not isinstance(values, range) else list(values))
     if tuple(order.shape) not in (shape, (num_modes, *shape)):
         raise ValueError(
             f"the permutation of '{name}' must have shape {shape} or {(num_modes, *shape)}, got"
@@ -207,10 +207,11 @@ def _orders(name: str, given: Any, num_modes: int, shape: tuple[int, ...]) -> Te
     return order.expand(num_modes, *shape)
 
 
-def _require_none_left(given: Mapping[str, Any], known: list[str], what: str) -> None:
-    for name in given:
+def _require_none_left(names: Mapping[str, Any], expected: list[str], what: str) -> None:
+    for name in names:
         raise ValueError(
-            f"unknown group '{name}' in `{what}`.{suggest(name, known)} Known: {', '.join(known)}."
+            f"unknown group '{name}' in `{what}`.{suggest(name, expected)} Known:"
+            f" {', '.join(expected)}."
         )
 
 
@@ -239,12 +240,15 @@ def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = N
             f" {type(acting).__name__}"
         )
     stack = stack_of(networks)
-    found = symmetries_of(networks, stack, symmetries)
-    if acting.order.shape[1] != found.num_units or acting.scales.shape[1] != found.num_scales:
+    symmetries = symmetries_of(networks, stack, symmetries)
+    if (
+        acting.order.shape[1] != symmetries.num_units
+        or acting.scales.shape[1] != symmetries.num_scales
+    ):
         raise ValueError(
             f"the element is one of another group: {acting.order.shape[1] - 1:,} units and"
-            f" {acting.scales.shape[1] - 1:,} scalings, this network has {found.num_units - 1:,}"
-            f" and {found.num_scales - 1:,}"
+            f" {acting.scales.shape[1] - 1:,} scalings, this network has"
+            f" {symmetries.num_units - 1:,} and {symmetries.num_scales - 1:,}"
         )
     if len(acting.order) not in (1, len(stack)):
         raise ValueError(
@@ -253,5 +257,7 @@ def apply(networks: Networks, acting: Element, symmetries: Symmetries | None = N
     order, scales = acting.order.expand(len(stack), -1), acting.scales.expand(len(stack), -1)
     result = stack.clone()
     for part, work in in_parts(tensors_of(stack)):
-        write(result, part, permuted(scaled(work, found, scales[part]), found, order[part]))
+        write(
+            result, part, permuted(scaled(work, symmetries, scales[part]), symmetries, order[part])
+        )
     return result

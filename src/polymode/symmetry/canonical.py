@@ -71,18 +71,18 @@ def canonical(
             + suggest(str(sort), KEYS)
         )
     stack = stack_of(networks)
-    found = symmetries_of(networks, stack, symmetries)
+    symmetries = symmetries_of(networks, stack, symmetries)
     tensors = tensors_of(stack)
     require_finite(tensors)
     result, rounding = stack.clone(), 64 * torch.finfo(stack.dtype).eps
     unset = unsorted = 0
     for part, work in in_parts(tensors, IN_CACHE):
         if scale:
-            scales, known = _unit_scales(work, found)
-            unset += _count_unset(work, found, known)
-            work = scaled(work, found, scales)
+            scales, determined = _unit_scales(work, symmetries)
+            unset += _count_unset(work, symmetries, determined)
+            work = scaled(work, symmetries, scales)
         if sort is not None:
-            work, number = _sorted(work, found, sort, rounding)
+            work, number = _sorted(work, symmetries, sort, rounding)
             unsorted += number
         write(result, part, work)
     _warn_of(unset, len(stack), "weights between units that nothing else scales")
@@ -110,62 +110,66 @@ def _unit_scales(tensors: Tensors, symmetries: Symmetries) -> tuple[Tensor, Tens
     """Return scales (M, V), and which of them weights determine."""
     modes = len(next(iter(tensors.values())))
     scales = torch.ones(modes, symmetries.num_scales, dtype=torch.float64)
-    known = torch.zeros_like(scales, dtype=torch.bool)
-    known[:, 0] = True
+    determined = torch.zeros_like(scales, dtype=torch.bool)
+    determined[:, 0] = True
     acting: dict[str, list[Rescaling]] = defaultdict(list)
-    for each in symmetries.rescalings:
-        acting[each.name].append(each)
+    for rescaling in symmetries.rescalings:
+        acting[rescaling.name].append(rescaling)
     kinds = ("weight", "gain"), ("bias",), ("statistic",), ("weight", "gain", "bias")
     number = -1
-    while number != (number := int(known.sum())):  # what is set may be what others wait for
+    while number != (number := int(determined.sum())):  # what is set may be what others wait for
         for sign, roles in zip((1, 1, 1, -1), kinds, strict=True):
             for name, role in symmetries.roles.items():
                 if role in roles and (role != "statistic" or acting[name][0].eps is not None):
-                    _determine(tensors[name], acting[name], sign, scales, known)
-    return scales, known
+                    _determine(tensors[name], acting[name], sign, scales, determined)
+    return scales, determined
 
 
-def _count_unset(tensors: Tensors, symmetries: Symmetries, known: Tensor) -> int:
+def _count_unset(tensors: Tensors, symmetries: Symmetries, determined: Tensor) -> int:
     """Return how many members have scalings that change a weight and that nothing determines."""
-    unset = torch.zeros(len(known), dtype=torch.bool)
-    for each in symmetries.rescalings:
-        loose = ~known[:, torch.from_numpy(each.label.reshape(-1))]
+    unset = torch.zeros(len(determined), dtype=torch.bool)
+    for rescaling in symmetries.rescalings:
+        loose = ~determined[:, torch.from_numpy(rescaling.label.reshape(-1))]
         if loose.any():
-            touched = loose.reshape(-1, *each.label.shape) & (tensors[each.name] != 0)
-            unset |= touched.reshape(len(known), -1).any(1)
+            touched = loose.reshape(-1, *rescaling.label.shape) & (tensors[rescaling.name] != 0)
+            unset |= touched.reshape(len(determined), -1).any(1)
     return int(unset.sum())
 
 
 def _determine(
-    tensor: Tensor, acting: list[Rescaling], sign: int, scales: Tensor, known: Tensor
+    tensor: Tensor, acting: list[Rescaling], sign: int, scales: Tensor, determined: Tensor
 ) -> None:
     """Set scales that are not known yet by the mass of one tensor, of what is known of it."""
-    powers = [np.broadcast_to(each.exponents, each.label.shape) for each in acting]
+    powers = [np.broadcast_to(rescaling.exponents, rescaling.label.shape) for rescaling in acting]
     for power in sorted({p for part in powers for p in part[part * sign > 0].tolist()}):
         total = torch.zeros_like(scales)
-        for each, part in zip(acting, powers, strict=True):
-            chosen = torch.from_numpy(((part == power) & (each.label > 0)).reshape(-1))
-            label = torch.from_numpy(each.label.reshape(-1))[chosen]
-            if not known[:, label].all():
-                others = [other for other in acting if other is not each]
-                mass = _known_mass(tensor, each, others, scales, known)
+        for rescaling, part in zip(acting, powers, strict=True):
+            chosen = torch.from_numpy(((part == power) & (rescaling.label > 0)).reshape(-1))
+            label = torch.from_numpy(rescaling.label.reshape(-1))[chosen]
+            if not determined[:, label].all():
+                remaining = [candidate for candidate in acting if candidate is not rescaling]
+                mass = _known_mass(tensor, rescaling, remaining, scales, determined)
                 total.index_add_(1, label, mass[:, chosen])
-        new = ~known & (total > torch.finfo(torch.float64).tiny)
+        new = ~determined & (total > torch.finfo(torch.float64).tiny)
         scales[new] = total[new] ** (-0.5 / power)
-        known |= new
+        determined |= new
 
 
 def _known_mass(
-    tensor: Tensor, each: Rescaling, others: list[Rescaling], scales: Tensor, known: Tensor
+    tensor: Tensor,
+    rescaling: Rescaling,
+    remaining: list[Rescaling],
+    scales: Tensor,
+    determined: Tensor,
 ) -> Tensor:
     """Return masses (M, label) with all other scalings applied, of entries where these are known;
     of a running variance, v + eps."""
-    mass = tensor * tensor if each.eps is None else tensor + each.eps
-    for other in others:
-        factor = factors(scales, other.label, other.exponents) ** 2
-        factor = factor * known[:, torch.from_numpy(other.label.reshape(-1))]
-        mass = mass * factor.reshape(-1, *other.label.shape)
-    axes = [a + 1 for a in range(each.label.ndim) if each.label.shape[a] == 1]
+    mass = tensor * tensor if rescaling.eps is None else tensor + rescaling.eps
+    for factor_of in remaining:
+        factor = factors(scales, factor_of.label, factor_of.exponents) ** 2
+        factor = factor * determined[:, torch.from_numpy(factor_of.label.reshape(-1))]
+        mass = mass * factor.reshape(-1, *factor_of.label.shape)
+    axes = [a + 1 for a in range(rescaling.label.ndim) if rescaling.label.shape[a] == 1]
     return (mass.sum(axes) if axes else mass).reshape(len(tensor), -1)
 
 
@@ -188,8 +192,8 @@ def _sorted(
     result = {name: tensor.clone() for name, tensor in tensors.items()}
     given_up = 0
     for member in sorted(unsettled):
-        one = {name: tensor[member : member + 1] for name, tensor in start.items()}
-        best, complete = sorting.search(one)
+        network = {name: tensor[member : member + 1] for name, tensor in start.items()}
+        best, complete = sorting.search(network)
         given_up += not complete
         for name, tensor in best.items():
             result[name][member] = tensor[0]

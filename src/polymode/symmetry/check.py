@@ -45,16 +45,18 @@ class Trial:
     outputs: list[Tensor]
 
 
-def num_elements(found: Symmetries) -> int:
+def num_elements(symmetries: Symmetries) -> int:
     """Return how many elements have to keep the function; see the module."""
-    sizes = [g.size for g in found.groups if g.size > 1] + [n for n in found.blocks.values()]
+    sizes = [g.size for g in symmetries.groups if g.size > 1] + [
+        n for n in symmetries.blocks.values()
+    ]
     smallest = min(sizes, default=math.inf)
     passing = {2: 1 / 2, 3: 1 / 2, 4: 1 / 3}.get(int(min(smallest, 100)), 1 / min(smallest, 100))
     return max(NETWORKS, math.ceil(math.log(MISSED) / math.log(passing)))
 
 
 def verified(
-    found: Symmetries,
+    symmetries: Symmetries,
     template: nn.Module,
     input_shape: tuple[int, ...],
     ignore_eps: bool,
@@ -72,10 +74,10 @@ def verified(
             if hasattr(layer, "eps"):
                 setattr(layer, "eps", 0.0)  # noqa: B010
     check = _Check(module, input_shape, buffers or {})
-    if check.holds(found):
+    if check.holds(symmetries):
         notes = tuple(f"{name} (not reached when tried)" for name in check.unreached)
-        return replace(found, unseen=(*found.unseen, *notes)) if notes else found
-    return _without_failures(found, check.holds)
+        return replace(symmetries, unseen=(*symmetries.unseen, *notes)) if notes else symmetries
+    return _without_failures(symmetries, check.holds)
 
 
 class _Check:
@@ -85,28 +87,28 @@ class _Check:
         self.module, self.input_shape, self.buffers = module, input_shape, buffers
         self.unreached: list[str] = []
 
-    def holds(self, found: Symmetries) -> bool:
+    def holds(self, symmetries: Symmetries) -> bool:
         """Whether all elements that are tried keep the function."""
-        needed = num_elements(found)
-        times = np.zeros(found.num_units, int)
-        moving = _moving(found)
+        needed = num_elements(symmetries)
+        times = np.zeros(symmetries.num_units, int)
+        moving = _moving(symmetries)
         finite = 0
         for number in range(MOST_NETWORKS):
-            trial, reached = self._draw(found, number)
+            trial, reached = self._draw(symmetries, number)
             if not all(torch.isfinite(part).any() for part in trial.outputs):
                 continue
             finite += 1
             elements = math.ceil(needed / NETWORKS)
-            if not all(self._stays(found, trial, number, k) for k in range(elements)):
+            if not all(self._stays(symmetries, trial, number, k) for k in range(elements)):
                 return False
             times[reached] += elements
             if finite >= NETWORKS and (not len(moving) or times[moving].min() >= needed):
                 break
         late = set(moving[times[moving] == 0].tolist())
-        self.unreached = [g.name for g in found.groups if late & set(g.units.ravel().tolist())]
+        self.unreached = [g.name for g in symmetries.groups if late & set(g.units.ravel().tolist())]
         return finite > 0
 
-    def _draw(self, found: Symmetries, number: int) -> tuple[Trial, np.ndarray]:
+    def _draw(self, symmetries: Symmetries, number: int) -> tuple[Trial, np.ndarray]:
         """Draw a network and inputs; return also the units that outputs depend on."""
         stream = generator(number, "symmetry")
         size = 10.0 ** (number // NETWORKS)  # larger ones where units are hard to reach
@@ -121,15 +123,15 @@ class _Check:
         slopes = _slopes(outputs, tensors)
         tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         trial = Trial(tensors, x, [part.detach() for part in outputs])
-        return trial, _reached(found, slopes)
+        return trial, _reached(symmetries, slopes)
 
     def _tensors(self, stream: torch.Generator, size: float) -> Tensors:
         """Draw weights that keep activations at about `size`, positive where they must be."""
         tensors: Tensors = {}
         for name, tensor in named_tensors(self.module).items():
             if not tensor.is_floating_point():
-                given = self.buffers.get(name)
-                tensors[name] = torch.zeros_like(tensor) if given is None else given.clone()
+                buffer = self.buffers.get(name)
+                tensors[name] = torch.zeros_like(tensor) if buffer is None else buffer.clone()
                 continue
             noise = torch.randn(tensor.shape, generator=stream, dtype=torch.float64)
             inputs = max(tensor[0].numel(), 1) if tensor.dim() > 1 else 1
@@ -139,12 +141,12 @@ class _Check:
         return tensors
 
     @torch.no_grad()
-    def _stays(self, found: Symmetries, trial: Trial, network: int, number: int) -> bool:
+    def _stays(self, symmetries: Symmetries, trial: Trial, network: int, number: int) -> bool:
         """Whether an element at random keeps the outputs of a network."""
         stream = generator(number, "symmetry", network)
-        scales, order = random_scales(found, 1, stream), random_order(found, 1, stream)
+        scales, order = random_scales(symmetries, 1, stream), random_order(symmetries, 1, stream)
         batched = {name: tensor.unsqueeze(0) for name, tensor in trial.tensors.items()}
-        acted = permuted(scaled(batched, found, scales), found, order)
+        acted = permuted(scaled(batched, symmetries, scales), symmetries, order)
         tensors = {name: tensor[0] for name, tensor in acted.items()}
         after = _outputs(self.module, tensors, trial.x)
         return all(map(_agree, trial.outputs, after))
@@ -158,9 +160,9 @@ def _agree(before: Tensor, after: Tensor) -> bool:
     return bool(change <= TOLERANCE * before[finite].norm())
 
 
-def _moving(found: Symmetries) -> np.ndarray:
+def _moving(symmetries: Symmetries) -> np.ndarray:
     """Return the units that permutations of groups or blocks move."""
-    moved = [g.units.ravel() for g in found.groups if g.size > 1 or g.blocks is not None]
+    moved = [g.units.ravel() for g in symmetries.groups if g.size > 1 or g.blocks is not None]
     return np.concatenate(moved) if moved else np.zeros(0, int)
 
 
@@ -174,18 +176,18 @@ def _slopes(outputs: list[Tensor], tensors: Tensors) -> Tensors:
         total = total + (weights * torch.where(torch.isfinite(part), part, 0.0)).sum()
     if not total.requires_grad:
         return {}
-    found = torch.autograd.grad(total, list(used.values()), allow_unused=True)
+    slopes = torch.autograd.grad(total, list(used.values()), allow_unused=True)
     return {
         name: torch.nan_to_num(slope)
-        for name, slope in zip(used, found, strict=True)
+        for name, slope in zip(used, slopes, strict=True)
         if slope is not None
     }
 
 
-def _reached(found: Symmetries, slopes: Tensors) -> np.ndarray:
+def _reached(symmetries: Symmetries, slopes: Tensors) -> np.ndarray:
     """Return which units (U,) have weights that the outputs depend on."""
-    total = np.zeros(found.num_units)
-    for place in found.places:
+    total = np.zeros(symmetries.num_units)
+    for place in symmetries.places:
         if place.name in slopes:
             slope = slopes[place.name].abs().numpy()
             label = place.label if place.axis >= 0 else place.label.reshape(slope.shape)
@@ -194,42 +196,47 @@ def _reached(found: Symmetries, slopes: Tensors) -> np.ndarray:
     return total > 0
 
 
-def _without_failures(found: Symmetries, holds: Callable[[Symmetries], bool]) -> Symmetries:
+def _without_failures(symmetries: Symmetries, holds: Callable[[Symmetries], bool]) -> Symmetries:
     """Return what holds of the symmetries: groups one by one, then blocks, then scalings."""
-    still = replace(found, groups=(), blocks={}, rescalings=(), scale_groups=())
-    alone = [replace(group, blocks=None) for group in found.groups]
+    still = replace(symmetries, groups=(), blocks={}, rescalings=(), scale_groups=())
+    alone = [replace(group, blocks=None) for group in symmetries.groups]
     good = [holds(replace(still, groups=(group,))) for group in alone]
     lost = [group.name for group, fine in zip(alone, good, strict=True) if not fine]
-    result = replace(found, rescalings=(), scale_groups=())
+    result = replace(symmetries, rescalings=(), scale_groups=())
     if lost or not holds(result):
-        kept = tuple(group for group, fine in zip(alone, good, strict=True) if fine)
-        lost += [name for name in found.blocks]
-        result = replace(result, groups=kept, blocks={})
-    wrong = [g for g in found.scale_groups if not holds(_only_scalings(still, found, [g]))]
-    right = [g for g in found.scale_groups if g not in wrong]
+        holding = tuple(group for group, fine in zip(alone, good, strict=True) if fine)
+        lost += [name for name in symmetries.blocks]
+        result = replace(result, groups=holding, blocks={})
+    wrong = [
+        g for g in symmetries.scale_groups if not holds(_only_scalings(still, symmetries, [g]))
+    ]
+    right = [g for g in symmetries.scale_groups if g not in wrong]
     lost += ["all scalings"] if not right and wrong else [f"scalings of {g.name}" for g in wrong]
-    scales = _only_scalings(result, found, right)
+    scales = _only_scalings(result, symmetries, right)
     if not holds(scales):  # nothing can be tried, as where outputs are never finite
-        lost, scales = ["all symmetries"], _only_scalings(still, found, [])
-    return replace(scales, unseen=(*found.unseen, *(f"{n} (fails when tried)" for n in lost)))
+        lost, scales = ["all symmetries"], _only_scalings(still, symmetries, [])
+    return replace(scales, unseen=(*symmetries.unseen, *(f"{n} (fails when tried)" for n in lost)))
 
 
-def _only_scalings(base: Symmetries, found: Symmetries, groups: list[Any]) -> Symmetries:
+def _only_scalings(base: Symmetries, symmetries: Symmetries, groups: list[Any]) -> Symmetries:
     """Return the symmetries `base` with some of the scalings of `found`."""
     chosen = [variable for group in groups for variable in group.variables.tolist()]
     rescalings = []
-    for each in found.rescalings if groups else ():
-        inside = np.isin(each.label, chosen)
-        label, exponents = np.where(inside, each.label, 0), np.where(inside, each.exponents, 1.0)
-        rescalings.append(replace(each, label=label, exponents=exponents))
-    size = found.num_scales if groups else 1
+    for rescaling in symmetries.rescalings if groups else ():
+        inside = np.isin(rescaling.label, chosen)
+        label, exponents = (
+            np.where(inside, rescaling.label, 0),
+            np.where(inside, rescaling.exponents, 1.0),
+        )
+        rescalings.append(replace(rescaling, label=label, exponents=exponents))
+    size = symmetries.num_scales if groups else 1
     return replace(base, rescalings=tuple(rescalings), scale_groups=tuple(groups), num_scales=size)
 
 
 def _outputs(module: nn.Module, tensors: Tensors, x: Tensor) -> list[Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # noise of a forward pass is the same in all of them
-        made = torch.func.functional_call(module, tensors, (x,))
+        outputs = torch.func.functional_call(module, tensors, (x,))
     parts: list[Tensor] = []
-    map_aggregate(made, lambda part: parts.append(part) if isinstance(part, Tensor) else None)
+    map_aggregate(outputs, lambda part: parts.append(part) if isinstance(part, Tensor) else None)
     return [part.double() for part in parts]

@@ -148,12 +148,12 @@ class Programme:
 
     def _in_and_out(self, sums: list[Sums], modes: int) -> tuple[Tensor, Tensor]:
         """Return the masses (M, V) that grow and that shrink with each scaling, times powers."""
-        both = torch.zeros(2, modes, self.size, dtype=torch.float64)
+        totals = torch.zeros(2, modes, self.size, dtype=torch.float64)
         for mass, units, powers in sums:
             for unit, power in zip(units.unbind(1), powers.unbind(1), strict=True):
-                both[0].index_add_(1, unit, mass * power.clamp(min=0))
-                both[1].index_add_(1, unit, mass * (-power).clamp(min=0))
-        return both[0], both[1]
+                totals[0].index_add_(1, unit, mass * power.clamp(min=0))
+                totals[1].index_add_(1, unit, mass * (-power).clamp(min=0))
+        return totals[0], totals[1]
 
     def _largest_powers(self) -> Tensor:
         """Return the largest power (V,) of each scaling in any mass, at least 1."""
@@ -185,9 +185,9 @@ class Programme:
 
     def _apart(self, block: np.ndarray) -> list[np.ndarray]:
         """Return the block, or its scalings one by one if two of them meet in a term."""
-        mine = torch.from_numpy(np.isin(np.arange(self.size), block))
+        inside = torch.from_numpy(np.isin(np.arange(self.size), block))
         for term in self.terms:
-            rows, columns = mine[term.row], mine[term.column]
+            rows, columns = inside[term.row], inside[term.column]
             meet = rows.any(1)[:, None] & columns.any(1) & (term.matrix > 0).any(0)
             if meet.any() or (rows.sum(1) > 1).any() or (columns.sum(1) > 1).any():
                 return [block[k : k + 1] for k in range(len(block))]
@@ -213,19 +213,19 @@ class Programme:
         residual, sweeps = torch.zeros(modes, dtype=torch.float64), torch.zeros(modes).long()
         active, part = torch.arange(modes), self
         while len(active) and self.terms:
-            mine = u[active]
-            sums = _all_sums(part.terms, mine)
+            u_active = u[active]
+            sums = _all_sums(part.terms, u_active)
             residual[active] = part._residual(sums)
             left = (residual[active] > tolerance) & (sweeps[active] < most_sweeps)
             if not left.all():
-                active, mine = active[left], mine[left]
+                active, u_active = active[left], u_active[left]
                 part = self._members(active)
                 sums = [(mass[left], units, powers) for mass, units, powers in sums]
             if len(active):
                 if sweeps[active[0]] > 0:
-                    mine = part._together(mine, sums)
-                part._sweep(mine)
-                u[active] = mine
+                    u_active = part._together(u_active, sums)
+                part._sweep(u_active)
+                u[active] = u_active
                 sweeps[active] += 1
         return Solution(u, residual, sweeps)
 
@@ -275,9 +275,9 @@ class Programme:
             place = layer[units]
             for k, power in enumerate(powers.unbind(1)):
                 gradient.index_add_(1, place[:, k], 2 * power * mass)
-                for j, other in enumerate(powers.unbind(1)):
+                for j, second in enumerate(powers.unbind(1)):
                     cell = place[:, k] * (count + 1) + place[:, j]
-                    hessian.index_add_(1, cell, 4 * power * other * mass)
+                    hessian.index_add_(1, cell, 4 * power * second * mass)
         for number, term in enumerate(self.terms):
             for rows, columns, mass in self._cross(term, layer, u, sums[2 * number][0]):
                 hessian.index_add_(1, rows * (count + 1) + columns, mass)
@@ -392,20 +392,22 @@ def representation_cost(
     if most_sweeps < 1:
         raise ValueError(f"`most_sweeps` of representation_cost must be >= 1, got {most_sweeps}")
     stack = stack_of(networks)
-    found = symmetries_of(networks, stack, symmetries)
-    tensors = {n: t for n, t in tensors_of(stack).items() if _counts(found.roles.get(n), biases)}
+    symmetries = symmetries_of(networks, stack, symmetries)
+    tensors = {
+        n: t for n, t in tensors_of(stack).items() if _counts(symmetries.roles.get(n), biases)
+    }
     tensors = {n: t for n, t in tensors.items() if n not in stack.buffers}
     if not tensors:
         raise ValueError("the network has no weights whose mass could be measured")
     require_finite(tensors)
-    parts = [_part(work, found, tolerance, most_sweeps) for _, work in in_parts(tensors)]
+    parts = [_part(work, symmetries, tolerance, most_sweeps) for _, work in in_parts(tensors)]
     joined = {
         name: torch.cat([part[name] for part in parts])
         for name in ("mass", "minimum", "residual", "sweeps", "vanishing", "scales")
     }
     profile = {name: torch.cat([part["profile"][name] for part in parts]) for name in tensors}
     degenerate = tuple(n for n in tensors if any((part["gone"][n] > 0).any() for part in parts))
-    acting = Element(identity(found, len(stack)), joined.pop("scales"))
+    acting = Element(identity(symmetries, len(stack)), joined.pop("scales"))
     return RepresentationCost(**joined, degenerate=degenerate, profile=profile, element=acting)
 
 
@@ -441,19 +443,20 @@ def _part(tensors: Tensors, symmetries: Symmetries, tolerance: float, most: int)
 def _terms(tensors: Tensors, symmetries: Symmetries) -> list[Term]:
     """Return the masses of all tensors that scale, as matrices between units."""
     acting: dict[str, list[Rescaling]] = defaultdict(list)
-    for each in symmetries.rescalings:
-        if each.name in tensors and each.label.any():
-            acting[each.name].append(each)
+    for rescaling in symmetries.rescalings:
+        if rescaling.name in tensors and rescaling.label.any():
+            acting[rescaling.name].append(rescaling)
     return [_term(name, tensors[name], labels) for name, labels in acting.items()]
 
 
 def _term(name: str, tensor: Tensor, labels: list[Rescaling]) -> Term:
     """Sum squares over entries that have the same scalings."""
     shape, modes = tuple(tensor.shape[1:]), len(tensor)
-    parts = list(dict.fromkeys(each.part for each in labels))
+    parts = list(dict.fromkeys(rescaling.part for rescaling in labels))
     assert len(parts) <= 2, f"{name} has scalings of {len(parts)} kinds"
     (rows, row), (columns, column) = (
-        _side([each for each in labels if each.part == part], shape) for part in (*parts, "")[:2]
+        _side([rescaling for rescaling in labels if rescaling.part == part], shape)
+        for part in (*parts, "")[:2]
     )
     size = len(rows) * len(columns)
     cells = torch.from_numpy(row * len(columns) + column)
@@ -476,8 +479,8 @@ def _side(labels: list[Rescaling], shape: tuple[int, ...]) -> tuple[np.ndarray, 
         return np.zeros((1, 1, 2)), np.zeros(math.prod(shape), int)
     columns = [
         np.broadcast_to(part, shape).reshape(-1)
-        for each in labels
-        for part in (each.label, np.where(each.label > 0, each.exponents, 0.0))
+        for rescaling in labels
+        for part in (rescaling.label, np.where(rescaling.label > 0, rescaling.exponents, 0.0))
     ]
     forms, place = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)
     return forms.reshape(len(forms), -1, 2), place.reshape(-1)
@@ -490,8 +493,8 @@ def _cancel(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         return tuple(sorted((unit, sign * power) for unit, power in side.tolist() if unit))
 
     numbers: dict[tuple[tuple[float, float], ...], int] = {}
-    row = [numbers.setdefault(form(each, 1), len(numbers)) for each in rows]
-    column = [numbers.setdefault(form(each, -1), len(numbers)) for each in columns]
+    row = [numbers.setdefault(form(powers_of, 1), len(numbers)) for powers_of in rows]
+    column = [numbers.setdefault(form(powers_of, -1), len(numbers)) for powers_of in columns]
     return np.array(row)[:, None] == np.array(column)
 
 
@@ -509,11 +512,11 @@ def cost_curve(
 ) -> CostCurve:
     """Return the representation cost of networks at T moments of their training."""
     check_call(cost_curve, locals())
-    found = symmetries
+    symmetries = symmetries
     costs = []
     for networks in checkpoints:
-        found = found or symmetries_of(networks, stack_of(networks), None)
-        costs.append(representation_cost(networks, found, biases=biases))
+        symmetries = symmetries or symmetries_of(networks, stack_of(networks), None)
+        costs.append(representation_cost(networks, symmetries, biases=biases))
     if not costs:
         raise ValueError("`checkpoints` of cost_curve must hold at least one moment, got none")
     return CostCurve(

@@ -57,9 +57,9 @@ class Distances(NamedTuple):
     laplace: Tensor
     gaussian: Tensor
 
-    def plus(self, other: Distances) -> Distances:
+    def plus(self, more: Distances) -> Distances:
         """Return the distances of two groups of weights together."""
-        return Distances(self.laplace + other.laplace, self.gaussian + other.gaussian)
+        return Distances(self.laplace + more.laplace, self.gaussian + more.gaussian)
 
 
 class MMD(NamedTuple):
@@ -143,7 +143,7 @@ def mmd(
 
 
 def mmd_of(
-    found: Distances,
+    pairs: Distances,
     m: int,
     *,
     lengths: Tensor | None = None,
@@ -154,16 +154,16 @@ def mmd_of(
 ) -> MMD:
     """Return MMD² between the first m networks and the others, from distances (N, N)."""
     if lengths is None:
-        lengths = lengthscales(found, m)
-    n = len(found.laplace) - m
-    division = divisions(m + n, m, num_permutations, seed).to(found.laplace.dtype)
+        lengths = lengthscales(pairs, m)
+    n = len(pairs.laplace) - m
+    division = divisions(m + n, m, num_permutations, seed).to(pairs.laplace.dtype)
     apart = torch.zeros(m, m) if modes is None else (modes[:, None] != modes).float()
-    sums = _sums(found, lengths, m, division, each_kernel, apart.to(found.laplace.dtype))
+    sums = _sums(pairs, lengths, m, division, each_kernel, apart.to(pairs.laplace.dtype))
     shape = lengths.shape
     null = _estimate(sums.divided, m, n, sums.total if each_kernel else sums.total.mean())
     return MMD(
-        _estimate(sums.own, m, n, sums.total).view(shape),
-        _with_diagonal(sums.own, m, n, sums.total).view(shape),
+        _estimate(sums.first, m, n, sums.total).view(shape),
+        _with_diagonal(sums.first, m, n, sums.total).view(shape),
         null.mean(-1),
         null.view(-1, *shape) if each_kernel else None,
         lengths,
@@ -171,14 +171,14 @@ def mmd_of(
     )
 
 
-def lengthscales(found: Distances, m: int) -> Tensor:
+def lengthscales(pairs: Distances, m: int) -> Tensor:
     """Return ten lengthscales for each kernel, (2, 10), from distances across the two samples.
 
     On a geometric grid from a/2 to 2b, with a the smallest distance among the first 500 of either
     sample, or max(5 % quantile, 0.1) where that is below 0.1, and b = max(largest distance, 0.3).
     """
     grids = []
-    for kernel, matrix in zip(KERNELS, found, strict=True):
+    for kernel, matrix in zip(KERNELS, pairs, strict=True):
         across = matrix[: min(m, LOOKED_AT), m : m + LOOKED_AT].double()
         across = across if kernel == "laplace" else across.clamp(min=0).sqrt()
         least = float(across.min())
@@ -190,25 +190,25 @@ def lengthscales(found: Distances, m: int) -> Tensor:
     return torch.stack(grids)
 
 
-def distances(rows: Tensor, others: Tensor | None = None) -> Distances:
+def distances(rows: Tensor, columns: Tensor | None = None) -> Distances:
     """Return distances between every two rows (N, D), or from each row to each of `others`."""
-    same = others is None
-    other = rows if others is None else others
-    need = 3 * len(rows) * len(other) * rows.element_size()
-    require_free(need, f"distances of {len(rows):,} × {len(other):,} networks", "Take fewer")
-    laplace = torch.zeros(len(rows), len(other), dtype=rows.dtype)
-    gaussian = torch.zeros(len(rows), len(other), dtype=rows.dtype)
-    centre = other.mean(0)
+    same = columns is None
+    second = rows if columns is None else columns
+    need = 3 * len(rows) * len(second) * rows.element_size()
+    require_free(need, f"distances of {len(rows):,} × {len(second):,} networks", "Take fewer")
+    laplace = torch.zeros(len(rows), len(second), dtype=rows.dtype)
+    gaussian = torch.zeros(len(rows), len(second), dtype=rows.dtype)
+    centre = second.mean(0)
     for start in range(0, rows.shape[1], COLUMNS):
         part = slice(start, start + COLUMNS)
         a = (rows[:, part] - centre[part]).contiguous()
-        b = a if same else (other[:, part] - centre[part]).contiguous()
+        b = a if same else (second[:, part] - centre[part]).contiguous()
         _add_l1(laplace, a, b, same)
         gaussian += _squares(a, b)
     if same:
         gaussian.fill_diagonal_(0.0)
     if not (torch.isfinite(laplace).all() and torch.isfinite(gaussian).all()):
-        largest = max(float(rows.abs().max()), float(other.abs().max()))
+        largest = max(float(rows.abs().max()), float(second.abs().max()))
         raise ValueError(
             f"squared distances of networks with weights up to {largest:.2g} overflow"
             f" {str(rows.dtype).removeprefix('torch.')}; divide all weights by one number, or give"
@@ -225,9 +225,9 @@ def _add_l1(total: Tensor, a: Tensor, b: Tensor, same: bool) -> None:
     side = 128
     for start in range(0, len(a), side):
         rows = slice(start, start + side)
-        found = torch.cdist(a[rows], a[start:], p=1.0)
-        total[rows, start:] += found
-        total[start + side :, rows] += found[:, side:].T
+        block = torch.cdist(a[rows], a[start:], p=1.0)
+        total[rows, start:] += block
+        total[start + side :, rows] += block[:, side:].T
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ class _Sums(NamedTuple):
     the given division (K, 2) and those at random (R, K, 2), or (R, 1, 2) of the mean kernel; over
     all (K,); and over pairs of different modes of the first group (K,)."""
 
-    own: Tensor
+    first: Tensor
     divided: Tensor
     total: Tensor
     between: Tensor
@@ -251,23 +251,23 @@ class _Sums(NamedTuple):
 def divisions(count: int, m: int, number: int, seed: int) -> Tensor:
     """Return 0/1 columns (N, R) that name m of N networks, float32."""
     stream = generator(seed, "mmd")
-    found = torch.zeros(count, number)
+    columns = torch.zeros(count, number)
     for column in range(number):
-        found[torch.randperm(count, generator=stream)[:m], column] = 1.0
-    return found
+        columns[torch.randperm(count, generator=stream)[:m], column] = 1.0
+    return columns
 
 
 def _sums(
-    found: Distances, lengths: Tensor, m: int, division: Tensor, each: bool, apart: Tensor
+    pairs: Distances, lengths: Tensor, m: int, division: Tensor, each_kernel: bool, apart: Tensor
 ) -> _Sums:
     """Return all sums from one pass over the distances, block by block."""
-    count, number = len(found.laplace), lengths.numel()
-    dtype = found.laplace.dtype
+    count, number = len(pairs.laplace), lengths.numel()
+    dtype = pairs.laplace.dtype
     side = max(1, BLOCK_BYTES // (count * dtype.itemsize))
     kernel_rows, mean_rows = torch.empty(2, side, count, dtype=dtype).unbind()
-    own = torch.zeros(number, 2, dtype=torch.float64)
+    first = torch.zeros(number, 2, dtype=torch.float64)
     total, between = torch.zeros(2, number, dtype=torch.float64).unbind()
-    divided = torch.zeros(division.shape[1], number if each else 1, 2, dtype=torch.float64)
+    divided = torch.zeros(division.shape[1], number if each_kernel else 1, 2, dtype=torch.float64)
     scales = torch.stack([lengths[0], lengths[1] ** 2]).tolist()
     for start in range(0, count, side):
         size = min(side, count - start)
@@ -275,24 +275,24 @@ def _sums(
         chosen = division[start : start + size]
         mean = mean_rows[:size].zero_()
         place = 0
-        for matrix, row in zip(found, scales, strict=True):
+        for matrix, row in zip(pairs, scales, strict=True):
             for scale in row:
                 rows = matrix[start : start + size]
                 kernel = torch.mul(rows, -1.0 / scale, out=kernel_rows[:size]).exp_()
                 kernel.diagonal(start).zero_()  # pairs (i, i)
-                own[place, 0] += kernel[:ours, :m].sum(dtype=torch.float64)
-                own[place, 1] += kernel[:ours, m:].sum(dtype=torch.float64)
+                first[place, 0] += kernel[:ours, :m].sum(dtype=torch.float64)
+                first[place, 1] += kernel[:ours, m:].sum(dtype=torch.float64)
                 total[place] += kernel.sum(dtype=torch.float64)
-                pairs = kernel[:ours, :m] * apart[start : start + ours]
-                between[place] += pairs.sum(dtype=torch.float64)
-                if each:
+                across_modes = kernel[:ours, :m] * apart[start : start + ours]
+                between[place] += across_modes.sum(dtype=torch.float64)
+                if each_kernel:
                     _divide(divided[:, place], kernel, division, chosen)
                 elif len(divided):
                     mean += kernel
                 place += 1
-        if not each:
+        if not each_kernel:
             _divide(divided[:, 0], mean.div_(number), division, chosen)
-    return _Sums(own, divided, total, between)
+    return _Sums(first, divided, total, between)
 
 
 def _divide(sums: Tensor, kernel: Tensor, division: Tensor, chosen: Tensor) -> None:
@@ -307,22 +307,22 @@ def _divide(sums: Tensor, kernel: Tensor, division: Tensor, chosen: Tensor) -> N
 def _estimate(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:
     """Return the U-statistic from sums within the first group and across, (..., 2)."""
     within, across = sums.unbind(-1)
-    rest = total - within - 2 * across
-    return within / (m * (m - 1)) + rest / (n * (n - 1)) - 2 * across / (m * n)
+    second = total - within - 2 * across
+    return within / (m * (m - 1)) + second / (n * (n - 1)) - 2 * across / (m * n)
 
 
 def _between(sums: _Sums, apart: Tensor, m: int, n: int) -> Tensor:
     """Return the U-statistic with pairs of different modes alone in its first part."""
-    within, across = sums.own.unbind(-1)
-    rest = sums.total - within - 2 * across
-    return sums.between / apart.double().sum() + rest / (n * (n - 1)) - 2 * across / (m * n)
+    within, across = sums.first.unbind(-1)
+    second = sums.total - within - 2 * across
+    return sums.between / apart.double().sum() + second / (n * (n - 1)) - 2 * across / (m * n)
 
 
 def _with_diagonal(sums: Tensor, m: int, n: int, total: Tensor) -> Tensor:
     """Return the V-statistic, in which k(x, x) = 1 counts."""
     within, across = sums.unbind(-1)
-    rest = total - within - 2 * across
-    return (within + m) / m**2 + (rest + n) / n**2 - 2 * across / (m * n)
+    second = total - within - 2 * across
+    return (within + m) / m**2 + (second + n) / n**2 - 2 * across / (m * n)
 
 
 def _check(x: Tensor, y: Tensor, num_permutations: int) -> None:

@@ -139,9 +139,9 @@ def symmetry(
     arrays: dict[str, np.ndarray] = {}
     for form, reference in held.forms.items():
         params = in_form(form, stack, held.first, post.input_shape)
-        found = reference.compare(params, modes=modes, num_permutations=num_permutations)
-        rows += _rows(form, found, stack.num_modes, post.num_modes)
-        arrays |= _arrays(form, found)
+        quality = reference.compare(params, modes=modes, num_permutations=num_permutations)
+        rows += _rows(form, quality, stack.num_modes, post.num_modes)
+        arrays |= _arrays(form, quality)
     smallest, layers = 1.0, hidden_layers(stack, post.input_shape)
     for layer in layers:
         weights = stack.params[layer]
@@ -151,29 +151,29 @@ def symmetry(
     return Findings(tuple(rows), arrays)
 
 
-def _rows(form: str, found: Quality, count: int, modes: int) -> list[Row]:
-    name, between = f"ns_{form}" if form else "mmd", found.whole.between
+def _rows(form: str, quality: Quality, count: int, modes: int) -> list[Row]:
+    name, between = f"ns_{form}" if form else "mmd", quality.whole.between
     note = "n/a (one mode)" if between is None else ""
     value = None if between is None else float(between.mean())
     return [
         measure(f"{name}_between", value, direction="down", n=modes, note=note),
-        measure(name, found.whole.aggregate, direction="down", n=count),
-        measure(f"{name}_null_std", found.whole.null_std, n=len(found.whole.null)),
-        measure(f"{name}_p", found.whole.p_value, n=len(found.whole.null)),
-        measure(f"{name}_layers", found.layer_mean, direction="down", n=len(found.layers)),
+        measure(name, quality.whole.aggregate, direction="down", n=count),
+        measure(f"{name}_null_std", quality.whole.null_std, n=len(quality.whole.null)),
+        measure(f"{name}_p", quality.whole.p_value, n=len(quality.whole.null)),
+        measure(f"{name}_layers", quality.layer_mean, direction="down", n=len(quality.layers)),
     ]
 
 
-def _arrays(form: str, found: Quality) -> dict[str, np.ndarray]:
+def _arrays(form: str, quality: Quality) -> dict[str, np.ndarray]:
     """Return unbiased and biased MMD² of all weights and of each layer, (1 + layers, 2, 10)."""
-    name, every = form or "as they are", [found.whole, *found.layers.values()]
-    kernels = found.whole.each_null
+    name, every = form or "as they are", [quality.whole, *quality.layers.values()]
+    kernels = quality.whole.each_null
     assert kernels is not None
     return {
-        f"{name}: unbiased": np.stack([each.unbiased.numpy() for each in every]),
-        f"{name}: biased": np.stack([each.biased.numpy() for each in every]),
-        f"{name}: null s.d.": np.array([each.null_std for each in every]),
-        f"{name}: lengthscales": np.stack([each.lengthscales.numpy() for each in every]),
+        f"{name}: unbiased": np.stack([result.unbiased.numpy() for result in every]),
+        f"{name}: biased": np.stack([result.biased.numpy() for result in every]),
+        f"{name}: null s.d.": np.array([result.null_std for result in every]),
+        f"{name}: lengthscales": np.stack([result.lengthscales.numpy() for result in every]),
         f"{name}: null s.d. of each kernel": kernels.std(0).numpy(),
     }
 
@@ -181,15 +181,15 @@ def _arrays(form: str, found: Quality) -> dict[str, np.ndarray]:
 def _reference(post: Posterior, zoo: str, against: str, number: int, fixed: bool) -> _Held:
     """Return the reference, made once."""
     if zoo:
-        found = find_zoo(zoo, number)
-        key: tuple[Any, ...] = (str(found.folder), found.digest, number, fixed)
-        stack = None if key in _held else found.stack(0, number)
+        reference_zoo = find_zoo(zoo, number)
+        key: tuple[Any, ...] = (str(reference_zoo.folder), reference_zoo.digest, number, fixed)
+        stack = None if key in _held else reference_zoo.stack(0, number)
     else:
         path = Path(against) / "posterior.json"
         key = (str(path), path.stat().st_mtime_ns if path.exists() else 0, number, fixed)
         if key not in _held:
-            other = load(against, net=post[:1].members[0])
-            stack = networks_of(other)
+            posterior = load(against, net=post[:1].members[0])
+            stack = networks_of(posterior)
             stack = stack[: min(number, stack.num_modes)]
     if key not in _held:
         assert stack is not None
@@ -199,6 +199,6 @@ def _reference(post: Posterior, zoo: str, against: str, number: int, fixed: bool
         }
         while len(_held) >= _MOST_KEPT:
             _held.pop(next(iter(_held)))
-        made = {form: Reference(params, fixed=fixed) for form, params in forms.items()}
-        _held[key] = _Held(made, first)
+        references = {form: Reference(params, fixed=fixed) for form, params in forms.items()}
+        _held[key] = _Held(references, first)
     return _held[key]

@@ -80,20 +80,20 @@ def find(
     template = tie_again(copy.deepcopy(module).to("meta"), aliases).eval()
     template, graph = _traced(template)
     example = _example(template, graph, input_shape)
-    found = _found(template, graph, example, ignore_eps, type(module).__name__)
+    symmetries = _found(template, graph, example, ignore_eps, type(module).__name__)
     if check:
         from polymode.symmetry.check import verified
 
         buffers = {n: b for n, b in module.named_buffers() if not b.is_meta}
-        found = verified(found, template, tuple(example.shape[1:]), ignore_eps, buffers)
-    return found
+        symmetries = verified(symmetries, template, tuple(example.shape[1:]), ignore_eps, buffers)
+    return symmetries
 
 
 def _require_module(module: object) -> None:
     """Refuse what is no module, and compiled ones, which have no Python to trace."""
     if not isinstance(module, nn.Module):
-        made = callable(module) and not isinstance(module, (str, Tensor))
-        remedy = ": a function or class that makes one has to be called" if made else ""
+        makes = callable(module) and not isinstance(module, (str, Tensor))
+        remedy = ": a function or class that makes one has to be called" if makes else ""
         raise ValueError(
             "`net` of find must be a module, a stack or a posterior, got a"
             f" {type(module).__name__}{remedy}"
@@ -184,21 +184,21 @@ def _found(
     by_axes: frozenset[str] = frozenset()
     while True:
         walk, shared = _walk(module, graph, example, ignore_eps, by_axes)
-        found = gather(walk, name, shared)
-        stuck = by_axes | {n for n in walk.elements if not _moves(found, n)}
+        symmetries = gather(walk, name, shared)
+        stuck = by_axes | {n for n in walk.elements if not _moves(symmetries, n)}
         several = {n for n in stuck if sum(size > 1 for size in walk.elements[n][1].shape) > 1}
         if several <= by_axes:
             lines = alike_branches(graph, module)
-            return replace(found, unseen=(*found.unseen, *lines)) if lines else found
+            return replace(symmetries, unseen=(*symmetries.unseen, *lines)) if lines else symmetries
         by_axes |= several
 
 
-def _moves(found: Symmetries, name: str) -> bool:
+def _moves(symmetries: Symmetries, name: str) -> bool:
     """Whether units of a tensor are in a group."""
-    units = {int(unit) for group in found.groups for unit in group.units.flat}
+    units = {int(unit) for group in symmetries.groups for unit in group.units.flat}
     return any(
         unit in units
-        for place in found.places
+        for place in symmetries.places
         if place.name == name
         for unit in np.unique(place.label).tolist()
     )
@@ -213,7 +213,7 @@ def _walk(
 ) -> tuple[Walk, list[str]]:
     """Walk the graph; return the record, and names of what is used more than once."""
     aliases = aliases_of(module)
-    names = {other: first for first, group in aliases.items() for other in group}
+    names = {alias: first for first, group in aliases.items() for alias in group}
     walk, values = Walk(names, ignore_eps, by_axes), {}
     uses: dict[str, int] = {}
     with torch.device("meta"), torch.no_grad():
@@ -238,12 +238,12 @@ def _walk(
 
 def _attribute(module: nn.Module, name: str) -> Any:
     path, _, leaf = name.rpartition(".")
-    found = getattr(module.get_submodule(path), leaf)
-    if isinstance(found, nn.Parameter):
-        return Value(found.detach(), raw=name)
-    if isinstance(found, Tensor):
-        return Value(found.detach().to("meta"))  # what is given, not learned, stays
-    return found
+    value = getattr(module.get_submodule(path), leaf)
+    if isinstance(value, nn.Parameter):
+        return Value(value.detach(), raw=name)
+    if isinstance(value, Tensor):
+        return Value(value.detach().to("meta"))  # what is given, not learned, stays
+    return value
 
 
 def _pin_outputs(walk: Walk, outputs: Any) -> None:
@@ -332,9 +332,9 @@ def _uses_more_than_first(node: fx.Node) -> bool:
 
 
 def _has_tensor(data: Any) -> bool:
-    found: list[bool] = []
-    each_in(data, lambda t: found.append(isinstance(t, Tensor)))
-    return any(found)
+    tensors: list[bool] = []
+    each_in(data, lambda t: tensors.append(isinstance(t, Tensor)))
+    return any(tensors)
 
 
 def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
@@ -351,12 +351,12 @@ def alike_branches(graph: fx.Graph, module: nn.Module) -> list[str]:
     behind: dict[fx.Node, dict[str, None]] = {}  # parameters that a node depends on
     lines = []
     for node in graph.nodes:
-        own = _parameters(node, module)
+        parameters = _parameters(node, module)
         behind[node] = {}
         for source in node.all_input_nodes:
             behind[node] |= behind[source]
-        behind[node] |= dict.fromkeys(own)
-        about = _about(node, module, described, [tuple(shape) for shape in own.values()])
+        behind[node] |= dict.fromkeys(parameters)
+        about = _about(node, module, described, [tuple(shape) for shape in parameters.values()])
         described[node] = numbers.setdefault(about, len(numbers))
         lines += _alike(node, module, described, behind)
     return list(dict.fromkeys(lines))
@@ -375,12 +375,12 @@ def _alike(
     parts: Any = node.args[0] if entry.kind == "join" else node.args[:2]
     nodes = [part for part in parts if isinstance(part, fx.Node)] if _is_list(parts) else []
     lines = []
-    for k, one in enumerate(nodes):
-        for other in nodes[k + 1 :]:
-            mine = [p for p in behind[one] if p not in behind[other]]
-            theirs = [p for p in behind[other] if p not in behind[one]]
-            if described[one] == described[other] and mine and theirs:
-                first, second = (p[0].rpartition(".")[0] or p[0] for p in (mine, theirs))
+    for k, first_node in enumerate(nodes):
+        for second_node in nodes[k + 1 :]:
+            first_only = [p for p in behind[first_node] if p not in behind[second_node]]
+            theirs = [p for p in behind[second_node] if p not in behind[first_node]]
+            if described[first_node] == described[second_node] and first_only and theirs:
+                first, second = (p[0].rpartition(".")[0] or p[0] for p in (first_only, theirs))
                 lines.append(f"{entry.name} (branches {first} and {second} are alike)")
     return lines
 

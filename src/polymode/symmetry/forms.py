@@ -45,13 +45,13 @@ def in_form(form: str, stack: Stack, first: Stack, input_shape: tuple[int, ...])
     """
     if form == "":
         return {name: tensor.detach() for name, tensor in stack.params.items()}
-    found = symmetries_for(stack, input_shape)
+    symmetries = symmetries_for(stack, input_shape)
     if form == "sorted":
-        return _params(canonical(stack, found))
+        return _params(canonical(stack, symmetries))
     assert form == "aligned", form
     theirs = zip(stack.params, first.params.values(), strict=True)
-    own = {name: tensor.detach().to(stack.dtype) for name, tensor in theirs}
-    return _params(align(stack, stack[[0]].with_tensors(own), found))
+    reference = {name: tensor.detach().to(stack.dtype) for name, tensor in theirs}
+    return _params(align(stack, stack[[0]].with_tensors(reference), symmetries))
 
 
 def scaled_form(stack: Stack, input_shape: tuple[int, ...]) -> Tensors:
@@ -61,14 +61,14 @@ def scaled_form(stack: Stack, input_shape: tuple[int, ...]) -> Tensors:
 
 def hidden_layers(stack: Stack, input_shape: tuple[int, ...]) -> list[str]:
     """Return the names of weights whose rows are hidden units that may change places."""
-    found = symmetries_for(stack, input_shape)
+    symmetries = symmetries_for(stack, input_shape)
     rows = [
         place.name
-        for place in found.places
+        for place in symmetries.places
         if place.part == "out" and place.axis == 0 and (place.label > 0).all()
     ]
-    own = dict.fromkeys(name for name in rows if found.roles[name] == "weight")
-    return [name for name in own if name in stack.params]
+    names = dict.fromkeys(name for name in rows if symmetries.roles[name] == "weight")
+    return [name for name in names if name in stack.params]
 
 
 def masses(stack: Stack, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

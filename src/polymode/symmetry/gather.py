@@ -59,8 +59,8 @@ def _numbers(labels: Any) -> np.ndarray:
 def _records(walk: Walk, slots: Any, numbers: np.ndarray) -> dict[int, tuple[Any, ...]]:
     """Return, for each unit, where and how often it occurs."""
     records: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    seen = [(f"{name}:{part}", label) for (name, part), (label, _) in slots.items()]
-    for token, label in [*seen, *((t, walk.moves.roots(label)) for t, label in walk.trail)]:
+    occurrences = [(f"{name}:{part}", label) for (name, part), (label, _) in slots.items()]
+    for token, label in [*occurrences, *((t, walk.moves.roots(label)) for t, label in walk.trail)]:
         for unit, count in zip(*np.unique(label, return_counts=True), strict=True):
             if unit > PINNED:
                 records[int(unit)].append((token, int(count)))
@@ -93,9 +93,9 @@ def _groups(
     for unit in sorted(owners):
         if unit <= PINNED:
             continue
-        mine = sorted(set(marks.get(unit, [])))
+        unit_marks = sorted(set(marks.get(unit, [])))
         number, block = outer.get(unit, (None, 0))
-        apart = tuple(mine) if number is None else tuple(token for token, _ in mine)
+        apart = tuple(unit_marks) if number is None else tuple(token for token, _ in unit_marks)
         members[records[unit], apart, number][block].append(unit)
     return *_named(members, sets, owners, numbers), missed
 
@@ -103,26 +103,26 @@ def _groups(
 def _named(
     members: Any, sets: list[Any], owners: dict[int, tuple[str, str]], numbers: np.ndarray
 ) -> tuple[list[Group], dict[str, int]]:
-    whole = {k for k, (_, size) in enumerate(sets) if _are_alike(members, k, size)}
+    moving = {k for k, (_, size) in enumerate(sets) if _are_alike(members, k, size)}
     groups: list[Group] = []
     blocks: dict[str, int] = {}
-    taken: dict[str, int] = defaultdict(int)
+    uses: dict[str, int] = defaultdict(int)
     labels: dict[int, str] = {}
     for (_, _, number), rows in members.items():
         owner = owners[next(iter(rows.values()))[0]][0]
         name = owner.rpartition(".")[0] or owner
-        if number in whole:
+        if number in moving:
             labels.setdefault(number, f"{name} blocks")
             blocks[labels[number]] = sets[number][1]
             parts = [np.array([rows[b] for b in sorted(rows)])]
         else:
             parts = [np.array([row]) for row in rows.values()]
         for units in parts:
-            if units.size > len(units) or number in whole:
-                taken[name] += 1
-                unique = name if taken[name] == 1 else f"{name} #{taken[name]}"
+            if units.size > len(units) or number in moving:
+                uses[name] += 1
+                unique = name if uses[name] == 1 else f"{name} #{uses[name]}"
                 groups.append(
-                    Group(unique, numbers[units], labels.get(number) if number in whole else None)
+                    Group(unique, numbers[units], labels.get(number) if number in moving else None)
                 )
     return groups, blocks
 
@@ -150,9 +150,9 @@ def _sets_of_blocks(
             block = parent[block]
         return block
 
-    for mine in marks.values():
-        for other in mine[1:]:
-            first, second = sorted((root(mine[0]), root(other)))
+    for unit_marks in marks.values():
+        for block in unit_marks[1:]:
+            first, second = sorted((root(unit_marks[0]), root(block)))
             parent[second] = first
     of_token = {token: [root((token, b)) for b in range(size)] for token, size in sizes.items()}
     sets: dict[frozenset[Any], list[str]] = defaultdict(list)
@@ -180,12 +180,12 @@ def _place(name: str, part: str, label: np.ndarray, axis: int, size: int) -> Pla
     number = np.zeros_like(rows)
     tables: dict[int, list[int]] = {}
     for k, row in enumerate(rows):
-        found: dict[int, list[int]] = defaultdict(list)
+        places_of: dict[int, list[int]] = defaultdict(list)
         for place, unit in enumerate(row.tolist()):
             if unit:
-                number[k, place] = len(found[unit])
-                found[unit].append(place)
-        tables |= found
+                number[k, place] = len(places_of[unit])
+                places_of[unit].append(place)
+        tables |= places_of
     number = np.moveaxis(number.reshape(moved.shape), -1, axis)
     table = np.zeros((len(tables), max((len(p) for p in tables.values()), default=1)), int)
     local = np.zeros(size + 1, int)
@@ -237,7 +237,7 @@ def _rescalings(
     key: tuple[str, str], factor: Factor, forms: dict[int, Form], numbers: dict[int, int]
 ) -> list[Rescaling]:
     """Return one scaling of a tensor for each variable that its forms have at most."""
-    found = []
+    rescalings = []
     for k in range(max(1, *(len(form) for form in forms.values()))):
         table = {n: form[k] if len(form) > k else (0, 0) for n, form in forms.items()}
         label = np.array(
@@ -248,7 +248,7 @@ def _rescalings(
         )
         shape = factor.label.shape
         powers = np.where(label > PINNED, powers, 1.0)
-        found.append(
+        rescalings.append(
             Rescaling(key[0], key[1], label.reshape(shape), powers.reshape(shape), factor.eps)
         )
-    return found
+    return rescalings

@@ -44,7 +44,7 @@ def contract(
     Args:
         shape: of the weight; (O, I / g, ...), transposed (I, O / g, ...).
     """
-    inputs, rest = walk.channel(x, axis)
+    inputs, further = walk.channel(x, axis)
     scale_in = walk.scale_channel(x, axis)
     number, ndim = data.shape[axis], len(shape)
     outputs, scale_out = walk.moves.fresh(number), walk.scales.fresh(number)
@@ -73,7 +73,7 @@ def contract(
         walk.mark(token, inputs.reshape(groups, -1))
         walk.mark(token, outputs.reshape(groups, -1))
     dim = data.dim()
-    return Value(data, [*rest, along(outputs, axis, dim)], along(scale_out, axis, dim))
+    return Value(data, [*further, along(outputs, axis, dim)], along(scale_out, axis, dim))
 
 
 def linear(walk: Walk, token: str, layer: nn.Linear, path: str, x: Value, data: Tensor) -> Value:
@@ -94,7 +94,7 @@ def convolution(walk: Walk, token: str, layer: Any, path: str, x: Value, data: T
 
 def batch_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
     """gain (x - mean) / sqrt(variance + eps) + bias, by channel; mean and variance follow x."""
-    units, rest = walk.channel(x, 1)
+    units, further = walk.channel(x, 1)
     scale_in, moved = walk.scale_channel(x, 1), {"out": (units, 0)}
     if layer.track_running_stats:
         walk.place(f"{path}.running_mean", "statistic", moved, {"in": (scale_in, 1)})
@@ -102,7 +102,7 @@ def batch_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
     else:
         undone(walk, path, layer.eps, np.asarray(scale_in))
     scale_out = _affine(walk, layer, path, moved, len(units))
-    return _normalised(data, units, rest, scale_out)
+    return _normalised(data, units, further, scale_out)
 
 
 def _affine(walk: Walk, layer: Any, path: str, moved: Any, number: int) -> Label:
@@ -116,10 +116,10 @@ def _affine(walk: Walk, layer: Any, path: str, moved: Any, number: int) -> Label
     return scale_out
 
 
-def _normalised(data: Tensor, units: Label, rest: list[Label], scale: Label) -> Value:
+def _normalised(data: Tensor, units: Label, further: list[Label], scale: Label) -> Value:
     units = np.where(units == ZERO, PINNED, units)  # normalised, a zero is no zero any more
     dim = data.dim()
-    return Value(data, [*rest, along(units, 1, dim)], along(scale, 1, dim))
+    return Value(data, [*further, along(units, 1, dim)], along(scale, 1, dim))
 
 
 def undone(walk: Walk, path: str, eps: float, scale: Label) -> None:
@@ -133,7 +133,7 @@ def undone(walk: Walk, path: str, eps: float, scale: Label) -> None:
 def group_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
     """Normalised over groups of channels and all pixels, then scaled by channel."""
     x = walk.pin_along(x, range(2, x.data.dim()))
-    units, rest = walk.channel(x, 1)
+    units, further = walk.channel(x, 1)
     groups = layer.num_groups
     scale_in = walk.scale_channel(x, 1).reshape(groups, -1)
     walk.scales.tie(scale_in, scale_in[:, :1])
@@ -141,18 +141,18 @@ def group_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
     if 1 < groups < len(units):
         walk.mark(token, units.reshape(groups, -1))
     scale_out = _affine(walk, layer, path, {"out": (units, 0)}, len(units))
-    return _normalised(data, units, rest, scale_out)
+    return _normalised(data, units, further, scale_out)
 
 
 def filter_response(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
     x = walk.pin_along(x, range(2, x.data.dim()))
-    units, rest = walk.channel(x, 1)
+    units, further = walk.channel(x, 1)
     undone(walk, path, layer.eps, walk.scale_channel(x, 1))
     scale = walk.scales.fresh(len(units))
     for name, role in (("gamma", "gain"), ("beta", "bias"), ("tau", "bias")):
         label = {"out": (along(units, 1, 4), 1)}
         walk.place(f"{path}.{name}", role, label, {"out": (along(scale, 1, 4), 1)})
-    return _normalised(data, units, rest, scale)
+    return _normalised(data, units, further, scale)
 
 
 def layer_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
@@ -168,8 +168,8 @@ def layer_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
         if axes:
             label = walk.regular(walk.moves, label, axes[:1])
             label = np.where(label == ZERO, PINNED, label)
-            own = label.reshape(label.shape[dim - len(shape) :])
-            parts[f"axis{axes[0]}"] = own, axes[0] - dim + len(shape)
+            inner_label = label.reshape(label.shape[dim - len(shape) :])
+            parts[f"axis{axes[0]}"] = inner_label, axes[0] - dim + len(shape)
         moves.append(label)
     scale = np.zeros((1,) * dim, int)
     if getattr(layer, "weight", None) is not None:
@@ -192,9 +192,9 @@ def embedding(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Ten
 def prelu(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
     """max(x, 0) + a min(x, 0): homogeneous, with one slope or one per channel."""
     if layer.weight.numel() > 1:
-        units, rest = walk.channel(x, 1)
+        units, further = walk.channel(x, 1)
         walk.place(f"{path}.weight", "slope", {"out": (units, 0)}, {})
-        return Value(data, [*rest, along(units, 1, data.dim())], x.scale, x.zero)
+        return Value(data, [*further, along(units, 1, data.dim())], x.scale, x.zero)
     return Value(data, x.moves, x.scale, x.zero)
 
 
@@ -247,11 +247,11 @@ def attention(
         walk.adopt(kwargs.get(n, args[k] if len(args) > k else None))
         for k, n in enumerate(("query", "key", "value"))
     ]
-    known = {"query", "key", "value", "need_weights", "average_attn_weights"}
+    options = {"query", "key", "value", "need_weights", "average_attn_weights"}
     plain = layer._qkv_same_embed_dim and layer.bias_k is None and not layer.add_zero_attn
     if not all(isinstance(x, Value) for x in inputs) or not plain or len(args) > 3:
         return NotImplemented
-    if not set(kwargs) <= known or not kwargs.get("average_attn_weights", True):
+    if not set(kwargs) <= options or not kwargs.get("average_attn_weights", True):
         return NotImplemented
     size, heads = layer.embed_dim, layer.num_heads
     units, values = walk.moves.fresh(size), walk.moves.fresh(size)

@@ -44,19 +44,19 @@ def stack_of(networks: Networks) -> Stack:
     return stack
 
 
-def symmetries_of(networks: Networks, stack: Stack, given: Symmetries | None) -> Symmetries:
+def symmetries_of(networks: Networks, stack: Stack, symmetries: Symmetries | None) -> Symmetries:
     """Return the symmetries of networks, those that were given if any."""
-    if given is None:
+    if symmetries is None:
         return find(networks if isinstance(networks, Posterior) else stack)
     shapes = tensors_of(stack)
-    for place in given.places:
+    for place in symmetries.places:
         have = shapes.get(place.name)
         if have is None or (place.axis >= 0 and have.dim() - 1 != place.label.ndim):
             raise ValueError(
-                f"the symmetries are those of another network, {given.network}: '{place.name}' does"
-                " not match; find them anew with find(net)"
+                f"the symmetries are those of another network, {symmetries.network}: '{place.name}'"
+                " does not match; find them anew with find(net)"
             )
-    return given
+    return symmetries
 
 
 def tensors_of(stack: Stack) -> Tensors:
@@ -80,8 +80,8 @@ def require_finite(tensors: Tensors) -> None:
 def in_parts(tensors: Tensors, num_bytes: int = IN_MEMORY) -> Iterator[tuple[slice, Tensors]]:
     """Yield members in float64, a part at a time."""
     modes = len(next(iter(tensors.values())))
-    one = sum(8 * t[0].numel() for t in tensors.values())
-    step = max(1, num_bytes // max(one, 1))
+    member_bytes = sum(8 * t[0].numel() for t in tensors.values())
+    step = max(1, num_bytes // max(member_bytes, 1))
     for start in range(0, modes, step):
         part = slice(start, min(start + step, modes))
         yield part, {n: _double(tensor[part]) for n, tensor in tensors.items()}
@@ -94,6 +94,6 @@ def _double(tensor: Tensor) -> Tensor:
 
 def write(stack: Stack, part: slice, tensors: Tensors) -> None:
     """Copy tensors of some members into a stack."""
-    mine = tensors_of(stack)
+    targets = tensors_of(stack)
     for name, tensor in tensors.items():
-        mine[name][part] = tensor.to(mine[name].dtype)
+        targets[name][part] = tensor.to(targets[name].dtype)

@@ -92,26 +92,28 @@ def _joined(walk: Walk, call: Call) -> Value:
 
 def _cat(walk: Walk, values: list[Any], dim: int, data: Tensor) -> Value:
     values, dim = [walk.adopt(value) for value in values], dim % data.dim()
-    whole = {
+    joined_axes = {
         a for v in values for label in v.moves if not varies(label, dim) for a in varied(label)
     }
     for value in values:
         value.moves = [
             walk.regular(walk.moves, label, [a for a in varied(label) if a != dim])
-            if varies(label, dim) and whole & set(varied(label))
+            if varies(label, dim) and joined_axes & set(varied(label))
             else label
             for label in value.moves
         ]
     joined = [label for v in values for label in v.moves if not varies(label, dim)]
     moves: list[Label] = []
     for label in joined:
-        if any(set(varied(label)) & set(varied(other)) for other in moves):
+        if any(set(varied(label)) & set(varied(partner)) for partner in moves):
             continue
         moves.append(label)
         for value in values:
-            partners = [other for other in value.moves if set(varied(other)) & set(varied(label))]
-            for other in partners:
-                walk.moves.tie(label, other)
+            partners = [
+                partner for partner in value.moves if set(varied(partner)) & set(varied(label))
+            ]
+            for partner in partners:
+                walk.moves.tie(label, partner)
             if not partners:
                 walk.pin_against(label, value, data.dim())
     if any(
@@ -131,11 +133,11 @@ def _cat(walk: Walk, values: list[Any], dim: int, data: Tensor) -> Value:
 
 def _along(walk: Walk, value: Value, dim: int) -> Label:
     """Return the units of a value along an axis with whatever else they vary along."""
-    found = [label for label in value.moves if varies(label, dim)]
-    for label in found[1:]:
+    labels = [label for label in value.moves if varies(label, dim)]
+    for label in labels[1:]:
         walk.moves.pin(label)
-    if found:
-        return found[0]
+    if labels:
+        return labels[0]
     shape = [value.data.shape[dim] if axis == dim else 1 for axis in range(value.data.dim())]
     return np.full(shape, ZERO if value.zero else PINNED)
 
@@ -179,8 +181,8 @@ def _where_axis_pads(walk: Walk, old: Label, new: Label, fill: int) -> Label:
     for axis in range(new.ndim):
         if new.shape[axis] > 1 and old.shape[axis] == 1:
             places = np.moveaxis(new, axis, 0)
-            kept = [each for each in places if not (each == fill).all()]
-            new = np.expand_dims(kept[0], axis)
+            inner = [place for place in places if not (place == fill).all()]
+            new = np.expand_dims(inner[0], axis)
     return new
 
 
@@ -235,25 +237,27 @@ def _where(walk: Walk, call: Call) -> Any:
     """One of two by a condition, entry by entry."""
     if len(call.args) != 3 or call.kwargs:
         return NotImplemented
-    chosen, one, other = call.args
+    chosen, first, second = call.args
     if call.name == "masked_fill":
-        chosen, one, other = one, other, chosen
-    parts = [_constant(v) if isinstance(v, (int, float)) else v for v in (chosen, one, other)]
+        chosen, first, second = first, second, chosen
+    parts = [_constant(v) if isinstance(v, (int, float)) else v for v in (chosen, first, second)]
     if not all(isinstance(v, Value) for v in parts):
         return NotImplemented
-    chosen, one, other = (walk.adopt(v, "bias") for v in parts)
-    moves = walk.merge(call.token, one, other, call.data)
-    both = Value(call.data, moves, walk.add_scales(one, other, call.data), one.zero and other.zero)
-    moves = walk.merge(f"{call.token}/condition", both, chosen, call.data)
-    return Value(call.data, moves, both.scale, both.zero)
+    chosen, first, second = (walk.adopt(v, "bias") for v in parts)
+    moves = walk.merge(call.token, first, second, call.data)
+    result = Value(
+        call.data, moves, walk.add_scales(first, second, call.data), first.zero and second.zero
+    )
+    moves = walk.merge(f"{call.token}/condition", result, chosen, call.data)
+    return Value(call.data, moves, result.scale, result.zero)
 
 
 def _glu(walk: Walk, call: Call, x: Value) -> Any:
     """One half of the channels times the sigmoid of the other."""
     axis = call.function.dim if isinstance(call.function, nn.GLU) else call.get("dim", 1, -1)
-    one, gate = apply_to(x, lambda t: t.chunk(2, axis))
+    half, gate = apply_to(x, lambda t: t.chunk(2, axis))
     gate = walk.pin_scale(gate)
-    return Value(call.data, walk.merge(call.token, one, gate, call.data), one.scale, one.zero)
+    return Value(call.data, walk.merge(call.token, half, gate, call.data), half.scale, half.zero)
 
 
 def _functional_linear(walk: Walk, call: Call) -> Any:
@@ -368,14 +372,15 @@ def _matrix_product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) ->
     dim = data.dim()
     summed = [
         walk.regular(walk.moves, label, [a for a in range(dim) if a != free])
-        for value, own, free in ((x, dim - 1, dim - 2), (y, dim - 2, dim - 1))
+        for value, summed_axis, free in ((x, dim - 1, dim - 2), (y, dim - 2, dim - 1))
         for label in value.moves
-        if varies(label, own)
+        if varies(label, summed_axis)
     ]
     sides = [np.swapaxes(s, -1, -2) if s.shape[-2] > 1 else s for s in summed]  # k last
     moves: list[Label] = []
     counts = [
-        sum(varies(label, own) for label in v.moves) for v, own in ((x, dim - 1), (y, dim - 2))
+        sum(varies(label, summed_axis) for label in v.moves)
+        for v, summed_axis in ((x, dim - 1), (y, dim - 2))
     ]
     if counts == [1, 1]:
         walk.moves.tie(sides[0], sides[1])
@@ -387,18 +392,20 @@ def _matrix_product(walk: Walk, token: str, x: Value, y: Value, data: Tensor) ->
     else:
         for label in sides:
             walk.moves.pin(label)
-    for value, other, own in ((x, y, dim - 1), (y, x, dim - 2)):
+    for value, factor, summed_axis in ((x, y, dim - 1), (y, x, dim - 2)):
         for label in value.moves:
-            if varies(label, own):
+            if varies(label, summed_axis):
                 continue
-            partner = [k for k, each in enumerate(moves) if set(varied(each)) & set(varied(label))]
+            partner = [
+                k for k, result in enumerate(moves) if set(varied(result)) & set(varied(label))
+            ]
             for k in partner:
                 moves[k] = walk.join(token, (moves[k], _thin(moves[k])), (label, _thin(label)), dim)
             if not partner:
                 moves.append(label)
             batch = [axis for axis in varied(label) if axis < dim - 2]
-            met = any(varies(each, axis) for axis in batch for each in other.moves)
-            if not met and any(other.data.shape[axis] > 1 for axis in batch):
+            met = any(varies(result, axis) for axis in batch for result in factor.moves)
+            if not met and any(factor.data.shape[axis] > 1 for axis in batch):
                 walk.moves.pin(label)
     return Value(data, moves, _matrix_product_scale(walk, x, y, dim))
 
@@ -410,9 +417,9 @@ def _thin(label: Label) -> Value:
 
 def _matrix_product_scale(walk: Walk, x: Value, y: Value, dim: int) -> Label:
     """Products that are added up have one scale."""
-    one = np.expand_dims(x.scale, dim - 1)
-    other = np.expand_dims(np.swapaxes(y.scale, -1, -2), dim - 2)
-    scale = walk.scales.combine(one, other)  # (..., n, m, k)
+    first = np.expand_dims(x.scale, dim - 1)
+    second = np.expand_dims(np.swapaxes(y.scale, -1, -2), dim - 2)
+    scale = walk.scales.combine(first, second)  # (..., n, m, k)
     return walk.regular(walk.scales, scale, range(dim))[..., 0]
 
 

@@ -63,15 +63,17 @@ def plane_steps(
             raise ValueError(f"'{step}' of plane_steps must be (N, 2), got {points.shape}")
     count = len(data["as trained"])
     before, after = (float((data[s][:, 1] > data[s][:, 0]).mean()) for s in ("scaled", "sorted"))
-    said = f"{100 * before:.0f} % lie above the diagonal before sorting, {100 * after:.0f} % after"
+    shares = (
+        f"{100 * before:.0f} % lie above the diagonal before sorting, {100 * after:.0f} % after"
+    )
     return PlaneSteps(
         data,
         label=label,
         style=style,
         caption=f"The two outgoing weights of the hidden units of {count:,} networks 2-2-1: as"
         f" trained, with the incoming weights of each unit scaled to norm 1, and with the units"
-        f" sorted by these weights as well. {said}.",
-        alt=f"Weights of the last layer of {count:,} networks in three stages: {said}.",
+        f" sorted by these weights as well. {shares}.",
+        alt=f"Weights of the last layer of {count:,} networks in three stages: {shares}.",
     )
 
 
@@ -122,7 +124,7 @@ def mass_profile(
     count = data["mass"].shape[1]
     ends = [float(np.median(data[name][-1])) for name in ("mass", "least mass")]
     low, middle, high = (100 * float(f(excess)) for f in (np.min, np.median, np.max))
-    said = (
+    summary = (
         f"at the end {ends[0]:.4g} against {ends[1]:.4g} (medians), an excess of {middle:.1f} %,"
         f" from {low:.1f} to {high:.1f} %"
     )
@@ -132,6 +134,6 @@ def mass_profile(
         style=style,
         caption=f"{label}: sum of squared weights of {count:,} networks along training, and the"
         f" least that scalings of their units allow; median and 10 to 90 %.",
-        own=f"{said[0].upper()}{said[1:]}.",
-        alt=f"Mass and least mass along training, {count:,} networks: {said}.",
+        own=f"{summary[0].upper()}{summary[1:]}.",
+        alt=f"Mass and least mass along training, {count:,} networks: {summary}.",
     )

@@ -30,7 +30,7 @@ class Quality(NamedTuple):
     @property
     def layer_mean(self) -> float:
         """Mean over layers of their aggregates."""
-        return sum(each.aggregate for each in self.layers.values()) / len(self.layers)
+        return sum(layer.aggregate for layer in self.layers.values()) / len(self.layers)
 
 
 class Reference:
@@ -83,14 +83,14 @@ class Reference:
         number = _number(params)
         null: dict[str, Any] = {"num_permutations": num_permutations, "seed": seed}
         null["modes"] = modes
-        found, joint = {}, []
+        layers, joint = {}, []
         theirs = rows_by_layer(params).values()
         for name, rows in zip(self.layers, theirs, strict=True):
             joint.append(_joined(rows, self.layers[name], self._own[name]))
             lengths = self._lengths.get(name)
-            found[name] = mmd_of(joint[-1], number, lengths=lengths, each_kernel=False, **null)
-        whole = mmd_of(_sum(joint), number, lengths=self._lengths.get(""), **null)
-        return Quality(whole, found)
+            layers[name] = mmd_of(joint[-1], number, lengths=lengths, each_kernel=False, **null)
+        everything = mmd_of(_sum(joint), number, lengths=self._lengths.get(""), **null)
+        return Quality(everything, layers)
 
 
 def rows_by_layer(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,11 +105,11 @@ def rows_by_layer(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat(parts, 1) for name, parts in layers.items()}
 
 
-def _joined(rows: Tensor, reference: Tensor, own: Distances) -> Distances:
+def _joined(rows: Tensor, reference: Tensor, reference_apart: Distances) -> Distances:
     """Return the distances of all networks, ours first."""
     rows = rows.to(reference.dtype)
-    mine, across = distances(rows), distances(rows, reference)
-    blocks = zip(mine, across, own, strict=True)
+    rows_apart, across = distances(rows), distances(rows, reference)
+    blocks = zip(rows_apart, across, reference_apart, strict=True)
     return Distances(
         *(torch.cat([torch.cat([a, b], 1), torch.cat([b.T, c], 1)]) for a, b, c in blocks)
     )

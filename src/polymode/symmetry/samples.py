@@ -41,7 +41,7 @@ def networks_of(post: Posterior, samples_per_mode: int | None = None, *, seed: i
         draws = [_without_noise(weights.draw(j, seed), post) for j in range(number)]
     else:
         draws = [changing_tensors(weights.draw(j, seed)) for j in range(number)]
-    together = {name: torch.cat([each[name] for each in draws]) for name in draws[0]}
+    together = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
     return weights.stack.repeated(number, together).set_mode("eval")
 
 
@@ -63,7 +63,7 @@ def _without_noise(stack: Stack, post: Posterior) -> Tensors:
 def _masks(module: nn.Module, x: Tensor, streams: object) -> dict[str, Tensor]:
     """Return what each dropout layer multiplies the following layer's weights by, (1, inputs)."""
     leaves = [(n, m) for n, m in module.named_modules() if not list(m.children())]
-    found: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
     hooks, drawn = [], {}
     for place, (name, leaf) in enumerate(leaves):
         if not isinstance(leaf, _DROPOUT):
@@ -80,11 +80,11 @@ def _masks(module: nn.Module, x: Tensor, streams: object) -> dict[str, Tensor]:
         drawn[name] = f"{target}.weight"
 
         def keep(_: nn.Module, args: object, out: Tensor, name: str = name) -> None:
-            found[drawn[name]] = out.reshape(1, -1).clone()
+            masks[drawn[name]] = out.reshape(1, -1).clone()
 
         hooks.append(leaf.register_forward_hook(keep))
     with noise_of(streams, stacked=False):  # type: ignore[arg-type]
         module(x)
     for hook in hooks:
         hook.remove()
-    return found
+    return masks

@@ -43,9 +43,9 @@ class Features:
 
     def writer(self, group: Group) -> Place:
         """Return the first place of weights that write the units."""
-        mine = self.places[group.name]
-        good = [p for p in mine if p.part != "in" and self.roles[p.name] in ("weight", "gain")]
-        return (good or mine)[0]
+        places = self.places[group.name]
+        good = [p for p in places if p.part != "in" and self.roles[p.name] in ("weight", "gain")]
+        return (good or places)[0]
 
     def index(self, place: Place, group: Group) -> Tensor:
         if id(place) not in self._cache:
@@ -114,30 +114,32 @@ class Sorting:
                 unsettled.add(member)
         return order, unsettled
 
-    def search(self, one: Tensors) -> tuple[Tensors, bool]:
+    def search(self, network: Tensors) -> tuple[Tensors, bool]:
         """Return the canonical order of one network, and whether all cases were tried."""
         cases = [0]
-        best = self._best(one, 0, cases)
+        best = self._best(network, 0, cases)
         return best, cases[0] <= MOST_CASES
 
-    def _best(self, one: Tensors, start: int, cases: list[int]) -> Tensors:
+    def _best(self, network: Tensors, start: int, cases: list[int]) -> Tensors:
         """Sort from a step on; return the largest of the networks that ties leave open."""
         for number in range(start, len(self.steps)):
             step = self.steps[number]
-            choices = list(self._choices(one, step, cases))
+            choices = list(self._choices(network, step, cases))
             if len(choices) > 1:
-                ends = [self._best(self.moved(one, step, o), number + 1, cases) for o in choices]
+                ends = [
+                    self._best(self.moved(network, step, o), number + 1, cases) for o in choices
+                ]
                 return max(ends, key=self._rank)
-            one = self.moved(one, step, choices[0])
-        return one
+            network = self.moved(network, step, choices[0])
+        return network
 
-    def _choices(self, one: Tensors, step: Step, cases: list[int]) -> Iterator[Tensor]:
+    def _choices(self, network: Tensors, step: Step, cases: list[int]) -> Iterator[Tensor]:
         """Yield the orders of one network that a step leaves open."""
-        keys = self._keys(one, step)
+        keys = self._keys(network, step)
         order = torch.argsort(-keys, dim=2, stable=True)
         open_classes: list[tuple[int, list[int]]] = []
         for _, block in self._ties(keys, order):
-            rows, classes = self._by_columns(one, step, keys, 0, block)
+            rows, classes = self._by_columns(network, step, keys, 0, block)
             order[0, block] = torch.from_numpy(rows)
             open_classes += [(block, places) for places in classes]
         for choice in product(*(permutations(places) for _, places in open_classes)):
@@ -149,10 +151,10 @@ class Sorting:
             if cases[0] > MOST_CASES:
                 return
 
-    def _rank(self, one: Tensors) -> tuple[float, ...]:
+    def _rank(self, network: Tensors) -> tuple[float, ...]:
         """Return weights to rounding, for comparison."""
         names = dict.fromkeys(place.name for place in self.symmetries.places)
-        flat = torch.cat([one[name].flatten() for name in names])
+        flat = torch.cat([network[name].flatten() for name in names])
         step = self.rounding * flat.abs().max().clamp(min=1e-300)
         return tuple(torch.round(flat / step).tolist())
 
@@ -187,8 +189,8 @@ class Sorting:
     ) -> tuple[np.ndarray, list[list[int]]]:
         """Return the order by all that ties are broken by, and classes of places, by position in
         this order, that are left open."""
-        one = {name: tensor[member : member + 1] for name, tensor in tensors.items()}
-        columns, weights = self._columns(one, step, keys[member : member + 1])
+        network = {name: tensor[member : member + 1] for name, tensor in tensors.items()}
+        columns, weights = self._columns(network, step, keys[member : member + 1])
         compared = _rounded(columns[block], self.rounding)
         order = np.lexsort(tuple(-compared.T[::-1]))
         exact = _rounded(weights[block], self.rounding)
@@ -200,13 +202,13 @@ class Sorting:
                 classes.append([position for position, _ in places])
         return order, classes
 
-    def _columns(self, one: Tensors, step: Step, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _columns(self, network: Tensors, step: Step, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return what breaks ties, most important first, (g, n, columns), and all weights."""
         columns, weights = [keys.unsqueeze(-1)], []
         for group in step.groups:
             first = self.features.writer(step.groups[0])
             for place in sorted(self.features.places[group.name], key=lambda p: p is not first):
-                rows = self.features.rows(one, place, group)
+                rows = self.features.rows(network, place, group)
                 if step.blocks is not None:  # one row per block; only its first group is sorted yet
                     rows = rows.flatten(2).unsqueeze(1)
                 columns += [rows] if place is first and group is step.groups[0] else []

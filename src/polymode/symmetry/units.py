@@ -46,16 +46,16 @@ class Units:
         while self._parent[unit] != unit:
             path.append(unit)
             unit = self._parent[unit]
-        for each in path:  # short paths next time
-            self._parent[each] = unit
+        for node in path:  # short paths next time
+            self._parent[node] = unit
         return unit
 
     def tie(self, a: Any, b: Any) -> None:
         """Tie units elementwise; zeros are left out."""
         pairs = np.stack(np.broadcast_arrays(np.asarray(a), np.asarray(b)), -1).reshape(-1, 2)
         pairs = pairs[(pairs != ZERO).all(1)]
-        for one, other in np.unique(pairs, axis=0).tolist():
-            root, root2 = self.root(one), self.root(other)
+        for first, second in np.unique(pairs, axis=0).tolist():
+            root, root2 = self.root(first), self.root(second)
             self._parent[max(root, root2)] = min(root, root2)
 
     def pin(self, units: Any) -> None:
@@ -65,8 +65,8 @@ class Units:
     def roots(self, label: Label) -> Label:
         """Return the first units of a label's; zeros stay."""
         unique, places = np.unique(label, return_inverse=True)
-        found = [u if u == ZERO else self.root(u) for u in unique.tolist()]
-        return np.array(found, int)[places.reshape(label.shape)]
+        roots = [u if u == ZERO else self.root(u) for u in unique.tolist()]
+        return np.array(roots, int)[places.reshape(label.shape)]
 
 
 @dataclass
@@ -127,10 +127,10 @@ def aligned(label: Label, ndim: int) -> Label:
 
 def move(label: Label, data: Tensor, function: Callable[[Tensor], Any]) -> list[Label]:
     """Apply a function that only moves entries to a label; return labels of its results."""
-    whole = torch.from_numpy(np.ascontiguousarray(label)).expand(data.shape)
-    moved = function(whole)
+    full = torch.from_numpy(np.ascontiguousarray(label)).expand(data.shape)
+    moved = function(full)
     results = moved if isinstance(moved, (tuple, list)) else (moved,)
-    return [compact(each.numpy()) for each in results]
+    return [compact(result.numpy()) for result in results]
 
 
 def apply_to(x: Value, function: Callable[[Any], Any]) -> list[Value]:
@@ -184,9 +184,9 @@ class Scales:
 
     def tie(self, a: Any, b: Any) -> None:
         """Require equal scales, entry by entry; zeros are left out."""
-        for one, other in _pairs(a, b):
-            if ZERO not in (one, other) and one != other:
-                self._solve(_sum(self.form(one), self.form(other), Fraction(-1)))
+        for first, second in _pairs(a, b):
+            if ZERO not in (first, second) and first != second:
+                self._solve(_sum(self.form(first), self.form(second), Fraction(-1)))
 
     def pin(self, label: Any) -> None:
         """Require scales of 1."""
@@ -194,8 +194,8 @@ class Scales:
 
     def combine(self, a: Any, b: Any, sign: int = 1) -> Label:
         """Return the label of products a b, or of quotients a / b with sign -1."""
-        one, other = np.broadcast_arrays(np.asarray(a), np.asarray(b))
-        pairs = np.stack([one, other], -1).reshape(-1, 2)
+        first, second = np.broadcast_arrays(np.asarray(a), np.asarray(b))
+        pairs = np.stack([first, second], -1).reshape(-1, 2)
         unique, places = np.unique(pairs, axis=0, return_inverse=True)
         numbers = [
             ZERO
@@ -203,7 +203,7 @@ class Scales:
             else self._number(_sum(self.form(pair[0]), self.form(pair[1]), Fraction(sign)))
             for pair in unique.tolist()
         ]
-        return np.array(numbers, int)[places.reshape(one.shape)]
+        return np.array(numbers, int)[places.reshape(first.shape)]
 
     def power(self, label: Label, exponent: float) -> Label:
         """Return the label of powers."""
@@ -227,9 +227,9 @@ class Scales:
     def _solve(self, form: Form) -> None:
         """Make a form 0 by replacing one of its variables."""
         if form:
-            variable, coefficient = max(form, key=lambda each: (each[0] in self._of_entries, each))
-            rest = (each for each in form if each[0] != variable)
-            self._solved[variable] = tuple((v, -c / coefficient) for v, c in rest)
+            variable, coefficient = max(form, key=lambda part: (part[0] in self._of_entries, part))
+            remaining = (part for part in form if part[0] != variable)
+            self._solved[variable] = tuple((v, -c / coefficient) for v, c in remaining)
 
     def _reduced(self, form: Form) -> Form:
         """Replace variables that were solved for."""
@@ -256,4 +256,4 @@ def _sum(a: Form, b: Form, factor: Fraction) -> Form:
 def _pairs(a: Any, b: Any) -> list[tuple[int, int]]:
     """Return all different pairs of entries."""
     pairs = np.stack(np.broadcast_arrays(np.asarray(a), np.asarray(b)), -1).reshape(-1, 2)
-    return [(one, other) for one, other in np.unique(pairs, axis=0).tolist()]
+    return [(first, second) for first, second in np.unique(pairs, axis=0).tolist()]

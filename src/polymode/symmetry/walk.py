@@ -104,8 +104,8 @@ class Walk:
         """Place units along one axis of a tensor; they are one with others along this axis."""
         slots = {p: slot for (n, p), slot in self.slots.items() if n == name}
         if slots and ("own" in slots) != (part == "own"):  # read entry by entry, and as a matrix
-            for other in [label, *(slot.label for slot in slots.values())]:
-                self.moves.pin(other)
+            for placed in [label, *(slot.label for slot in slots.values())]:
+                self.moves.pin(placed)
             return
         same = [p for p, slot in slots.items() if slot.axis == axis]
         if not same:
@@ -186,13 +186,13 @@ class Walk:
     def channel(self, value: Value, axis: int) -> tuple[Label, list[Label]]:
         """Return the units along an axis, which may vary along no other one, and other labels."""
         axis, size = axis % value.data.dim(), value.data.shape[axis]
-        mine = [label for label in value.moves if varies(label, axis)]
-        rest = [label for label in value.moves if not varies(label, axis)]
-        for label in mine[1:]:
+        along = [label for label in value.moves if varies(label, axis)]
+        further = [label for label in value.moves if not varies(label, axis)]
+        for label in along[1:]:
             self.moves.pin(label)
-        if not mine:
-            return np.full(size, ZERO if value.zero else PINNED), rest
-        return self.regular(self.moves, mine[0], (axis,)).reshape(size), rest
+        if not along:
+            return np.full(size, ZERO if value.zero else PINNED), further
+        return self.regular(self.moves, along[0], (axis,)).reshape(size), further
 
     def scale_channel(self, value: Value, axis: int) -> Label:
         """Return the units of scaling along an axis."""
@@ -205,14 +205,14 @@ class Walk:
 
         After a pixel shuffle, for example, a channel has four units, which stay in their places.
         """
-        rest = [a for a in range(value.data.dim()) if a not in axes]
+        free = [a for a in range(value.data.dim()) if a not in axes]
         moves = []
         for label in value.moves:
-            if any(varies(label, a) for a in rest):
-                moves.append(self.regular(self.moves, label, rest))
+            if any(varies(label, a) for a in free):
+                moves.append(self.regular(self.moves, label, free))
             else:
                 self.moves.pin(label)
-        return Value(value.data, moves, self.regular(self.scales, value.scale, rest), value.zero)
+        return Value(value.data, moves, self.regular(self.scales, value.scale, free), value.zero)
 
     def fold(self, token: str, label: Label, axes: Sequence[int]) -> Label:
         """Return units for what a symmetric function of all places along `axes` makes of a label.
@@ -269,28 +269,28 @@ class Walk:
     def merge(self, token: str, x: Value, y: Value, data: Tensor) -> list[Label]:
         """Return labels of what x and y give entry by entry, the units of both tied."""
         ndim = data.dim()
-        mine, theirs = ([aligned(label, ndim) for label in v.moves] for v in (x, y))
+        x_labels, y_labels = ([aligned(label, ndim) for label in v.moves] for v in (x, y))
         results: list[Label] = []
         partners: set[int] = set()
-        for label in mine:
+        for label in x_labels:
             result = label
-            for number, other in enumerate(theirs):
-                if set(varied(label)) & set(varied(other)):
+            for number, y_label in enumerate(y_labels):
+                if set(varied(label)) & set(varied(y_label)):
                     partners.add(number)
-                    result = self.join(token, (result, x), (other, y), ndim)
+                    result = self.join(token, (result, x), (y_label, y), ndim)
             if result is label:
                 self.pin_against(label, y, ndim)
             results.append(result)
-        for number, other in enumerate(theirs):
+        for number, y_label in enumerate(y_labels):
             if number not in partners:
-                self.pin_against(other, x, ndim)
-                results.append(other)
+                self.pin_against(y_label, x, ndim)
+                results.append(y_label)
         return results
 
-    def pin_against(self, label: Label, other: Value, ndim: int) -> None:
+    def pin_against(self, label: Label, value: Value, ndim: int) -> None:
         """Pin units that meet pinned entries."""
-        sizes = (1,) * (ndim - other.data.dim()) + tuple(other.data.shape)
-        if not other.zero and any(sizes[axis] > 1 for axis in varied(label)):
+        sizes = (1,) * (ndim - value.data.dim()) + tuple(value.data.shape)
+        if not value.zero and any(sizes[axis] > 1 for axis in varied(label)):
             self.moves.pin(label)
 
     def join(self, token: str, a: tuple[Label, Value], b: tuple[Label, Value], ndim: int) -> Label:
@@ -302,9 +302,9 @@ class Walk:
                 if all(sizes[axis] == 1 for axis in extra):
                     self.nest(token, small, big)
                     return big
-        one, other = a[0], b[0]
-        self.moves.tie(one, other)
-        return np.where(one == ZERO, other, one)
+        first, second = a[0], b[0]
+        self.moves.tie(first, second)
+        return np.where(first == ZERO, second, first)
 
     def nest(self, token: str, blocks: Label, inner: Label) -> None:
         """Keep units of `inner` in the blocks that the units of `blocks` stand for."""
@@ -316,19 +316,19 @@ class Walk:
 
     def add_scales(self, x: Value, y: Value, data: Tensor) -> Label:
         """Return the scale of a sum: both have the same."""
-        one, other = (aligned(v.scale, data.dim()) for v in (x, y))
+        first, second = (aligned(v.scale, data.dim()) for v in (x, y))
         if x.zero or y.zero:
-            return other if x.zero else one
-        self.scales.tie(one, other)
-        return np.where(one == ZERO, other, one)
+            return second if x.zero else first
+        self.scales.tie(first, second)
+        return np.where(first == ZERO, second, first)
 
     def multiply_scales(self, x: Value, y: Value, data: Tensor, sign: int = 1) -> Label:
         """Return the scale of a product, or of a quotient with sign -1."""
-        one, other = (aligned(v.scale, data.dim()) for v in (x, y))
+        first, second = (aligned(v.scale, data.dim()) for v in (x, y))
         for value in (x, y):
             if value.origin is not None and self.roles[value.origin] == "bias":
                 self.roles[value.origin] = "gain"
-        return self.scales.combine(one, other, sign)
+        return self.scales.combine(first, second, sign)
 
 
 @dataclass
@@ -365,7 +365,7 @@ class Call:
 
 def meta(value: Any) -> Any:
     """Return what torch is to be called with: values by their tensors without values."""
-    return each_in(value, lambda each: each.data if isinstance(each, Value) else each)
+    return each_in(value, lambda item: item.data if isinstance(item, Value) else item)
 
 
 def each_in(structure: Any, function: Callable[[Any], Any]) -> Any:

@@ -30,22 +30,22 @@ class plain_attention:
     _quick_layers = True
 
     def __enter__(self) -> None:
-        own = type(self)
-        with own._lock:
-            if own._open == 0:
-                own._quick_layers = torch.backends.mha.get_fastpath_enabled()
+        shared = type(self)
+        with shared._lock:
+            if shared._open == 0:
+                shared._quick_layers = torch.backends.mha.get_fastpath_enabled()
                 torch.backends.mha.set_fastpath_enabled(False)
-                own._switch = sdpa_kernel(SDPBackend.MATH)
-                own._switch.__enter__()
-            own._open += 1
+                shared._switch = sdpa_kernel(SDPBackend.MATH)
+                shared._switch.__enter__()
+            shared._open += 1
 
     def __exit__(self, *error: object) -> None:
-        own = type(self)
-        with own._lock:
-            own._open -= 1
-            if own._open == 0 and own._switch is not None:
-                own._switch.__exit__(None, None, None)
-                torch.backends.mha.set_fastpath_enabled(own._quick_layers)
+        shared = type(self)
+        with shared._lock:
+            shared._open -= 1
+            if shared._open == 0 and shared._switch is not None:
+                shared._switch.__exit__(None, None, None)
+                torch.backends.mha.set_fastpath_enabled(shared._quick_layers)
 
 
 def is_fused(operation: object) -> bool:

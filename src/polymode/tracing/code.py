@@ -27,10 +27,10 @@ def network_mark(module: nn.Module) -> str:
 def code_of(module: nn.Module) -> list[Any]:
     """Return what a network's own classes are made of, compiled, the functions that these use and
     those that its modules hold; the same in every process."""
-    classes = {base for each in module.modules() for base in type(each).__mro__}
+    classes = {base for part in module.modules() for base in type(part).__mro__}
     methods = [
         (base.__qualname__, name, _plain(method))
-        for base in sorted(classes, key=lambda each: (each.__module__, each.__qualname__))
+        for base in sorted(classes, key=lambda part: (part.__module__, part.__qualname__))
         if not _is_given(base)
         for name, method in vars(base).items()
         if isinstance(method, (FunctionType, staticmethod, classmethod, property))
@@ -42,8 +42,8 @@ def code_of(module: nn.Module) -> list[Any]:
     }
     held = [
         (path, name, _plain(value))
-        for path, each in module.named_modules()
-        for name, value in vars(each).items()
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
         if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType, partial))
     ]
     return [*methods, *sorted(used), *held]
@@ -64,14 +64,14 @@ def _plain(value: Any) -> Any:
         return _plain(value.func), _plain(value.args), _plain(tuple(sorted(value.keywords.items())))
     if isinstance(value, FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        inner = [_plain(each) for each in cells if isinstance(each, _SAID)]
+        inner = [_plain(part) for part in cells if isinstance(part, _SAID)]
         return _plain(value.__code__), inner, _plain(value.__defaults__)
     if isinstance(value, CodeType):
-        return value.co_code, value.co_names, [_plain(each) for each in value.co_consts]
+        return value.co_code, value.co_names, [_plain(part) for part in value.co_consts]
     if isinstance(value, frozenset):
         return sorted(map(repr, value))
     if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if isinstance(value, BuiltinFunctionType):
         return value.__qualname__
     return repr(value) if isinstance(value, _SAID) else type(value).__qualname__

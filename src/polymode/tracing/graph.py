@@ -48,7 +48,7 @@ def traced(template: nn.Module, is_leaf: IsLeaf | None = None) -> tuple[nn.Modul
     """
     copies: dict[int, Any] = {}
     module = copy.deepcopy(template, copies)  # tracing runs the forward method: it may leave traces
-    hidden = [each for each in copies.values() if isinstance(each, nn.Module)]
+    hidden = [part for part in copies.values() if isinstance(part, nn.Module)]
     return module, _Tracer(is_leaf or _no_leaf, hidden).trace(module)
 
 
@@ -57,9 +57,9 @@ def silent(module: nn.Module) -> nn.Module:
 
     Each `fx.GraphModule` has a class of its own, which a deep copy gets anew.
     """
-    for each in module.modules():
-        if isinstance(each, fx.GraphModule):
-            type(each).__call__ = nn.Module.__call__  # type: ignore[method-assign]
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            type(part).__call__ = nn.Module.__call__  # type: ignore[method-assign]
     return module
 
 
@@ -201,8 +201,8 @@ class _Versions:
             if bases:
                 first = [] if kind in bases else [kind]
                 facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-                made = type.__new__(type(kind), kind.__name__, (_Quiet, *first, *bases), facts)
-            self._classes[kind] = made if bases else kind
+                version = type.__new__(type(kind), kind.__name__, (_Quiet, *first, *bases), facts)
+            self._classes[kind] = version if bases else kind
         return self._classes[kind]
 
     def _methods(self, kind: type) -> Iterator[tuple[str, Any]]:
@@ -218,15 +218,15 @@ class _Versions:
 
     def needed(self, function: FunctionType) -> bool:
         """Whether a function reaches one that does not know proxies."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         ahead = [function]
         while ahead:
-            here = ahead.pop()
-            if id(here) in seen:
+            current = ahead.pop()
+            if id(current) in visited:
                 continue
-            seen.add(id(here))
-            for name, value in _reached(here):
-                if value is math or _is_opaque(here, name, value):
+            visited.add(id(current))
+            for name, value in _reached(current):
+                if value is math or _is_opaque(current, name, value):
                     return True
                 if _is_plain(value):
                     ahead.append(value)
@@ -239,21 +239,21 @@ class _Versions:
         names = function.__globals__
         private = self._globals.setdefault(id(names), {**names, "__builtins__": _BUILTINS})
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        made = FunctionType(
+        version = FunctionType(
             function.__code__, private, function.__name__, function.__defaults__, cells or None
         )
-        made.__kwdefaults__ = function.__kwdefaults__
-        made.__annotations__ = function.__annotations__
-        made.__dict__.update(function.__dict__)
-        self._functions[id(function)] = made
-        for own, other in zip(cells, function.__closure__ or (), strict=True):
-            content = _content(other)
+        version.__kwdefaults__ = function.__kwdefaults__
+        version.__annotations__ = function.__annotations__
+        version.__dict__.update(function.__dict__)
+        self._functions[id(function)] = version
+        for private_cell, cell in zip(cells, function.__closure__ or (), strict=True):
+            content = _content(cell)
             if content is not _EMPTY:
-                own.cell_contents = self._version(function, "", content)
+                private_cell.cell_contents = self._version(function, "", content)
         for name, value in _reached(function):
             if name not in ("", _IMPORTED):
                 private[name] = self._version(function, name, value)
-        return made
+        return version
 
     def _version(self, function: FunctionType, name: str, value: Any) -> Any:
         if value is math:
@@ -299,18 +299,18 @@ def _reached(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def reached_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the names, with their values, by which the code of a network's classes goes on."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     ahead = [
         method
-        for kind in {base for each in module.modules() for base in type(each).__mro__}
+        for kind in {base for part in module.modules() for base in type(part).__mro__}
         if not _is_torch(kind.__module__)
         for method in vars(kind).values()
         if isinstance(method, FunctionType)
     ]
     while ahead:
         function = ahead.pop()
-        if id(function) not in seen:
-            seen.add(id(function))
+        if id(function) not in visited:
+            visited.add(id(function))
             names = dict.fromkeys(_names_in(function.__code__))
             reached = [*_reached(function), *((name, None) for name in names)]
             yield from reached
@@ -329,7 +329,7 @@ def _is_plain(value: Any) -> bool:
 def _is_opaque(function: FunctionType, name: str, value: Any) -> bool:
     """Whether a call of it with a proxy is to be a node: a function of `math` or of `fx.wrap`."""
     wrapped = (id(function.__globals__), name) in _symbolic_trace._wrapped_fns_to_patch
-    return wrapped or any(value is each for each in _OF_MATH)
+    return wrapped or any(value is known_function for known_function in _OF_MATH)
 
 
 def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,10 +343,10 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         if not proxies:
             return function(*args, **kwargs)
-        made = proxies[-1].tracer.create_proxy("call_function", function, args, kwargs)
-        if not any(function is each for each in _OF_MATH):
-            made.node.meta["is_wrapped"] = True  # so that it stays one step if traced again
-        return made
+        proxy = proxies[-1].tracer.create_proxy("call_function", function, args, kwargs)
+        if not any(function is known_function for known_function in _OF_MATH):
+            proxy.node.meta["is_wrapped"] = True  # so that it stays one step if traced again
+        return proxy
 
     return call
 
@@ -430,8 +430,8 @@ def _draws_globally(template: nn.Module) -> bool:
         traced(template, _runs_for_all)
         if _global_streams() == before:
             return False
-        before, taken = _global_streams(), time.perf_counter() - start
-        time.sleep(taken)
+        before, duration = _global_streams(), time.perf_counter() - start
+        time.sleep(duration)
         still += _global_streams() == before
     return still > _ATTEMPTS / 2
 

@@ -187,10 +187,10 @@ def tie_again(module: nn.Module, aliases: Mapping[str, list[str]]) -> nn.Module:
     return module
 
 
-def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int | None) -> None:
+def check_same(first: Mapping[str, Tensor], tensors: Mapping[str, Tensor], k: int | None) -> None:
     who = "the given tensors" if k is None else f"member {k}"
     expected = "the network" if k is None else "member 0"
-    missing, surplus = sorted(set(first) - set(other)), sorted(set(other) - set(first))
+    missing, surplus = sorted(set(first) - set(tensors)), sorted(set(tensors) - set(first))
     if missing or surplus:
         what = f"lacks '{missing[0]}'" if missing else f"has an unexpected '{surplus[0]}'"
         raise ValueError(
@@ -198,10 +198,10 @@ def check_same(first: Mapping[str, Tensor], other: Mapping[str, Tensor], k: int 
             f" tensors compared with {expected})"
         )
     for name, tensor in first.items():
-        if tensor.shape != other[name].shape:
+        if tensor.shape != tensors[name].shape:
             raise ValueError(
-                f"architectures differ: '{name}' has shape {tuple(other[name].shape)} in {who} and"
-                f" {tuple(tensor.shape)} in {expected}"
+                f"architectures differ: '{name}' has shape {tuple(tensors[name].shape)} in {who}"
+                f" and {tuple(tensor.shape)} in {expected}"
             )
 
 
@@ -216,8 +216,8 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {key for key in set(first) | set(other) if first.get(key) != other.get(key)}
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
+    return {key for key in set(first) | set(second) if first.get(key) != second.get(key)}
 
 
 MODES = ("train", "eval", "noisy")
@@ -295,8 +295,8 @@ def channels_to_last(images: Tensor) -> Tensor:
     The strides say so also for one channel, where `.contiguous` would leave them and kernels then
     take the slower format for the whole network.
     """
-    *rest, channels, height, width = images.shape
-    memory = images.new_empty(*rest, height, width, channels)
+    *leading, channels, height, width = images.shape
+    memory = images.new_empty(*leading, height, width, channels)
     return memory.movedim(-1, -3).copy_(images)
 
 

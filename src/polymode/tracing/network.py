@@ -36,7 +36,7 @@ class Network:
     def __init__(self, module: nn.Module) -> None:
         self.aliases = aliases_of(module)
         self.second_names = [
-            (other, name) for name, names in self.aliases.items() for other in names[1:]
+            (alias, name) for name, names in self.aliases.items() for alias in names[1:]
         ]
         self.template = without_values(module)
         self.plans: dict[tuple[int, int], dict[str, Any]] = {}

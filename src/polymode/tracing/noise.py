@@ -98,7 +98,7 @@ class Streams:
     def __init__(
         self, seeds: Sequence[int | Sequence[int]], pinned: Sequence[BatchAxis] | None = None
     ) -> None:
-        self.seeds = [(each,) if isinstance(each, int) else tuple(each) for each in seeds]
+        self.seeds = [(member,) if isinstance(member, int) else tuple(member) for member in seeds]
         self.pinned = pinned
 
     def __getitem__(self, members: slice) -> Streams:
@@ -128,7 +128,7 @@ class MemberNoise(TorchDispatchMode):
         if func not in _DRAWS:
             raise ValueError(
                 f"the network calls the random operation {func}, for which members have no own"
-                f" streams. Known: {', '.join(str(known) for known in (*_DRAWS, *_MADE_OF))}"
+                f" streams. Known: {', '.join(map(str, (*_DRAWS, *_MADE_OF)))}"
             )
         out, fill = _DRAWS[func](*args, **kwargs)
         seeds, pinned = self._streams.seeds, self._streams.pinned
@@ -148,21 +148,21 @@ class MemberNoise(TorchDispatchMode):
             batch = pinned[self._calls]
         self._calls += 1
         stream = torch.Generator(device=out.device)
-        for share, own in zip(shares, seeds, strict=True):
+        for share, member_seeds in zip(shares, seeds, strict=True):
             if batch.axis is None and share.is_contiguous():
-                fill(share, self._at(stream, own[0]))
+                fill(share, self._at(stream, member_seeds[0]))
                 continue
             shape = list(share.shape)
             if batch.axis is not None:
                 shape[batch.axis] = batch.per
             # the order of filling must not depend on the memory format
-            filled = torch.empty(len(own), *shape, dtype=share.dtype, device=share.device)
-            for group, seed in zip(filled.unbind(0), own, strict=True):
+            filled = torch.empty(len(member_seeds), *shape, dtype=share.dtype, device=share.device)
+            for group, seed in zip(filled.unbind(0), member_seeds, strict=True):
                 fill(group, self._at(stream, seed))
             if batch.axis is None:
                 share.copy_(filled[0])
             else:
-                share = share.unflatten(batch.axis, (len(own), -1, batch.per))
+                share = share.unflatten(batch.axis, (len(member_seeds), -1, batch.per))
                 share.copy_(filled.movedim(0, batch.axis).unsqueeze(batch.axis + 1))
         return out
 
@@ -269,23 +269,23 @@ def batch_axes(module: nn.Module, x: Tensor) -> list[BatchAxis]:
     Found by passes of two and of three examples: the axis that grows with them is the batch.
     """
     row = x[:1]
-    two, three = (shapes_drawn(module, row.expand(n, *row.shape[1:])) for n in (2, 3))
-    if len(two) != len(three):
+    of_two, of_three = (shapes_drawn(module, row.expand(n, *row.shape[1:])) for n in (2, 3))
+    if len(of_two) != len(of_three):
         raise ValueError(
-            f"the network draws {len(two)} times for two examples and {len(three)} times for three;"
-            " what it draws must not depend on the batch size"
+            f"the network draws {len(of_two)} times for two examples and {len(of_three)} times for"
+            " three; what it draws must not depend on the batch size"
         )
-    return [_batch_axis(a, b) for a, b in zip(two, three, strict=True)]
+    return [_batch_axis(a, b) for a, b in zip(of_two, of_three, strict=True)]
 
 
-def _batch_axis(two: tuple[int, ...], three: tuple[int, ...]) -> BatchAxis:
-    grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
+def _batch_axis(of_two: tuple[int, ...], of_three: tuple[int, ...]) -> BatchAxis:
+    grown = [axis for axis, (a, b) in enumerate(zip(of_two, of_three, strict=True)) if a != b]
     if not grown:
         return BatchAxis(None)
     axis = grown[0]
-    if len(grown) > 1 or 3 * two[axis] != 2 * three[axis]:
+    if len(grown) > 1 or 3 * of_two[axis] != 2 * of_three[axis]:
         raise ValueError(
-            f"the network draws noise of shape {two} for two examples and {three} for three: it"
-            " cannot be the same for every example"
+            f"the network draws noise of shape {of_two} for two examples and {of_three} for three:"
+            " it cannot be the same for every example"
         )
-    return BatchAxis(axis, two[axis] // 2)
+    return BatchAxis(axis, of_two[axis] // 2)

@@ -170,7 +170,7 @@ def name_of(target: Any) -> str | None:
     full = getattr(target, "__name__", "")
     name = full.removeprefix("_")
     for home in _HOMES:
-        if any(getattr(home, known, None) is target for known in (name, full)):
+        if any(getattr(home, candidate, None) is target for candidate in (name, full)):
             return name
     return None
 

@@ -147,7 +147,9 @@ def _units(stack: Stack, plan: Plan, terms: Terms, x: Tensor, step: int) -> list
             units.append(_Unit(way, 1, views, [b[k] for b in stack.buffers.values()]))
         return units
     for part, a, b in execution.chunks(stack, plan, views=False):
-        network = partial(execution.batched, part, own=True, streams=streams and streams[a:b])
+        network = partial(
+            execution.batched, part, per_member=True, streams=streams and streams[a:b]
+        )
         way = Plain(network, part.leaves(), part.extra, b - a, whole)
         grads = _grads(stack, a, b) if apart else None
         units.append(_Unit(way, b - a, grads, list(part.buffers.values())))

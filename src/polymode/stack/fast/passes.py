@@ -59,15 +59,15 @@ def noisy_passes(stack: Stack, x: Tensor, numbers: Sequence[int]) -> Tensor:
     """
     halves = halves_of(stack, x)
     late = stack if halves.late is None else part_of(stack, halves.late)
-    h, own = x, False
+    h, per_member = x, False
     if halves.early is not None:
-        h, own = part_of(stack, halves.early).set_mode("noisy")(x), True
-    found = []
+        h, per_member = part_of(stack, halves.early).set_mode("noisy")(x), True
+    results = []
     for some in _pieces(numbers, halves, stack.num_modes * len(x)):
         late.set_mode("noisy", some if len(some) > 1 else some[0])
-        outputs = late(repeat_rows(h, len(some), axis=int(own)), own=own)
-        found.append(outputs.unflatten(1, (len(some), -1)))
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+        outputs = late(repeat_rows(h, len(some), axis=int(per_member)), own=per_member)
+        results.append(outputs.unflatten(1, (len(some), -1)))
+    return results[0] if len(results) == 1 else torch.cat(results, 1)
 
 
 def _pieces(numbers: Sequence[int], halves: Halves, rows: int) -> Iterator[tuple[int, ...]]:
@@ -110,10 +110,10 @@ def _by_row(stack: Stack, x: Tensor) -> bool:
 
 
 def _gradients_by_pass(
-    stack: Stack, times: int, loss: Loss, x: Tensor, y: Tensor, own: bool, step: int
+    stack: Stack, times: int, loss: Loss, x: Tensor, y: Tensor, per_member: bool, step: int
 ) -> Tensor:
     """One pass after another, each with a noise for its whole batch."""
-    passes = [stack(x, own=own, step=step * times + number) for number in range(times)]
+    passes = [stack(x, own=per_member, step=step * times + number) for number in range(times)]
     losses = loss(torch.cat(passes, 1), y, stack.extra)
     leaves = stack.leaves()
     grads = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
@@ -130,14 +130,14 @@ def halves_of(stack: Stack, x: Tensor) -> Halves:
 def _halves(stack: Stack, x: Tensor) -> Halves:
     module = set_mode(_member(stack), "noisy")
     early, late, h = None, None, x[:1]
-    found = None if stack.members_differ or _ties(stack) else _cut(module, x)
-    if found is not None:
-        traced, graph, cut = found
-        first, rest = _split(traced, graph, cut)
+    parts = None if stack.members_differ or _ties(stack) else _cut(module, x)
+    if parts is not None:
+        traced, graph, cut = parts
+        first, second = _split(traced, graph, cut)
         if any(True for _ in first.parameters()):  # else next to nothing would be saved
             with torch.no_grad():
                 h = first(h)
-            early, late, module = Network(first), Network(rest), rest
+            early, late, module = Network(first), Network(second), second
     return Halves(early, late, _grouped(module, h), _row_bytes(module, h))
 
 
@@ -207,10 +207,10 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
     nodes = list(graph.nodes)
     if [node.op for node in nodes].count("placeholder") != 1 or _makes_tensors(module, graph):
         return None
-    two, three = (_notice(module, graph, repeat_rows(x[:1], n)) for n in (2, 3))
-    if two.first is None:
+    of_two, of_three = (_notice(module, graph, repeat_rows(x[:1], n)) for n in (2, 3))
+    if of_two.first is None:
         return None
-    for place in range(nodes.index(two.first), 0, -1):
+    for place in range(nodes.index(of_two.first), 0, -1):
         before = set(nodes[:place])
         live = {
             node
@@ -220,7 +220,7 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
         }
         if len(live) == 1:
             (cut,) = live
-            rows = [each.shapes.get(cut, ())[:1] for each in (two, three)]
+            rows = [noticed.shapes.get(cut, ())[:1] for noticed in (of_two, of_three)]
             if rows == [(2,), (3,)]:
                 return module, graph, cut
     return None
@@ -229,9 +229,9 @@ def _cut(module: nn.Module, x: Tensor) -> tuple[nn.Module, fx.Graph, fx.Node] | 
 def _makes_tensors(module: nn.Module, graph: fx.Graph) -> bool:
     """Whether a forward method reads tensors that are neither parameters nor buffers, such as those
     it makes itself; parts of the network would not have them."""
-    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return any(node.op == "get_attr" and node.target not in known for node in graph.nodes)
+    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return any(node.op == "get_attr" and node.target not in names for node in graph.nodes)
 
 
 def _split(module: nn.Module, graph: fx.Graph, cut: fx.Node) -> tuple[nn.Module, nn.Module]:
@@ -273,10 +273,10 @@ def _repeating_stack(stack: Stack, name: str, x: Tensor, times: int) -> Stack | 
 
 def _repeating(module: nn.Module, x: Tensor, times: int) -> Network | None:
     """Return the network with its rows repeated before the first random operation."""
-    found = _cut(module, x)
-    if found is None:
+    parts = _cut(module, x)
+    if parts is None:
         return None
-    traced, graph, cut = found
+    traced, graph, cut = parts
     with graph.inserting_after(cut):
         repeated = graph.call_function(repeat_rows, (cut, times))
     cut.replace_all_uses_with(repeated, delete_user_cb=lambda user: user is not repeated)

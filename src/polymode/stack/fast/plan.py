@@ -51,9 +51,9 @@ class Plan(NamedTuple):
 MOST_THREADS = 1024  # that a file may ask for: the system may end a process that starts 10⁶
 KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients; gradients of losses
 
-_known: dict[str, Plan] = {}
+_remembered: dict[str, Plan] = {}
 # file of the run that is at work in this thread
-_own: ContextVar[Path | None] = ContextVar("_own", default=None)
+_run_file: ContextVar[Path | None] = ContextVar("_own", default=None)
 # How each constant was found:
 _LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
 _BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
@@ -69,37 +69,37 @@ _SHORT = 3e8  # operations of a step: below, it takes some ms on one core, and w
 _HOPELESS = 3.0  # given up after its first run: no candidate came back from more than 2.2
 
 
-def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
+def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, per_member: bool) -> Plan:
     """Return the plan that the user named, or the fastest one: the same on all ranks."""
     if stack.execution == "batched":
         return Plan("batched")
     number = ranks.num_modes(stack.num_modes)
-    return ranks.agreed(lambda: _choose(stack, kind, run, x, y, own, number))
+    return ranks.agreed(lambda: _choose(stack, kind, run, x, y, per_member, number))
 
 
 def _choose(
-    stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, own: bool, num_modes: int
+    stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, per_member: bool, num_modes: int
 ) -> Plan:
     """The choice is that of all `num_modes`, so that it is the same for any number of ranks."""
-    known = not stack.members_differ and dense_program(stack) is not None
-    by_rule = stack.execution == "auto" and stack.horizon < _FEW and known
-    job = _job(stack, kind, x, own, num_modes)
+    has_program = not stack.members_differ and dense_program(stack) is not None
+    by_rule = stack.execution == "auto" and stack.horizon < _FEW and has_program
+    job = _job(stack, kind, x, per_member, num_modes)
 
     def fit() -> int:
-        return stack.chunk_size or members_that_fit(stack, run, x, y, own)
+        return stack.chunk_size or members_that_fit(stack, run, x, y, per_member)
 
     def anew() -> Plan:
         if stack.execution == "chunked":
             return Plan("chunked", chunk_size=fit())
         if by_rule:
-            plan = _by_rule(stack, x, own, num_modes)
+            plan = _by_rule(stack, x, per_member, num_modes)
         else:
-            plan = _of_machine(job, lambda: _measure(stack, run, x, y, own))
+            plan = _of_machine(job, lambda: _measure(stack, run, x, y, per_member))
         if plan.execution == "batched" and (size := fit()) < stack.num_modes:
             return Plan("chunked", chunk_size=size)
         return plan
 
-    path = _own.get()
+    path = _run_file.get()
     if path is None:
         return anew()
     key = f"{job}, by rule" if by_rule else job
@@ -114,29 +114,29 @@ def _choose(
 @contextmanager
 def remembered_in(path: Path) -> Iterator[None]:
     """Let choices come from the file `path` first, and keep there all that are made or used."""
-    before = _own.set(path)
+    before = _run_file.set(path)
     try:
         yield
     finally:
-        _own.reset(before)
+        _run_file.reset(before)
 
 
 def _of_machine(job: str, measure: Callable[[], Plan]) -> Plan:
     """Return this machine's choice for a job, measured now if it is not known."""
-    here = hashlib.blake2b(
+    key = hashlib.blake2b(
         repr((job, platform.processor(), platform.node())).encode(), digest_size=12
     ).hexdigest()
-    if here not in _known:
-        _known.update(_read(_file()))
-    if here not in _known:
+    if key not in _remembered:
+        _remembered.update(_read(_file()))
+    if key not in _remembered:
         plan = measure()
         try:
-            plan = _agree(_file(), here, plan)
+            plan = _agree(_file(), key, plan)
         except OSError as error:
-            if _own.get() is None:
+            if _run_file.get() is None:
                 _warn_of_no_cache(error)
-        _known[here] = plan
-    return _known[here]
+        _remembered[key] = plan
+    return _remembered[key]
 
 
 def _warn_of_no_cache(error: OSError) -> None:
@@ -147,19 +147,19 @@ def _warn_of_no_cache(error: OSError) -> None:
     )
 
 
-def _by_rule(stack: Stack, x: Tensor, own: bool, num_modes: int) -> Plan:
+def _by_rule(stack: Stack, x: Tensor, per_member: bool, num_modes: int) -> Plan:
     """Return the plan of dense networks for work too short to be measured first.
 
     Batched products were the fastest for every width from 64 to 512 units and 4 to 16 members, 1.4
     to 6 times the speed of a plain loop.
     """
-    rows = x.shape[1] if own else x.shape[0]
+    rows = x.shape[1] if per_member else x.shape[0]
     operations = 6 * rows * num_modes * stack.num_parameters
     threads = 1 if operations < _SHORT and stack.device.type == "cpu" else None
     return Plan("batched" if num_modes > 1 else "loop", num_threads=threads)
 
 
-def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
+def _candidates(stack: Stack, slow: bool, per_member: bool) -> list[Plan]:
     """Return the ways to try, the likeliest first.
 
     On a processor, batching pays where the time goes into starting many small operations, so it is
@@ -177,7 +177,7 @@ def _candidates(stack: Stack, slow: bool, own: bool) -> list[Plan]:
         if not (slow and stack.device.type == "cpu"):
             plans += [Plan("batched", num_threads=count) for count in counts]
     inputs_alone = torch.is_grad_enabled() and not stack.differentiable
-    wide = stack.num_modes > 1 and True in layouts and not own and not stack.members_differ
+    wide = stack.num_modes > 1 and True in layouts and not per_member and not stack.members_differ
     wide = wide and (several or inputs_alone) and prefix_of(stack) is not None
     if wide and inputs_alone:
         plans.append(Plan("loop", channels_last=True, wide=True))
@@ -208,7 +208,7 @@ def _breaks_channels_last(stack: Stack) -> bool:
     )
 
 
-def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
+def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, per_member: bool) -> Plan:
     """Time the candidates on copies of the stack and return the fastest.
 
     All are timed once after a run that warms up; those that come near the best are timed again, in
@@ -221,11 +221,11 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
             leaf.requires_grad_(stack.differentiable)
         part.lay_out(plan.channels_last)
         part.plans = dict.fromkeys(KINDS, plan)
-        return lambda: run(part, x[:count] if own else x, y[:count] if own else y)
+        return lambda: run(part, x[:count] if per_member else x, y[:count] if per_member else y)
 
     alone = trial(Plan("loop", num_threads=1), 1)
     slow = min(_once(alone), _once(alone)) > _SLOW
-    plans = _candidates(stack, slow, own)
+    plans = _candidates(stack, slow, per_member)
     few = max(torch.get_num_threads(), _TOGETHER if any(plan.wide for plan in plans) else 1)
     count = min(stack.num_modes, few if slow else _MANY)
     trials = {plan: trial(plan, count) for plan in plans}
@@ -243,7 +243,7 @@ def _measure(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> Plan:
     start = time.perf_counter()
     for number in range(_ROUNDS):
         limit = (_NEAR if number < 3 else _NEARER) * min(times.values())
-        times = {plan: taken for plan, taken in times.items() if taken <= limit}
+        times = {plan: duration for plan, duration in times.items() if duration <= limit}
         late = number >= _LEAST and time.perf_counter() - start > _BUDGET
         if len(times) == 1 or late:
             break
@@ -273,27 +273,29 @@ def _once(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, own: bool) -> int:
+def members_that_fit(stack: Stack, run: Run, x: Tensor, y: Tensor, per_member: bool) -> int:
     """Return how many members may be batched together within half of the free memory."""
     if not torch.is_grad_enabled():
         return stack.num_modes
     trial = stack[[0]]
     trial.plans = dict.fromkeys(KINDS, Plan("loop"))
-    one = saved_bytes(lambda: run(trial, x[:1] if own else x, y[:1] if own else y))
-    return max(1, min(stack.num_modes, int(0.5 * free_bytes(stack.device) // max(one, 1))))
+    member_bytes = saved_bytes(
+        lambda: run(trial, x[:1] if per_member else x, y[:1] if per_member else y)
+    )
+    return max(1, min(stack.num_modes, int(0.5 * free_bytes(stack.device) // max(member_bytes, 1))))
 
 
-def _job(stack: Stack, kind: str, x: Tensor, own: bool, num_modes: int) -> str:
+def _job(stack: Stack, kind: str, x: Tensor, per_member: bool, num_modes: int) -> str:
     """Return a hash of everything the choice depends on, but the machine."""
     tensors = {**stack.params, **stack.frozen}
     shapes = [(n, (num_modes, *t.shape[1:])) for n, t in tensors.items()]
-    of_x = (num_modes, *x.shape[1:]) if own else tuple(x.shape)
+    of_x = (num_modes, *x.shape[1:]) if per_member else tuple(x.shape)
     if torch.is_grad_enabled() and not stack.differentiable:
         kind += ", of inputs alone"
     facts = [
         kind, stack.execution, type(stack.template).__qualname__, str(stack.template),
         code_of(stack.template), shapes,
-        of_x, own, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
+        of_x, per_member, stack.mode, torch.is_grad_enabled(), str(stack.dtype),
         str(stack.device),
         torch.get_num_threads(), torch.__version__, stack.channels_last, stack.chunk_size,
     ]  # fmt: skip
@@ -306,10 +308,10 @@ def _file() -> Path:
 
 def _read(path: Path) -> dict[str, Plan]:
     try:
-        found = parse_json(path.read_bytes()) if path.is_file() else {}
+        content = parse_json(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
-    listed = found.items() if isinstance(found, dict) else ()
+    listed = content.items() if isinstance(content, dict) else ()
     return {job: Plan(*plan) for job, plan in listed if is_plan(plan)}
 
 
@@ -322,15 +324,15 @@ def is_plan(plan: Any) -> bool:
         n is None or (type(n) is int and 1 <= n <= most)
         for n, most in ((chunk_size, 2**31), (num_threads, MOST_THREADS))
     )
-    known = execution in ("batched", "loop", "threads", "chunked")
-    return known and counts and isinstance(channels_last, bool) and isinstance(wide, bool)
+    is_way = execution in ("batched", "loop", "threads", "chunked")
+    return is_way and counts and isinstance(channels_last, bool) and isinstance(wide, bool)
 
 
 def _agree(path: Path, job: str, plan: Plan) -> Plan:
     """Return the choice on file, else put this one there: processes that measured at once agree."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent):
-        found = _read(path)
-        if job not in found:
-            replace_file(path, json.dumps(found | {job: plan}, indent=0).encode())
-    return found.get(job, plan)
+        plans = _read(path)
+        if job not in plans:
+            replace_file(path, json.dumps(plans | {job: plan}, indent=0).encode())
+    return plans.get(job, plan)

@@ -130,11 +130,11 @@ def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tenso
 
 def _suffix(template: nn.Module, graph: fx.Graph, nodes: list[fx.Node], cut: fx.Node) -> nn.Module:
     """Return what comes after `cut` as a module of its own."""
-    rest = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {cut: rest.placeholder("h")}
+    suffix = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {cut: suffix.placeholder("h")}
     for node in nodes[nodes.index(cut) + 1 :]:
-        values[node] = rest.node_copy(node, lambda old: values[old])
-    return fx.GraphModule(template, rest)
+        values[node] = suffix.node_copy(node, lambda old: values[old])
+    return fx.GraphModule(template, suffix)
 
 
 def wide_outputs(stack: Stack, prefix: Prefix, x: Tensor) -> Tensor:
