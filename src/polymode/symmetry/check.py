@@ -219,7 +219,7 @@ def _without_failures(symmetries: Symmetries, holds: Callable[[Symmetries], bool
 
 
 def _only_scalings(base: Symmetries, symmetries: Symmetries, groups: list[Any]) -> Symmetries:
-    """Return the symmetries `base` with some of the scalings of `found`."""
+    """Return the symmetries `base` with some of the scalings of `symmetries`."""
     chosen = [variable for group in groups for variable in group.variables.tolist()]
     rescalings = []
     for rescaling in symmetries.rescalings if groups else ():

@@ -191,7 +191,7 @@ def lengthscales(pairs: Distances, m: int) -> Tensor:
 
 
 def distances(rows: Tensor, columns: Tensor | None = None) -> Distances:
-    """Return distances between every two rows (N, D), or from each row to each of `others`."""
+    """Return distances between every two rows (N, D), or from each row to each of `columns`."""
     same = columns is None
     second = rows if columns is None else columns
     need = 3 * len(rows) * len(second) * rows.element_size()
