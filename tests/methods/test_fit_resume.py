@@ -95,11 +95,11 @@ def test_a_resumed_fit_runs_as_it_began_and_says_where_it_cannot(tmp_path, monke
     """The execution is the checkpoint's, whatever would be measured now; threads are the user's."""
     options = {"net": net, "task": task(), "checkpoint": tmp_path, "num_modes": 2} | QUICK
     measured = iter([Plan("loop"), Plan("batched")])
-    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_remembered", {})
     monkeypatch.setattr(choice, "_FEW", 0)  # measured, not by rule
     monkeypatch.setattr(choice, "_measure", lambda *args: next(measured))
     whole = pm.fit("deep_ensemble", **options)
-    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_remembered", {})
     monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "empty"))
     again = pm.fit("deep_ensemble", **options)
     assert again.stack.plans["gradients"] == whole.stack.plans["gradients"] == Plan("loop")

@@ -417,7 +417,7 @@ def test_a_wide_convolution_must_save_a_tenth_to_be_chosen(saved, wide, monkeypa
     monkeypatch.setattr(choice, "_once", clock)
     stack = Stack(lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), 4)
     x = torch.zeros(2, 3, 4, 4)
-    plan = choice._measure(stack, lambda part, xs, ys: None, x, x, own=False)
+    plan = choice._measure(stack, lambda part, xs, ys: None, x, x, per_member=False)
     assert plan.execution == "threads"
     assert plan.wide is wide
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -119,72 +120,74 @@ def gradients(
         y,
         per_member,
     )
-    streams = streams_of(stack, x, per_member, step)
+    batch = _Batch(x, y, per_member, streams_of(stack, x, per_member, step))
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
     attention = _attention(stack, plan.execution, x, per_member)
     if plan.num_threads is None and attention is _SILENCE:
-        return compute(stack, plan, loss, x, y, per_member, streams)
+        return compute(stack, plan, loss, batch)
     with limit_threads(plan.num_threads), attention:
-        return compute(stack, plan, loss, x, y, per_member, streams)
+        return compute(stack, plan, loss, batch)
 
 
-def _gradients_batched(
-    stack: Stack,
-    plan: Plan,
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    per_member: bool,
-    streams: Streams | None,
-) -> Tensor:
+@dataclass(frozen=True)
+class _Batch:
+    """What members learn from.
+
+    Attributes:
+        x, y: inputs and targets (B, ...), or (M, B, ...) if `per_member`.
+        streams: of the noise in the forward pass, None without any.
+    """
+
+    x: Tensor
+    y: Tensor
+    per_member: bool
+    streams: Streams | None
+
+    def of(self, members: slice | int) -> tuple[Tensor, Tensor, Streams | None]:
+        """Return inputs, targets and streams of some members, or of one."""
+        x, y = (self.x[members], self.y[members]) if self.per_member else (self.x, self.y)
+        span = slice(members, members + 1) if isinstance(members, int) else members
+        return x, y, self.streams and self.streams[span]
+
+
+def _gradients_batched(stack: Stack, plan: Plan, loss: Loss, batch: _Batch) -> Tensor:
     """All members, or a chunk of them, in one forward and one backward pass."""
     leaves = stack.leaves()
     parts = chunks(stack, plan, views=False)
-    if len(parts) == 1:
-        losses = loss(batched(stack, x, per_member, streams), y, stack.extra)
-        for leaf, grad in zip(leaves, _grad(losses, leaves), strict=True):
-            leaf.grad = in_layout_of(leaf, grad)
-        return losses.detach()
-    grad_buffers(stack)
+    together = len(parts) == 1
+    if not together:
+        grad_buffers(stack)
     losses_of_parts = []
     for part, a, b in parts:
-        inputs, targets = (x[a:b], y[a:b]) if per_member else (x, y)
-        losses = loss(
-            batched(part, inputs, per_member, streams and streams[a:b]), targets, part.extra
-        )
+        x, y, streams = batch.of(slice(a, b))
+        losses = loss(batched(part, x, batch.per_member, streams), y, part.extra)
         for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
-            assert leaf.grad is not None
-            leaf.grad[a:b] = grad
+            if together:
+                leaf.grad = in_layout_of(leaf, grad)
+            else:
+                assert leaf.grad is not None
+                leaf.grad[a:b] = grad
         losses_of_parts.append(losses.detach())
-    return torch.cat(losses_of_parts)
+    return losses_of_parts[0] if together else torch.cat(losses_of_parts)
 
 
-def _gradients_each(
-    stack: Stack,
-    plan: Plan,
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    per_member: bool,
-    streams: Streams | None,
-) -> Tensor:
+def _gradients_each(stack: Stack, plan: Plan, loss: Loss, batch: _Batch) -> Tensor:
     """Loop and threads: forward and backward pass of one member after another."""
     buffers = grad_buffers(stack)
-    prefix = _prefix(stack, plan, per_member, streams)
+    prefix = _prefix(stack, plan, batch.per_member, batch.streams)
     if prefix is not None:
         for k in range(stack.num_modes):
             stack.leaf_views(k)
-        return wide_gradients(stack, prefix, loss, x, y, buffers)
-    x = formatted(x, plan.channels_last)
+        return wide_gradients(stack, prefix, loss, batch.x, batch.y, buffers)
+    batch = replace(batch, x=formatted(batch.x, plan.channels_last))
     losses: list[Any] = [None] * stack.num_modes
     for k in range(stack.num_modes):
         stack.leaf_views(k), quick_member(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
-        inputs, targets = (x[k], y[k]) if per_member else (x, y)
-        stream = streams and streams[k : k + 1]
-        losses[k], grads = _member_gradients(stack, k, loss, inputs, targets, stream)
+        x, y, streams = batch.of(k)
+        losses[k], grads = _member_gradients(stack, k, loss, x, y, streams)
         torch._foreach_copy_(buffers[k], grads)
 
     if plan.execution == "threads":

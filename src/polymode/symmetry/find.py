@@ -299,11 +299,10 @@ def _by_rule(walk: Walk, node: fx.Node, call: Call) -> Any:
     before = walk.written()
     try:
         if isinstance(layer, nn.MultiheadAttention):
-            path = str(node.target)
-            return attention(walk, node.name, layer, path, call.args, call.kwargs, call.data)
+            return attention(walk, call, layer, str(node.target))
         if layer is not None and (rule := rule_for(layer)) and isinstance(call.args[0], Value):
             x = walk.adopt(call.args[0])
-            return rule(walk, node.name, layer, str(node.target), x, call.data)
+            return rule(walk, call, layer, str(node.target), x)
         target: Any = node.args[1] if node.target is getattr else layer or node.target
         call.name = name_of(target) or ""
         call.operation = operation(target, call.args, call.kwargs)

@@ -8,6 +8,7 @@ of attention.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from polymode.nets.filter_response import FilterResponseNorm2d
 from polymode.symmetry.units import PINNED, ZERO, Label, Value
-from polymode.symmetry.walk import Walk
+from polymode.symmetry.walk import Call, Walk
 
 
 def along(label: Label, axis: int, ndim: int) -> Label:
@@ -26,27 +27,30 @@ def along(label: Label, axis: int, ndim: int) -> Label:
     return label.reshape([-1 if a == axis % ndim else 1 for a in range(ndim)])
 
 
-def contract(
-    walk: Walk,
-    token: str,
-    x: Value,
-    data: Tensor,
-    *,
-    axis: int,
-    weight: str,
-    bias: str | None,
-    shape: tuple[int, ...],
-    groups: int = 1,
-    transposed: bool = False,
-) -> Value:
-    """A linear map along one axis: x[i] -> sum_i W[o, i, ...] x[i] + b[o]; W may be transposed.
+@dataclass(frozen=True)
+class LinearMap:
+    """Where a linear map has its weights.
 
-    Args:
-        shape: of the weight; (O, I / g, ...), transposed (I, O / g, ...).
+    Attributes:
+        weight, bias: names of the tensors. shape: of the weight, (O, I / g, ...), transposed
+            (I, O / g, ...).
+        groups: g.
+        transposed: whether the weight is laid out the other way round.
     """
+
+    weight: str
+    bias: str | None
+    shape: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+
+
+def contract(walk: Walk, token: str, x: Value, data: Tensor, axis: int, by: LinearMap) -> Value:
+    """A linear map along one axis: x[i] -> sum_i W[o, i, ...] x[i] + b[o]."""
+    groups, transposed = by.groups, by.transposed
     inputs, further = walk.channel(x, axis)
     scale_in = walk.scale_channel(x, axis)
-    number, ndim = data.shape[axis], len(shape)
+    number, ndim = data.shape[axis], len(by.shape)
     outputs, scale_out = walk.moves.fresh(number), walk.scales.fresh(number)
 
     def labels(into: Label, out: Label) -> tuple[Label, Label]:
@@ -66,9 +70,9 @@ def contract(
     moves = {"out": (out, out_axis), "in": (into, in_axis)}
     if transposed:  # rows first: columns of a group depend on them
         moves = {"in": moves["in"], "out": moves["out"]}
-    walk.place(weight, "weight", moves, {"out": (scale_o, 1), "in": (scale_i, -1)})
-    if bias is not None:
-        walk.place(bias, "bias", {"out": (outputs, 0)}, {"out": (scale_out, 1)})
+    walk.place(by.weight, "weight", moves, {"out": (scale_o, 1), "in": (scale_i, -1)})
+    if by.bias is not None:
+        walk.place(by.bias, "bias", {"out": (outputs, 0)}, {"out": (scale_out, 1)})
     if groups > 1:
         walk.mark(token, inputs.reshape(groups, -1))
         walk.mark(token, outputs.reshape(groups, -1))
@@ -76,23 +80,26 @@ def contract(
     return Value(data, [*further, along(outputs, axis, dim)], along(scale_out, axis, dim))
 
 
-def linear(walk: Walk, token: str, layer: nn.Linear, path: str, x: Value, data: Tensor) -> Value:
-    return contract(
-        walk, token, x, data, axis=-1, weight=f"{path}.weight",
-        bias=f"{path}.bias" if layer.bias is not None else None, shape=tuple(layer.weight.shape),
-    )  # fmt: skip
+def linear(walk: Walk, call: Call, layer: nn.Linear, path: str, x: Value) -> Value:
+    return contract(walk, call.token, x, call.data, -1, _map_of(layer, path))
 
 
-def convolution(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def convolution(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     x = walk.pin_along(x, range(2, x.data.dim()))
-    return contract(
-        walk, token, x, data, axis=1, weight=f"{path}.weight",
-        bias=f"{path}.bias" if layer.bias is not None else None, shape=tuple(layer.weight.shape),
-        groups=layer.groups, transposed=isinstance(layer, _ConvTransposeNd),
-    )  # fmt: skip
+    return contract(walk, call.token, x, call.data, 1, _map_of(layer, path))
 
 
-def batch_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def _map_of(layer: Any, path: str) -> LinearMap:
+    return LinearMap(
+        f"{path}.weight",
+        f"{path}.bias" if layer.bias is not None else None,
+        tuple(layer.weight.shape),
+        getattr(layer, "groups", 1),
+        isinstance(layer, _ConvTransposeNd),
+    )
+
+
+def batch_norm(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     """gain (x - mean) / sqrt(variance + eps) + bias, by channel; mean and variance follow x."""
     units, further = walk.channel(x, 1)
     scale_in, moved = walk.scale_channel(x, 1), {"out": (units, 0)}
@@ -102,7 +109,7 @@ def batch_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
     else:
         undone(walk, path, layer.eps, np.asarray(scale_in))
     scale_out = _affine(walk, layer, path, moved, len(units))
-    return _normalised(data, units, further, scale_out)
+    return _normalised(call.data, units, further, scale_out)
 
 
 def _affine(walk: Walk, layer: Any, path: str, moved: Any, number: int) -> Label:
@@ -130,7 +137,7 @@ def undone(walk: Walk, path: str, eps: float, scale: Label) -> None:
         walk.scales.pin(scale)
 
 
-def group_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def group_norm(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     """Normalised over groups of channels and all pixels, then scaled by channel."""
     x = walk.pin_along(x, range(2, x.data.dim()))
     units, further = walk.channel(x, 1)
@@ -139,12 +146,12 @@ def group_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
     walk.scales.tie(scale_in, scale_in[:, :1])
     undone(walk, path, layer.eps, scale_in)
     if 1 < groups < len(units):
-        walk.mark(token, units.reshape(groups, -1))
+        walk.mark(call.token, units.reshape(groups, -1))
     scale_out = _affine(walk, layer, path, {"out": (units, 0)}, len(units))
-    return _normalised(data, units, further, scale_out)
+    return _normalised(call.data, units, further, scale_out)
 
 
-def filter_response(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def filter_response(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     x = walk.pin_along(x, range(2, x.data.dim()))
     units, further = walk.channel(x, 1)
     undone(walk, path, layer.eps, walk.scale_channel(x, 1))
@@ -152,13 +159,13 @@ def filter_response(walk: Walk, token: str, layer: Any, path: str, x: Value, dat
     for name, role in (("gamma", "gain"), ("beta", "bias"), ("tau", "bias")):
         label = {"out": (along(units, 1, 4), 1)}
         walk.place(f"{path}.{name}", role, label, {"out": (along(scale, 1, 4), 1)})
-    return _normalised(data, units, further, scale)
+    return _normalised(call.data, units, further, scale)
 
 
-def layer_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def layer_norm(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     """Normalised over the last axes; every entry of these has its own gain and bias."""
     shape = tuple(layer.normalized_shape)
-    dim, inner = data.dim(), range(data.dim() - len(shape), data.dim())
+    dim, inner = call.data.dim(), range(call.data.dim() - len(shape), call.data.dim())
     scale_in = walk.regular(walk.scales, x.scale, ())
     undone(walk, path, layer.eps or 0.0, scale_in)
     moves = []
@@ -178,24 +185,24 @@ def layer_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Te
             if getattr(layer, name, None) is not None:
                 walk.place(f"{path}.{name}", role, parts, {"out": (own_scale, 1)})
         scale = own_scale.reshape((1,) * (dim - len(shape)) + shape)
-    return Value(data, moves, scale)
+    return Value(call.data, moves, scale)
 
 
-def embedding(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def embedding(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     number = layer.embedding_dim
     units, scales = walk.moves.fresh(number), walk.scales.fresh(number)
     places = {"out": (along(units, 1, 2), 1)}, {"out": (along(scales, 1, 2), 1)}
     walk.place(f"{path}.weight", "weight", *places)
-    return Value(data, [along(units, -1, data.dim())], along(scales, -1, data.dim()))
+    return Value(call.data, [along(units, -1, call.data.dim())], along(scales, -1, call.data.dim()))
 
 
-def prelu(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
+def prelu(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
     """max(x, 0) + a min(x, 0): homogeneous, with one slope or one per channel."""
     if layer.weight.numel() > 1:
         units, further = walk.channel(x, 1)
         walk.place(f"{path}.weight", "slope", {"out": (units, 0)}, {})
-        return Value(data, [*further, along(units, 1, data.dim())], x.scale, x.zero)
-    return Value(data, x.moves, x.scale, x.zero)
+        return Value(call.data, [*further, along(units, 1, call.data.dim())], x.scale, x.zero)
+    return Value(call.data, x.moves, x.scale, x.zero)
 
 
 def rule_for(layer: nn.Module) -> Callable[..., Value] | None:
@@ -212,8 +219,8 @@ def rule_for(layer: nn.Module) -> Callable[..., Value] | None:
     return None
 
 
-def _instance_norm(walk: Walk, token: str, layer: Any, path: str, x: Value, data: Tensor) -> Value:
-    return batch_norm(walk, token, layer, path, walk.pin_along(x, range(2, x.data.dim())), data)
+def _instance_norm(walk: Walk, call: Call, layer: Any, path: str, x: Value) -> Value:
+    return batch_norm(walk, call, layer, path, walk.pin_along(x, range(2, x.data.dim())))
 
 
 _RULES: dict[type[nn.Module], Callable[..., Value]] = {
@@ -227,15 +234,7 @@ _RULES: dict[type[nn.Module], Callable[..., Value]] = {
 }
 
 
-def attention(
-    walk: Walk,
-    token: str,
-    layer: nn.MultiheadAttention,
-    path: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    data: Any,
-) -> Any:
+def attention(walk: Walk, call: Call, layer: nn.MultiheadAttention, path: str) -> Any:
     """`nn.MultiheadAttention`; NotImplemented for options that are not known.
 
         heads_h = softmax(Q_h K_h^T / sqrt(d)) V_h,    out = W_o [heads_1, ..., heads_g] + b_o
@@ -244,21 +243,21 @@ def attention(
     of values do so with the columns of W_o that read them. Heads change places as a whole.
     """
     inputs = [
-        walk.adopt(kwargs.get(n, args[k] if len(args) > k else None))
+        walk.adopt(call.kwargs.get(n, call.args[k] if len(call.args) > k else None))
         for k, n in enumerate(("query", "key", "value"))
     ]
     options = {"query", "key", "value", "need_weights", "average_attn_weights"}
     plain = layer._qkv_same_embed_dim and layer.bias_k is None and not layer.add_zero_attn
-    if not all(isinstance(x, Value) for x in inputs) or not plain or len(args) > 3:
+    if not all(isinstance(x, Value) for x in inputs) or not plain or len(call.args) > 3:
         return NotImplemented
-    if not set(kwargs) <= options or not kwargs.get("average_attn_weights", True):
+    if not set(call.kwargs) <= options or not call.kwargs.get("average_attn_weights", True):
         return NotImplemented
     size, heads = layer.embed_dim, layer.num_heads
     units, values = walk.moves.fresh(size), walk.moves.fresh(size)
     scales, value_scales = walk.scales.fresh(size), walk.scales.fresh(size)
     inverse = walk.scales.power(scales, -1)
     for features in (units, values):
-        walk.mark(token, features.reshape(heads, -1))
+        walk.mark(call.token, features.reshape(heads, -1))
     read = _rows([walk.channel(x, -1)[0] for x in inputs], size)
     read_scale = _rows([walk.scale_channel(x, -1) for x in inputs], size)
     written = np.concatenate([units, units, values])
@@ -282,7 +281,7 @@ def attention(
     )
     if layer.out_proj.bias is not None:
         walk.place(f"{path}.out_proj.bias", "bias", {"out": (out, 0)}, {"out": (out_scale, 1)})
-    result, weights = data
+    result, weights = call.data
     dim = result.dim()
     labelled = Value(result, [along(out, -1, dim)], along(out_scale, -1, dim))
     return labelled, None if weights is None else Value(weights)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.symmetry.layer_rules import contract
+from polymode.symmetry.layer_rules import LinearMap, contract
 from polymode.symmetry.units import PINNED, ZERO, Label, Value, apply_to, move, varied, varies
 from polymode.symmetry.walk import Call, Walk
 
@@ -266,10 +266,8 @@ def _functional_linear(walk: Walk, call: Call) -> Any:
     raw = [v.raw if isinstance(v, Value) else None for v in (weight, bias)]
     if raw[0] is None or (bias is not None and raw[1] is None) or not isinstance(x, Value):
         return NotImplemented
-    return contract(
-        walk, call.token, x, call.data, axis=-1, weight=raw[0], bias=raw[1],
-        shape=_stored_shape(weight), transposed=weight.turned,
-    )  # fmt: skip
+    by = LinearMap(raw[0], raw[1], _stored_shape(weight), transposed=weight.turned)
+    return contract(walk, call.token, x, call.data, -1, by)
 
 
 def _reduced(walk: Walk, call: Call, x: Value) -> Any:
@@ -357,10 +355,8 @@ def _matmul(walk: Walk, call: Call) -> Any:
     if not (isinstance(x, Value) and isinstance(y, Value)):
         return NotImplemented
     if y.raw is not None and y.data.dim() == 2 and x.raw is None:
-        return contract(
-            walk, call.token, x, call.data, axis=-1, weight=y.raw, bias=None,
-            shape=_stored_shape(y), transposed=not y.turned,
-        )  # fmt: skip
+        by = LinearMap(y.raw, None, _stored_shape(y), transposed=not y.turned)
+        return contract(walk, call.token, x, call.data, -1, by)
     x, y = walk.adopt(x), walk.adopt(y)
     if x.data.dim() != y.data.dim() or x.data.dim() < 2:
         return NotImplemented

@@ -53,7 +53,7 @@ def without_cache(tmp_path, monkeypatch):
     """A cache folder that cannot be written, and a clock that favours another plan each time."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POLYMODE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_remembered", {})
     plans = iter([Plan("loop"), Plan("batched")])
     monkeypatch.setattr(choice, "_measure", lambda *args: next(plans))
 
@@ -77,7 +77,7 @@ def test_a_run_keeps_its_choices_without_a_cache_and_on_another_machine(
     """Measured anew, the plan would be another; the run's file is read in another process too."""
     with choice.remembered_in(tmp_path / "executions.json"):
         assert chosen() == Plan("loop")
-        monkeypatch.setattr(choice, "_known", {})
+        monkeypatch.setattr(choice, "_remembered", {})
         monkeypatch.setattr(choice.platform, "node", lambda: "elsewhere")
         assert chosen() == Plan("loop")
     with pytest.warns(UserWarning, match="cannot be written"):

@@ -53,7 +53,7 @@ KINDS = ("outputs", "graph", "gradients")  # outputs without and with gradients;
 
 _remembered: dict[str, Plan] = {}
 # file of the run that is at work in this thread
-_run_file: ContextVar[Path | None] = ContextVar("_own", default=None)
+_run_file: ContextVar[Path | None] = ContextVar("_run_file", default=None)
 # How each constant was found:
 _LEAST, _ROUNDS = 3, 20  # trials after the first: single times on a busy machine differ by 1.5
 _BUDGET = 1.5  # seconds for them: ten rounds of the slowest near candidates, LeNet and ResNet-8
