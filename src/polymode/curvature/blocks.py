@@ -76,7 +76,7 @@ class Block(ABC):
 
     @abstractmethod
     def tensors(self) -> Tensors:
-        """Return what is to be saved, by name."""
+        """Return the tensors to save, by name."""
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,7 +116,7 @@ class Record(NamedTuple):
         return moving.new_zeros(shape).scatter_add(-1, index, moving)
 
     def _distinct(self) -> Record:
-        """Return one-hot rows with each label at its first position alone, zeros elsewhere."""
+        """Return one-hot rows with each label only at its first position, zeros elsewhere."""
         if self.positions == 1:
             return self
         same = self.fixed[0].unsqueeze(-1) == self.fixed[0].unsqueeze(-2)  # (B, T, T)

@@ -76,9 +76,9 @@ class Watch(_Operations):
     """A pass that notes the known calls, for derivatives.
 
     Args:
-        names: id of a parameter -> its name; of those alone that are wanted.
+        names: id of a parameter -> its name, for the parameters that are wanted.
         layouts: of all known calls, in order, see `Layout`; None where it is not known.
-        batch: B. copies: whether what is noted has to be copied, as it is changed afterwards.
+        batch: B. copies: whether inputs are copied, because the network changes them later.
     """
 
     def __init__(

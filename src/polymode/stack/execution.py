@@ -308,7 +308,7 @@ def _pure(stack: Stack, params: Tensors, x: Tensor) -> Tensor:
 
 
 def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
-    """Member k alone; through `functional_call` where gradients must reach the stacked tensors."""
+    """Return outputs of member k, with gradients back to the stacked tensors if these want any."""
     if not torch.is_grad_enabled() or not stack.differentiable:
         out = quick_member(stack, k)(x)
     else:
@@ -323,7 +323,7 @@ def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
 
 
 def _grad(losses: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-    """Each loss depends on its own member alone, so the gradient of their sum holds them all."""
+    """Differentiate the sum of the losses: each depends on one member, so it has all gradients."""
     ones = torch.ones_like(losses) if losses.dim() else None
     grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, allow_unused=True)
     if any(grad is None for grad in grads):  # a parameter that the network does not use
@@ -400,7 +400,7 @@ def streams_of(stack: Stack, x: Tensor, per_member: bool, step: int) -> Streams 
 
 
 def _attention(stack: Stack, execution: str, x: Tensor, per_member: bool) -> Any:
-    """Return the context of attention: in steps where vmap, or any derivative, is to follow."""
+    """Return the context of attention: in steps where vmap or further derivatives follow."""
     together = execution in ("batched", "chunked")
     return (
         plain_attention() if together and _seen(stack, habits, x, per_member).attends else _SILENCE

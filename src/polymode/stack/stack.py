@@ -114,7 +114,7 @@ class Stack:
         self._renew()
 
     def _renew(self) -> None:
-        """Begin anew with what was derived from the tensors."""
+        """Forget what was derived from the tensors."""
         self._forget_memory()
         self.plans: dict[str, Plan] = {}
 

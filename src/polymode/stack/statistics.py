@@ -1,4 +1,4 @@
-"""Running statistics of normalisation layers, computed anew for weights that training did not see.
+"""Running statistics of normalisation layers, computed again for weights that training did not see.
 
 Weights that are averaged or drawn (SWAG, variational inference) meet statistics that belong to
 other weights. One pass over training inputs gives them their own.

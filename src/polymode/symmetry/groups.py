@@ -92,7 +92,7 @@ class Symmetries:
         places, rescalings: how they act on tensors, in the order of the graph.
         roles: tensor -> "weight", "gain", "bias", "slope" or "statistic".
         num_units, num_scales: U and V, number 0 included, which stands for no unit.
-        unseen: operations of which nothing is known; what goes into them is held fixed.
+        unseen: unknown operations; what goes into them is held fixed.
         shared: modules that are used more than once; their units are tied.
         nearly: normalisations that undo a scaling only up to their eps; it is held fixed.
     """

@@ -288,5 +288,5 @@ def attention(walk: Walk, call: Call, layer: nn.MultiheadAttention, path: str) -
 
 
 def _rows(labels: list[Label], size: int) -> Label:
-    """Return a label (3 E, E) of which each third of the rows reads other units."""
+    """Return a label (3 E, E); each third of its rows reads other units."""
     return np.concatenate([np.broadcast_to(label, (size, size)) for label in labels])

@@ -232,7 +232,7 @@ class Walk:
         return Value(value.data, moves)
 
     def give_up(self, name: str, values: Sequence[Value]) -> None:
-        """Pin everything that goes into an operation of which nothing is known."""
+        """Pin everything that goes into an unknown operation."""
         self.unseen.append(name)
         for value in values:
             value = self.adopt(value)
@@ -364,7 +364,7 @@ class Call:
 
 
 def meta(value: Any) -> Any:
-    """Return what torch is to be called with: values by their tensors without values."""
+    """Return arguments for torch, with labelled values replaced by their meta tensors."""
     return each_in(value, lambda item: item.data if isinstance(item, Value) else item)
 
 

@@ -55,7 +55,7 @@ def traced(template: nn.Module, is_leaf: IsLeaf | None = None) -> tuple[nn.Modul
 def silent(module: nn.Module) -> nn.Module:
     """Return a module whose graphs raise their errors without printing them first.
 
-    Each `fx.GraphModule` has a class of its own, which a deep copy gets anew.
+    Each `fx.GraphModule` has its own class, and so has each deep copy of it.
     """
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
@@ -156,7 +156,7 @@ def _tensors_held(module: nn.Module, start: str) -> Iterator[tuple[Any, str]]:
 
 
 class _Proxied(dict[str, Any]):
-    """Parameters of a module, of which attribute access gets proxies."""
+    """Parameters of a module; attribute access returns their proxies."""
 
     def __init__(self, parameters: dict[str, Any], proxied: Callable[[str, Any], Any]) -> None:
         super().__init__(parameters.items())
@@ -327,7 +327,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_opaque(function: FunctionType, name: str, value: Any) -> bool:
-    """Whether a call of it with a proxy is to be a node: a function of `math` or of `fx.wrap`."""
+    """Whether a call with a proxy becomes a node: functions of `math` and of `fx.wrap`."""
     wrapped = (id(function.__globals__), name) in _symbolic_trace._wrapped_fns_to_patch
     return wrapped or any(value is known_function for known_function in _OF_MATH)
 

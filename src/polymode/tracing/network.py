@@ -91,6 +91,6 @@ class _Lock:
 
 
 def without_values(module: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode whose tensors have shapes alone."""
+    """Return a copy in evaluation mode whose tensors have shapes but no values."""
     empty = silent(copy.deepcopy(module)).to("meta").requires_grad_(False).eval()
     return tie_again(empty, aliases_of(module))

@@ -80,7 +80,7 @@ def choose(stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, per_member: 
 def _choose(
     stack: Stack, kind: str, run: Run, x: Tensor, y: Tensor, per_member: bool, num_modes: int
 ) -> Plan:
-    """The choice is that of all `num_modes`, so that it is the same for any number of ranks."""
+    """Choose as for all `num_modes`, so that any number of ranks gets the same plan."""
     has_program = not stack.members_differ and dense_program(stack) is not None
     by_rule = stack.execution == "auto" and stack.horizon < _FEW and has_program
     job = _job(stack, kind, x, per_member, num_modes)
