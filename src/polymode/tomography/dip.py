@@ -114,10 +114,10 @@ class DeepImagePrior:
 
 
 class State(NamedTuple):
-    """What the next step needs.
+    """The state of a training.
 
     Attributes:
-        best: the tensors of the iterate that is kept of each member. best_loss: its loss, (M,).
+        best: tensors of the best iterate of each member. best_loss: its loss, (M,).
         best_step: the step before which it was found, (M,). done: whether a member has met its
             discrepancy, (M,).
         looks: step, residuals |A f - y|² / m (M numbers) and mean squared errors (M numbers, or
@@ -135,13 +135,13 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's loss, (M,)."""
+    """The loss of each member in a step, (M,)."""
 
     loss: Tensor
 
 
 class Observed:
-    """What all steps see, as the training loop takes it: one batch a pass, own for each member."""
+    """The data of every step in the form of the training loop: one batch, split by members."""
 
     def __init__(self, inputs: Tensor, y: Tensor) -> None:
         self.inputs, self.y = inputs, y
@@ -194,7 +194,7 @@ def step(options: DeepImagePrior, scan: Scan, state: State, batch: Batch) -> tup
 
 @torch.no_grad()
 def _keep(state: State, which: Tensor, losses: Tensor) -> None:
-    """Keep the present tensors of some members."""
+    """Store the present tensors of some members as their best."""
     if not bool(which.any()):
         return
     present = state.stack.tensors()
@@ -233,7 +233,7 @@ class DIPFit:
     """Networks that were trained on scans.
 
     Attributes:
-        stack: M networks, those of the first image first. inputs: (N, 1, H, W).
+        stack: M networks, image by image. inputs: (N, 1, H, W).
         scan, options: what they were trained on, and how.
         steps: the step at which each was taken, (M,). losses: their losses, (M,).
         looks: steps (T,), residuals |A f - y|² / m (T, M) and mean squared errors (T, M) during
@@ -255,7 +255,7 @@ class DIPFit:
         return len(self.inputs)
 
     def network(self, image: int, member: int = 0) -> nn.Module:
-        """Return the network of an image as a module of its own, in evaluation mode."""
+        """Return a copy of the network of an image, in evaluation mode."""
         place = image * self.options.networks_per_image + member
         return self.stack[[place]].members()[0]
 
@@ -424,7 +424,7 @@ def _looks(looks: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
 def _identity(
     options: DeepImagePrior, scan: Scan, inputs: Tensor, stack: Stack, seed: int
 ) -> dict[str, Any]:
-    """Return what tells this training from another."""
+    """Return what identifies this training in its checkpoints."""
     digest = hashlib.sha256()
     for tensor in (scan.observations, scan.noise_sd, inputs):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
