@@ -244,7 +244,7 @@ def test_what_is_fetched_is_held_against_the_digest_of_the_address(
             return str(tmp_path)
 
     monkeypatch.setattr("polymode.posterior.hub._library", Library)
-    monkeypatch.setattr("polymode.posterior.hub._said", lambda *_: nullcontext())
+    monkeypatch.setattr("polymode.posterior.hub._naming_failures", lambda *_: nullcontext())
     digest = json.loads((tmp_path / "posterior.json").read_text())["digest"]
     x = torch.zeros(3, 2)
     for mark in ("", f"#{digest}"):

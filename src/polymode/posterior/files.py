@@ -67,10 +67,9 @@ def groups_of(names: Iterable[str]) -> list[str]:
 
 
 def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module | None:
-    """Return a network that has the manifest's sizes, without memory for its tensors.
+    """Return a network of the manifest's sizes, without memory for its tensors.
 
-    None where the manifest does not decide how large it is, or where it cannot be built so: a
-    builder that looks at the values of its tensors.
+    None where the manifest does not set its size, and for a builder that reads values of tensors.
     """
     if not isinstance(network, partial):  # of `networks_for`, with the sizes of the manifest
         return None
@@ -151,7 +150,7 @@ FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeEr
 
 
 def unreadable(path: Path, kind: type[Weights], error: Exception) -> FileProblem:
-    """Return what to raise where numbers or tensors of a kind of weights make no sense."""
+    """Return the problem to raise where numbers or tensors do not fit a kind of weights."""
     cause = f"{error} is not there" if isinstance(error, KeyError) else first_line(error)
     return FileProblem(f"{path}: weights of kind '{kind.kind}' cannot be read: {cause}")
 
@@ -235,8 +234,10 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
 def _write_modes(
     post: Posterior, folder: Path, size: int, drafts: list[Draft]
 ) -> tuple[Weights, list[str]]:
-    """Write the modes that this process holds, `size` to a file, and add the files to `drafts`;
-    return some of the weights, and the groups of tensors in each file."""
+    """Write the modes of this process, `size` to a file, and append the files to `drafts`.
+
+    Returns a part of the weights, and the groups of tensors in each file.
+    """
     weights, modes, mark = post.weights, range(post.num_modes), ""
     if isinstance(weights, Ranked):
         modes, weights = modes[weights.share.modes], weights.local
@@ -256,7 +257,7 @@ def _write_modes(
 
 
 def _require_files(folder: Path, drafts: list[Draft]) -> None:
-    """Refuse to promise what other ranks have written elsewhere."""
+    """Refuse a folder in which the files of other ranks are missing."""
     for draft in drafts:
         if not (folder / draft.temporary).is_file():
             raise FileProblem(
@@ -279,7 +280,7 @@ def load(
             "hf://OWNER/NAME@REVISION".
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
             module. Its weights are not used.
-        device: where the networks are to be.
+        device: for the networks.
         token: of the hub, for an address; by default the one that HF_TOKEN or `hf auth login` set.
 
     A file that is truncated, changed, from a newer release or of another architecture is refused
@@ -402,8 +403,10 @@ class Shards(Weights):
         return self
 
     def _open(self, entry: dict[str, Any]) -> TensorFile:
-        """Open a file whose tensors are those that the manifest, the network and the kind of
-        weights ask for; no memory is taken for them before that is known."""
+        """Open a file and check that it holds what manifest, network and kind of weights need.
+
+        No memory is taken for its tensors before that.
+        """
         count = entry["modes"][1] - entry["modes"][0]
         try:
             file = TensorFile(self.folder / entry["file"], entry["digest"])
@@ -419,10 +422,10 @@ class Shards(Weights):
         return file
 
     def _explained(self, problem: FileProblem) -> FileProblem:
-        """Return why a file cannot be opened, if the posterior was replaced since it was loaded."""
+        """Return the problem, with its cause if the posterior was replaced since it was loaded."""
         try:
             current = read_manifest(self.folder)["tensors"]
-        except FileProblem:  # a zoo has none, and what is wrong with the file is said already
+        except FileProblem:  # a zoo has no manifest; the problem names the file
             return problem
         if current == self.entries:
             return problem

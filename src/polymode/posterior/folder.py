@@ -8,10 +8,10 @@
 5. The files that the old manifest named are removed, and no others; it is kept under a temporary
    name until they are.
 
-Steps 2 to 5 hold the folder, so that of two that save one comes after the other. Where the file
-system has no locks, names are still never taken twice, and at worst old files stay. A reader that
-comes too late for the old files finds a new manifest. A killed process leaves temporary files and
-those that its temporary manifests name: the next one that saves removes them.
+Steps 2 to 5 lock the folder, so two processes that save take turns. Where the file system has no
+locks, names are still never taken twice, and at worst old files stay. A reader that comes too late
+for the old files finds a new manifest. A killed process leaves temporary files and those that its
+temporary manifests name: the next save removes them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     hf://OWNER/NAME@REVISION#DIGEST
 
 REVISION is a commit, all 40 digits: a branch or a tag may point elsewhere tomorrow. DIGEST, which
-may be left out, is that of the manifest, which holds those of all tensors; so the content is
-checked here, whoever serves it. Only the manifest and safetensors files are fetched, and nothing is
-unpickled.
-Needs the extra `polymode[hub]`.
+may be left out, is the digest of the manifest. The manifest holds the digests of all tensors, so
+content is checked here, whoever serves it. Only the manifest and safetensors files are fetched, and
+nothing is unpickled. Needs the extra `polymode[hub]`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def read_address(text: str) -> Address:
 def fetch(text: str, token: str | None = None) -> Path:
     """Return the folder, in the hub's cache, with the files of a published posterior."""
     address = read_address(text)
-    with _said(address.repo, address.revision):
+    with _naming_failures(address.repo, address.revision):
         path = (
             _library()
             .HfApi(token=token)
@@ -116,7 +115,7 @@ def push(
         folder = Path(temporary)
         post.save(folder)
         (folder / "README.md").write_text(card(post, folder, results), encoding="utf-8")
-        with _said(name, None):
+        with _naming_failures(name, None):
             repo = api.create_repo(name, private=private, exist_ok=True).repo_id
             commit = api.upload_folder(
                 repo_id=repo,
@@ -209,8 +208,8 @@ def _library() -> Any:
 
 
 @contextmanager
-def _said(repo: str, revision: str | None) -> Iterator[None]:
-    """Say in one line why the hub does not do it."""
+def _naming_failures(repo: str, revision: str | None) -> Iterator[None]:
+    """Turn errors of the hub into a `ValueError` of one line with a remedy."""
     from huggingface_hub import errors
 
     at = f"{repo}@{revision[:8]}" if revision else repo
@@ -218,7 +217,7 @@ def _said(repo: str, revision: str | None) -> Iterator[None]:
         yield
     except errors.RevisionNotFoundError:
         raise ValueError(f"the hub has {repo}, but no revision {revision} of it") from None
-    except errors.RepositoryNotFoundError as error:  # also said of private ones
+    except errors.RepositoryNotFoundError as error:  # of private ones, too
         if _status(error) == 401:
             raise ValueError(_REFUSED.format(at)) from None
         raise ValueError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polymode.core.files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
 from polymode.training.history import History
 
+T = TypeVar("T")
 SCHEMA = 2
 MANIFEST = "posterior.json"
 
@@ -93,7 +94,7 @@ def _is_index(value: Any) -> bool:
 
 def likelihood_of(folder: Path, manifest: dict[str, Any]) -> Likelihood:
     """Return the likelihood that the manifest describes."""
-    likelihood: Likelihood = _made(
+    likelihood = _read_field(
         folder, "likelihood", lambda: likelihood_from_config(manifest["likelihood"])
     )
     wanted = likelihood.num_outputs(manifest["target_size"])
@@ -112,13 +113,13 @@ def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
     if numbers is None:
         return None
 
-    def made() -> Scaling:
+    def read() -> Scaling:
         scaling, size = Scaling.from_dict(numbers), manifest["target_size"]
         if any(tuple(t.shape) not in ((), (1,), (size,)) for t in (scaling.shift, scaling.scale)):
             raise ValueError(f"it must have {size:,} numbers, one for each target")
         return scaling
 
-    scaling: Scaling = _made(folder, "target_scaling", made)
+    scaling = _read_field(folder, "target_scaling", read)
     if likelihood_of(folder, manifest).classification:
         raise FileProblem(f"{folder / MANIFEST}: `target_scaling` is for values, not for classes")
     return scaling
@@ -127,22 +128,18 @@ def scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
 def input_scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
     """Return the scaling that inputs have had, None where there is none or the file is older."""
     numbers = manifest.get("input_scaling")
-    scaling: Scaling | None = _made(
-        folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers)
-    )
-    return scaling
+    return _read_field(folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers))
 
 
 def history_of(folder: Path, manifest: dict[str, Any]) -> History | None:
     """Return how training went, None where the file does not say."""
     if "history" not in manifest:
         return None
-    history: History = _made(folder, "history", lambda: History.from_dict(manifest["history"]))
-    return history
+    return _read_field(folder, "history", lambda: History.from_dict(manifest["history"]))
 
 
-def _made(folder: Path, name: str, make: Callable[[], Any]) -> Any:
+def _read_field(folder: Path, name: str, read: Callable[[], T]) -> T:
     try:
-        return make()
+        return read()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileProblem(f"{folder / MANIFEST}: `{name}` cannot be read: {error}") from None

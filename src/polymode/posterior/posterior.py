@@ -32,7 +32,7 @@ from polymode.stack.stack import Stack
 from polymode.training.data import Arrays, Loader
 from polymode.training.history import History
 
-_CHECKED = ("samples_per_mode",)  # with a remedy of its own
+_CHECKED = ("samples_per_mode",)  # its own message names a remedy
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
 
 
@@ -113,7 +113,7 @@ class Posterior:
 
     @property
     def members(self) -> list[nn.Module]:
-        """One network per mode as ordinary modules with memory of their own."""
+        """One network per mode as ordinary modules, which share no memory with the stack."""
         return self.stack.members()
 
     def __getitem__(self, modes: slice) -> Posterior:
@@ -160,8 +160,7 @@ class Posterior:
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
     ) -> Iterator[Prediction]:
-        """Yield predictions that are to be held together, as long as there is room to join them:
-        how many there will be is not known of every loader."""
+        """Yield predictions while they fit into memory together: not all loaders have a length."""
         rows = 0
         for prediction in self._stream(weights, x, samples, seed, batch_size):
             rows += len(prediction)
@@ -325,7 +324,7 @@ class Posterior:
         """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
-            folder: a folder of its own.
+            folder: which holds nothing else.
             modes_per_file: how many modes a file holds, None for all. Several files are opened one
                 after another when the loaded posterior predicts, so that it need not fit into
                 memory.
@@ -351,7 +350,7 @@ class Posterior:
         Args:
             name: NAME or OWNER/NAME on the hub; made if it is not there.
             results: what `pm.evaluate` returned, for the card; None leaves them out.
-            private: whether a new one can be seen by its owner alone.
+            private: whether only its owner sees a new one.
             token: of the hub; by default the one that HF_TOKEN or `hf auth login` set.
             message: of the commit.
         """

@@ -1,8 +1,9 @@
 """Weights whose modes lie on several ranks, as `fit` leaves them under torchrun.
 
 Each rank predicts with its own modes, and predictions are joined in the order of modes, so every
-rank holds the whole prediction. What needs all networks at once (`stack`, `draw`, slices of modes)
-brings them to every rank, where they fit. All ranks must make the same calls in the same order.
+rank holds all of the prediction. Calls that need all networks at once (`stack`, `draw`, slices of
+modes) gather them on every rank, where they fit. All ranks must make the same calls in the same
+order.
 
 Shapes: `M` modes of all ranks, `m` of this one, `S` samples of all.
 """
@@ -24,16 +25,16 @@ from polymode.tracing.modules import Tensors
 
 
 def on_all_ranks(weights: Weights) -> Weights:
-    """Return what all ranks hold of the work they share; outside a group, what is given."""
+    """Return weights over the modes of all ranks; outside a group, the weights as they are."""
     share = ranks.sharing_now()
     return weights if share is None else Ranked(weights, share)
 
 
 class Ranked(Weights):
-    """This rank's modes, and the way to those of the others.
+    """The modes of all ranks, of which this one holds a share.
 
     Args:
-        mine: weights of this rank's modes. share: which these are.
+        local: weights of this rank's modes. share: which modes these are.
     """
 
     kind = "ranked"
@@ -42,7 +43,7 @@ class Ranked(Weights):
         self.local, self.share = local, share
         self.samples_per_mode, self.most = local.samples_per_mode, local.most
         self._num_bytes = sum(ranks.everyones(local.num_bytes))
-        self._whole: Weights | None = None
+        self._all_modes: Weights | None = None
 
     @property
     def num_modes(self) -> int:
@@ -54,32 +55,32 @@ class Ranked(Weights):
 
     @property
     def stack(self) -> Stack:  # type: ignore[override]
-        return self.whole().stack
+        return self.all_modes().stack
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
     def draw(self, number: int, seed: int) -> Stack:
-        return self.whole().draw(number, seed)
+        return self.all_modes().draw(number, seed)
 
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
-        return self.whole().gather(chosen, seed)
+        return self.all_modes().gather(chosen, seed)
 
     def __getitem__(self, modes: slice) -> Weights:
-        return self.whole()[modes]
+        return self.all_modes()[modes]
 
     def parts(self) -> Iterator[Weights]:
         yield self.local
 
     def tensors(self) -> Tensors:
-        return self.whole().tensors()
+        return self.all_modes().tensors()
 
     def numbers(self) -> dict[str, Any]:
         return self.local.numbers()
 
     def meet(self, predictions: Sequence[Prediction]) -> Prediction:
-        """Return the prediction of all ranks' modes from that of this one's."""
+        """Return the prediction of the modes of all ranks from predictions of the local ones."""
         tensors, facts = super().meet(predictions)._parts()
         with ranks.sharing(self.share):
             tensors = {name: self._modes(tensor) for name, tensor in tensors.items()}
@@ -97,9 +98,9 @@ class Ranked(Weights):
     def in_step(self) -> AbstractContextManager[None]:
         return ranks.in_step()
 
-    def whole(self) -> Weights:
+    def all_modes(self) -> Weights:
         """Return all modes in the memory of this rank."""
-        if self._whole is None:
+        if self._all_modes is None:
             if self.like.members_differ:
                 raise ValueError(
                     "the members differ in plain attributes"
@@ -112,8 +113,8 @@ class Ranked(Weights):
                     f" one rank; {human(free_bytes(self.like.device))} free. post.predict and"
                     " post.save need them only where they are"
                 )
-            self._whole = self._joined()
-        return self._whole
+            self._all_modes = self._joined()
+        return self._all_modes
 
     def _joined(self) -> Weights:
         with ranks.sharing(self.share):

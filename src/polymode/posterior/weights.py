@@ -82,15 +82,15 @@ class Weights(ABC):
         yield self
 
     def meet(self, predictions: Sequence[Prediction]) -> Prediction:
-        """Return the prediction of all modes from those of the `parts`."""
+        """Return the prediction of all modes from predictions of the `parts`."""
         return predictions[0] if len(predictions) == 1 else Prediction.join(predictions)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Return inputs as they go to the `parts`, wherever these are."""
+        """Return the inputs that the `parts` see, on all ranks alike."""
         return x
 
     def in_step(self) -> AbstractContextManager[None]:
-        """Return what surrounds work for which all holders of the `parts` must meet."""
+        """Return a context in which all holders of the `parts` must take part."""
         return nullcontext()
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
@@ -114,18 +114,18 @@ class Weights(ABC):
         return None
 
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
-        """Return outputs (M, L, B, K) that stand for the moments where no likelihood takes these in
-        closed form: draws, or one per mode that has the right prediction."""
+        """Return outputs (M, L, B, K) that stand for the moments where the likelihood has no closed
+        form: draws, or one per mode that has the right prediction."""
         return moments.draw(samples_per_mode, seeds)
 
     def keep(self, samples_per_mode: int, seed: int) -> Samples:
-        """Return L draws as samples that are kept."""
+        """Return L draws as kept samples."""
         draws = [changing_tensors(self.draw(number, seed)) for number in range(samples_per_mode)]
         return Samples(self.stack, {n: torch.stack([d[n] for d in draws]) for n in draws[0]})
 
     @torch.no_grad()
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
-        """Return one network for each pair (mode, number of its sample), with memory of its own."""
+        """Return a copy of the network of each pair (mode, number of its sample)."""
         stack = self.stack[[mode for mode, _ in chosen]]
         for number in {number for _, number in chosen}:
             drawn = self.draw(number, seed).tensors()
@@ -146,16 +146,16 @@ class Weights(ABC):
         return sum(t.numel() * t.element_size() for t in changing_tensors(self.stack).values())
 
     def tensors(self) -> Tensors:
-        """Return everything that is to be saved, by name."""
+        """Return all tensors to save, by name."""
         return self.stack.tensors()
 
     def numbers(self) -> dict[str, Any]:
-        """Return the JSON-safe rest of what is to be saved."""
+        """Return the numbers to save beside the tensors, JSON-safe."""
         return {"samples_per_mode": self.samples_per_mode}
 
     @staticmethod
     def mode_axis(name: str) -> int:
-        """Return which axis of a tensor that is saved has the modes."""
+        """Return which axis of a saved tensor has the modes."""
         return 0
 
     @classmethod
@@ -176,11 +176,11 @@ class Weights(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Weights:
-        """Return what `tensors`, those of the stack left out, and `numbers` gave."""
+        """Return weights from a stack and the saved tensors beside it and numbers."""
 
 
 def of_stack(name: str) -> bool:
-    """Whether a tensor that is saved is one of `Stack.tensors`."""
+    """Whether a saved tensor is one of `Stack.tensors`."""
     return name.startswith(("network/", "extra/"))
 
 
@@ -202,7 +202,7 @@ class Samples(Weights):
     Args:
         stack: one network per mode; the samples themselves where nothing is `kept`.
         kept: parameters, buffers and extra parameters (L, M, ...), by the names of `Stack.tensors`.
-        facts: numbers (M,) that a sampler tells of its chains, such as their acceptance, by name.
+        facts: diagnostics (M,) of a sampler's chains by name, such as their acceptance.
     """
 
     kind = "samples"
@@ -236,7 +236,7 @@ class Samples(Weights):
         return Samples(self.stack[modes], samples, facts)
 
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
-        """All samples of all modes are one stack of L M networks, built anew if values change."""
+        """All samples of all modes are one stack of L M networks, rebuilt if values change."""
         size = samples_per_mode, self.stack.num_modes
         tensors = changing_tensors(self.stack) if self.kept is None else self.kept
         values = [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
@@ -317,7 +317,7 @@ class Noisy(Weights):
         raise ValueError("samples of noise are passes, not tensors that could be kept; use `draw`")
 
     def gather(self, chosen: Sequence[tuple[int, int]], seed: int) -> Stack:
-        """The networks are noisy, each with a stream of its own."""
+        """Return noisy networks, each with its own stream."""
         stack = self.networks[[mode for mode, _ in chosen]]
         pairs = zip(stack.seeds, chosen, strict=True)
         stack.seeds = [fold(stream, "sample", number) for stream, (_, number) in pairs]
@@ -417,9 +417,9 @@ class Gaussian(Weights):
 def with_own_statistics(
     weights: Weights, inputs: Callable[[], Iterable[Tensor]], samples_per_mode: int, seed: int
 ) -> Weights:
-    """Return weights whose draws have running statistics of their own.
+    """Return weights whose draws each have their own running statistics.
 
-    Networks without such statistics leave the weights as they are. Otherwise L draws are made and
+    Weights of networks without such statistics are returned as they are. Otherwise L draws are
     kept, each with the statistics of a pass over `inputs()`. The centres get theirs in place.
     """
     if not weights.stack.has_statistics:

@@ -34,7 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.checks import Images, check_call, is_number
+from polymode.core.checks import Images, check_call
+from polymode.core.options import Config, option
 from polymode.core.rng import generator
 from polymode.core.text import first_line
 from polymode.core.warn import warn
@@ -50,61 +51,47 @@ from polymode.training.events import progress_observer
 from polymode.training.loop import Batch, Checkpoint, run
 from polymode.training.optimiser import Optimization, Training
 
-_INPUTS = ("auto", "fbp", "noise")
-_STOPS = ("steps", "discrepancy")
-
 
 @dataclass(frozen=True, kw_only=True)
-class DeepImagePrior:
-    """Options of the deep image prior.
+class DeepImagePrior(Config):
+    """Options of the deep image prior."""
 
-    Args:
-        steps: of Adam, at most, >= 1. The paper's, for 28 x 28 images, are 7,400 to 50,000.
-        tv_weight: γ >= 0. The paper's are 1e-5 to 3e-4 for 28 x 28 images in [0, 1].
-        lr: learning rate, > 0; the paper's is 1e-4.
-        clip_norm: largest norm of a member's gradient, > 0, or None.
-        stop: "steps", or "discrepancy": when the residual is as large as the noise.
-        discrepancy: factor of m σ² that |A f - y|² must not exceed, > 0.
-        input: "fbp", "noise" (0.1 times standard normal), or "auto": fbp for projectors, noise for
-            other operators.
-        networks_per_image: E >= 1, each from its own initialisation.
-        look_every: steps from one look at residuals and, where the truth is known, errors to the
-            next; a look costs a third of a step.
-    """
-
-    steps: int = 5000
-    tv_weight: float = 1e-4
-    lr: float = 1e-3
-    clip_norm: float | None = 1.0
-    stop: str = "steps"
-    discrepancy: float = 1.0
-    input: str = "auto"
-    networks_per_image: int = 1
-    look_every: int = 25
-
-    def __post_init__(self) -> None:
-        check_call(DeepImagePrior, vars(self))
-        for name in ("steps", "networks_per_image", "look_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"`{name}` of DeepImagePrior must be an integer of at least 1, got {value!r}"
-                )
-        if not (is_number(self.tv_weight) and self.tv_weight >= 0):
-            raise ValueError(
-                f"`tv_weight` of DeepImagePrior must be finite and >= 0, got {self.tv_weight!r}"
-            )
-        if not (is_number(self.discrepancy) and self.discrepancy > 0):
-            raise ValueError(
-                f"`discrepancy` of DeepImagePrior must be > 0, got {self.discrepancy!r}"
-            )
-        for name, choices in (("stop", _STOPS), ("input", _INPUTS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"`{name}` of DeepImagePrior must be one of {', '.join(choices)}, got"
-                    f" {getattr(self, name)!r}"
-                )
-        self.training()  # refuses `lr` and `clip_norm`
+    steps: int = option(
+        5000,
+        ge=1,
+        doc="steps of Adam at most",
+        more="The paper's, for 28 x 28 images, are 7,400 to 50,000.",
+    )
+    tv_weight: float = option(
+        1e-4, ge=0, doc="γ", more="The paper's are 1e-5 to 3e-4 for 28 x 28 images in [0, 1]."
+    )
+    lr: float = option(1e-3, gt=0, doc="learning rate", more="The paper's is 1e-4.")
+    clip_norm: float | None = option(
+        1.0, gt=0, doc="largest norm of a member's gradient", none="is no limit"
+    )
+    stop: str = option(
+        "steps",
+        choices=("steps", "discrepancy"),
+        doc="when to stop",
+        more="'discrepancy': when the residual is as large as the noise.",
+    )
+    discrepancy: float = option(1.0, gt=0, doc="factor of m σ² that |A f - y|² must not exceed")
+    input: str = option(
+        "auto",
+        choices=("auto", "fbp", "noise"),
+        doc="input of the networks",
+        more="'noise' is 0.1 times standard normal; 'auto' is fbp for projectors, noise for other"
+        " operators.",
+    )
+    networks_per_image: int = option(
+        1, ge=1, doc="networks for each image, E", more="Each has its own initialisation."
+    )
+    look_every: int = option(
+        25,
+        ge=1,
+        doc="steps between looks at residuals and, where the truth is known, errors",
+        more="A look costs a third of a step.",
+    )
 
     def training(self) -> Training:
         """Return the same for the training loop: a pass over the data is one step."""
@@ -114,10 +101,10 @@ class DeepImagePrior:
 
 
 class State(NamedTuple):
-    """What the next step needs.
+    """The state of a training.
 
     Attributes:
-        best: the tensors of the iterate that is kept of each member. best_loss: its loss, (M,).
+        best: tensors of the best iterate of each member. best_loss: its loss, (M,).
         best_step: the step before which it was found, (M,). done: whether a member has met its
             discrepancy, (M,).
         looks: step, residuals |A f - y|² / m (M numbers) and mean squared errors (M numbers, or
@@ -135,13 +122,13 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a step tells: each member's loss, (M,)."""
+    """The loss of each member in a step, (M,)."""
 
     loss: Tensor
 
 
 class Observed:
-    """What all steps see, as the training loop takes it: one batch a pass, own for each member."""
+    """The data of every step in the form of the training loop: one batch, split by members."""
 
     def __init__(self, inputs: Tensor, y: Tensor) -> None:
         self.inputs, self.y = inputs, y
@@ -194,7 +181,7 @@ def step(options: DeepImagePrior, scan: Scan, state: State, batch: Batch) -> tup
 
 @torch.no_grad()
 def _keep(state: State, which: Tensor, losses: Tensor) -> None:
-    """Keep the present tensors of some members."""
+    """Store the present tensors of some members as their best."""
     if not bool(which.any()):
         return
     present = state.stack.tensors()
@@ -233,7 +220,7 @@ class DIPFit:
     """Networks that were trained on scans.
 
     Attributes:
-        stack: M networks, those of the first image first. inputs: (N, 1, H, W).
+        stack: M networks, image by image. inputs: (N, 1, H, W).
         scan, options: what they were trained on, and how.
         steps: the step at which each was taken, (M,). losses: their losses, (M,).
         looks: steps (T,), residuals |A f - y|² / m (T, M) and mean squared errors (T, M) during
@@ -255,7 +242,7 @@ class DIPFit:
         return len(self.inputs)
 
     def network(self, image: int, member: int = 0) -> nn.Module:
-        """Return the network of an image as a module of its own, in evaluation mode."""
+        """Return a copy of the network of an image, in evaluation mode."""
         place = image * self.options.networks_per_image + member
         return self.stack[[place]].members()[0]
 
@@ -424,7 +411,7 @@ def _looks(looks: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
 def _identity(
     options: DeepImagePrior, scan: Scan, inputs: Tensor, stack: Stack, seed: int
 ) -> dict[str, Any]:
-    """Return what tells this training from another."""
+    """Return what identifies this training in its checkpoints."""
     digest = hashlib.sha256()
     for tensor in (scan.observations, scan.noise_sd, inputs):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

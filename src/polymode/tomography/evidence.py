@@ -60,11 +60,11 @@ class Kernels:
 
     def pixel_covariance(self, coefficients: Tensor) -> Tensor:
         """Return J Σ Jᵀ, (n, n)."""
-        assert self.pixels is not None, "made for observations alone"
+        assert self.pixels is not None, "made without pixels"
         return _combined(coefficients, self.pixels)
 
     def subset(self, places: list[int]) -> Kernels:
-        """Return some components alone."""
+        """Return the kernels of some components."""
         pixels = None if self.pixels is None else self.pixels[places]
         return Kernels(self.observed[places], pixels)
 
@@ -78,9 +78,9 @@ def assemble(model: Linearised, *, pixels: bool = True, most_bytes: float | None
     """Return the components for a linear model; asks for the memory first.
 
     Args:
-        pixels: also those of the image: then n rows of J are made and A is applied to the result.
-            Otherwise m rows of A J.
-        most_bytes: that all of it may take; by default half of the free memory.
+        pixels: also the components of the image: n rows of J, to which A is applied. Otherwise m
+            rows of A J.
+        most_bytes: memory for all of it; by default half of the free memory.
     """
     m, n = model.operator.shape
     count = sum(len(block.classes()) for block in model.prior.blocks)

@@ -34,7 +34,7 @@ class Linearised:
     """The linear model around a trained network, for one observed image.
 
     Args:
-        net: a trained module, or a stack of which `member` is taken; from `x` to an image.
+        net: a trained module, or `member` of a stack; from `x` to an image.
         x: the fixed input, (1, C, H, W) or whatever the module takes as one example.
         operator: A.
         prior: "matern", "isotropic", or a `FilterPrior` of the module.
@@ -128,7 +128,7 @@ class Linearised:
         return self.operator.T(observations).flatten(1)
 
     def of_block(self, block: Block) -> Linearised:
-        """Return the linear model with the weights of one block alone; the others are known."""
+        """Return the linear model in the weights of one block, with all others fixed."""
         model = object.__new__(Linearised)
         model.__dict__.update(self.__dict__)
         places = self.tangent.slices

@@ -54,7 +54,7 @@ _NEAR, _QUANTILE = 1.5, 3.29  # how far σ may be off, and of a normal beyond wh
 
 
 class Outcome(NamedTuple):
-    """What was found of one image.
+    """The posterior of one image, with its hyperparameters.
 
     Attributes:
         posterior: of the image. hyper: of the weights.
@@ -76,13 +76,13 @@ class Outcome(NamedTuple):
 
 @dataclass
 class LinearisedDIP:
-    """The linear model of one image of a trained deep image prior; what is dear is made once.
+    """The linear model of one image of a trained deep image prior; kernels are made once.
 
     Args:
         fit: the trained networks. image: which of their images; of several networks for an image
             the first is taken.
-        form: "offset", f = f̂ + J (θ − θ̃); or "jacobian", f = J θ, as in the talk. It matters with
-            mean="linear" alone: the evidence at θ̃ is the same for both.
+        form: "offset", f = f̂ + J (θ − θ̃); or "jacobian", f = J θ, as in the talk. It matters only
+            with mean="linear": the evidence at θ̃ is the same for both.
         path: "exact", with dense matrices of observations and pixels; "matrix_free"; or "auto".
         steps: of the search for hyperparameters, at most.
         num_samples, probes, solver: of the matrix-free path: samples of the posterior, probes of a
@@ -134,7 +134,7 @@ class LinearisedDIP:
 
     @property
     def tv_rate(self) -> float:
-        """λ = γ m / (2 σ²): that of the objective the network was trained with, as a density."""
+        """λ = γ m / (2 σ²), the rate that the training objective has as a density."""
         weight = self.fit.options.tv_weight
         return weight * len(self.observations) / (2 * self.noise)
 

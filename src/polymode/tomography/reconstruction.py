@@ -3,7 +3,7 @@ r"""What every way of reconstructing gives back: an image, and how sure it is of
 A `Reconstruction` holds images with standard deviations or samples. An `ImagePosterior` is what is
 believed of one image: the linearised network gives its covariance or samples, dropout and ensembles
 their samples, a constant variance that. All are scored alike (`scores.py`): as a Gaussian around
-the mean, of the covariance or of that of the samples.
+the mean with the covariance, that of the samples if it has some.
 
 Shapes: `N` images, `S` samples, `H`, `W` height and width, `n` pixels.
 """
@@ -29,7 +29,7 @@ class Reconstruction:
         sd: standard deviation of each pixel, (N, 1, H, W); None where a method gives none.
         samples: draws of the image, (S, N, 1, H, W); None where a method gives none.
         method: what made it, for people.
-        info: what else there is to tell, e.g. steps and residuals.
+        info: further facts, e.g. steps and residuals.
     """
 
     mean: Tensor

@@ -14,7 +14,7 @@ Coverage: the share of pixels whose truth is in the central interval of each lev
 Gaussian. Calibration: pixels sorted by predicted standard deviation in bins of equal count; the
 root mean squared error of each compared with its predicted standard deviation.
 
-PSNR and SSIM, of the mean image alone:
+PSNR and SSIM compare the mean image with the truth:
 
 .. math::
     \mathrm{PSNR} = 10 \log_{10} \frac{R^2}{\mathrm{mean}\,(x - t)^2}, \qquad
@@ -158,7 +158,7 @@ def log_density(
         covariance = posterior.patch_covariance(places).double()
         covariance = 0.5 * (covariance + torch.diag(covariance.diagonal()))
         values, vectors = torch.linalg.eigh(covariance)
-        values = values.clamp_min(0) + floor  # below 0 by rounding alone
+        values = values.clamp_min(0) + floor  # below 0 only by rounding
         along = error[places] @ vectors
         total -= 0.5 * float((along.square() / values + (2 * math.pi * values).log()).sum())
     return total / len(error)
@@ -188,7 +188,7 @@ def coverage_error(posterior: ImagePosterior, truth: Tensor, floor: float = FLOO
 def image_noise(operator: LinearOperator, noise: float, number: int = 100) -> float:
     """Return σ² times the mean diagonal of (AᵀA)⁺, made of the largest singular values of A.
 
-    It is the variance that noise of the data alone gives a pixel, as far as A shows the image well.
+    This is the variance of a pixel due to noise of the data, in directions that A measures well.
     The code of Antorán et al. adds it to covariances before it scores them, with 100 vectors.
 
     Args:

@@ -1,6 +1,6 @@
 r"""TV-PredCP: a prior of the filters' lengthscale under which images have few jumps.
 
-Images of low total variation, p(f) ∝ exp(−λ TV(f)), have no normalised Gaussian prior of their own.
+Images of low total variation, p(f) ∝ exp(−λ TV(f)), have no normalised Gaussian prior.
 A Gaussian prior f ~ N(f̂, J Σ(s², ℓ) Jᵀ) is brought near to it through its hyperparameters: with the
 other blocks at their trained weights, the expected total variation of block g
 

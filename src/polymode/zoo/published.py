@@ -102,7 +102,7 @@ class Published:
         networks = list(islice(self.networks(_room(module)), first, last))
         if not networks:
             raise FileProblem(f"{self.path} has no network from number {first} on")
-        return _stacked(module, networks, names or {})
+        return _stack(module, networks, names or {})
 
 
 def import_published(
@@ -150,19 +150,19 @@ def import_published(
     while batch := list(islice(networks, networks_per_shard)):
         if number not in finished:
             post = Posterior(
-                Samples(_stacked(make(), batch, names or {})), likelihood, method=recipe.method,
+                Samples(_stack(make(), batch, names or {})), likelihood, method=recipe.method,
                 config={}, seed=0, input_shape=shape, target_size=target_size,
             )  # fmt: skip
             add_shard(folder, store_shard(folder, number, post, task, "float16", 0.0))
         number += 1
 
 
-def _stacked(
+def _stack(
     module: nn.Module, networks: Sequence[tuple[str, dict[str, Tensor]]], names: Mapping[str, str]
 ) -> Stack:
     """Return networks of this architecture as a stack."""
     shapes = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
-    matched = [_matched(name, shapes, theirs, names) for name, theirs in networks]
+    matched = [_match_tensors(name, shapes, theirs, names) for name, theirs in networks]
     stack = Stack.allocate(module, len(matched))
     places = stack.tensors()
     with torch.no_grad():
@@ -218,12 +218,12 @@ def _tensors(what: str, raw: bytes) -> dict[str, Tensor]:
         )
     try:
         return dict(load_bytes(raw))
-    except Exception as error:  # the library raises a type of its own
+    except Exception as error:  # the library raises its own type
         cause = " ".join(str(error).split())
         raise FileProblem(f"{what} is truncated or not a safetensors file: {cause:.200}") from None
 
 
-def _matched(
+def _match_tensors(
     what: str,
     expected: Mapping[str, torch.Size],
     theirs: Mapping[str, Tensor],

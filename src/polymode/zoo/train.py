@@ -79,7 +79,7 @@ def train(
         folder: of the zoo; made if it is not there.
         recipe: what to train, or the name of one in `RECIPES`; None goes on with the zoo there.
         num_networks: ≥ 1, rounded up to whole shards. A larger number later adds to the zoo.
-        seed: of all networks; by default that of the zoo there, 0 for a new one.
+        seed: of all networks; by default the existing zoo's, 0 for a new one.
         networks_per_shard: networks of one file, trained as one stack, ≥ 1; by default as there,
             100 for a new one.
         dtype: "float16", "float32" or "float64": how weights are stored; by default as there,
@@ -135,7 +135,7 @@ def train(
 def _on_cluster(
     cluster: Cluster, jobs: list[tuple[Any, ...]], report: Callable[[Shard | None], None]
 ) -> None:
-    """Let workers make shards; refuse to go on where one could not."""
+    """Let workers make shards; raise where one failed."""
 
     def hear(number: int, news: Any) -> None:
         if isinstance(news, Done):
@@ -167,7 +167,7 @@ def _make_shard(
 
 
 def _recipe(recipe: Recipe | str | None, about: dict[str, Any], folder: Path) -> Recipe:
-    """Return the recipe that is given, named, or that of the zoo in the folder."""
+    """Return the recipe, looked up by its name or in the zoo of the folder."""
     if isinstance(recipe, str):
         return RECIPES.get(recipe).value
     if recipe is not None:
@@ -178,7 +178,7 @@ def _recipe(recipe: Recipe | str | None, about: dict[str, Any], folder: Path) ->
 
 
 def progress_line(shard: Shard, done: int, wanted: int) -> str:
-    """Return what is told of a shard that was made."""
+    """Return the line that reports a finished shard."""
     accuracy = ""
     if shard.accuracy is not None:
         accuracy = f", accuracy {sum(shard.accuracy) / shard.size:.3f}"
@@ -186,17 +186,14 @@ def progress_line(shard: Shard, done: int, wanted: int) -> str:
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse numbers of networks that are none."""
+    """Refuse numbers of networks below 1."""
     for name, value in counts.items():
         if type(value) is not int or value < 1:
             raise ValueError(f"`{name}` of a zoo must be an integer of at least 1, got {value!r}")
 
 
 def complete(folder: Path) -> set[int]:
-    """Return the numbers of shards that are there and as they were written, every byte read.
-
-    One that is damaged is named in a warning: it is to be made again.
-    """
+    """Return the numbers of undamaged shards, after reading every byte; warn of damaged ones."""
     numbers = set()
     for shard in read_index(folder)[0]:
         if not (folder / shard.file).exists():
@@ -221,7 +218,7 @@ def _is_whole(folder: Path, number: int) -> bool:
 
 
 def shard_problem(folder: Path, shard: Shard) -> str:
-    """Return what is wrong with the file of a shard, read to its last byte; nothing if empty."""
+    """Return what is wrong with the file of a shard, read to its last byte, or an empty text."""
     try:
         tensors, _ = read_tensors(folder / shard.file, digest=shard.digest)
     except FileProblem as problem:
@@ -237,7 +234,7 @@ def shard_problem(folder: Path, shard: Shard) -> str:
 
 @contextmanager
 def _claimed(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a shard while it is trained; yields False if another process holds it."""
+    """Lock a shard while it is trained; yield False if another process has it."""
     with open(path, "w") as file:
         if take_lock(file.fileno(), wait=wait) is False:
             yield False

@@ -33,7 +33,7 @@ _UNSEEN = 2**16  # numbers of a network, where no shard is there to show how man
 
 
 class Facts(NamedTuple):
-    """What there is to say of a zoo."""
+    """A summary of a zoo, for `polymode zoo info`."""
 
     networks: int
     shards: int
@@ -69,7 +69,7 @@ class Zoo:
 
     @property
     def digest(self) -> str:
-        """What the networks are, in one word: it changes with any of them."""
+        """A text that identifies the networks; it changes with any of them."""
         return "+".join(shard.digest[:8] for shard in self.shards)
 
     @property
@@ -164,10 +164,11 @@ class Zoo:
         Layers take memory, too, so their numbers in the recipe may not exceed those of a network.
         """
         about, options = self.about, self.recipe.net_options
-        shape, size, most = tuple(about["input_shape"]), about["target_size"], self._held()
+        shape, size = tuple(about["input_shape"]), about["target_size"]
+        most = max(1024, self._numbers_per_network() or _UNSEEN)
         try:
             likelihood = likelihood_from_config(about["likelihood"])
-            if (demand := _total(options)) > (most := max(1024, most or _UNSEEN)):
+            if (demand := _total(options)) > most:
                 raise ValueError(f"`net_options` ask for {demand:,} of something; {most:,} fit")
             with torch.device("meta"):
                 net = self.recipe.make_net(shape, likelihood.num_outputs(size))()
@@ -178,7 +179,7 @@ class Zoo:
                 f"{self.folder / ABOUT} does not describe networks that can be made: {what}"
             ) from None
 
-    def _held(self) -> int:
+    def _numbers_per_network(self) -> int:
         """Return how many numbers the shards hold of a network, 0 where none can be read."""
         for shard in self.shards:
             try:
@@ -190,7 +191,7 @@ class Zoo:
 
     def _check_room(self) -> None:
         """Refuse networks that are larger than what the shards hold, before any is made."""
-        held = self._held()
+        held = self._numbers_per_network()
         if self._num_parameters > held > 0:
             raise FileProblem(
                 f"{self.folder} holds another architecture: a network of its recipe has"
@@ -232,7 +233,7 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
     if not folder.is_dir() and where in RECIPES:
         folder = cache_folder() / "zoo" / where
         if num_networks is not None:
-            train(folder, where, num_networks, watch=watch or _told)
+            train(folder, where, num_networks, watch=watch or _print_progress)
         elif not folder.is_dir():
             raise FileProblem(
                 f"the zoo '{where}' has not been trained yet: polymode zoo train {where}"
@@ -252,7 +253,7 @@ def find_zoo(where: str, num_networks: int | None = None, *, watch: Watch | None
     return zoo
 
 
-def _told(shard: Shard, done: int, wanted: int) -> None:
+def _print_progress(shard: Shard, done: int, wanted: int) -> None:
     print(progress_line(shard, done, wanted), file=sys.stderr, flush=True)
 
 
