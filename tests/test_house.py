@@ -30,6 +30,8 @@ SUBJECT_FILES = {"examination": "examinations", "plots": "plots"}
 def room(parts: list[str]) -> str:
     """Return the room of a module below polymode. A subject's examination and its pictures rank as
     those of the rooms `examinations` and `plots`, on which they build."""
+    if parts == ["examinations", "plots"]:
+        return "plots"
     if len(parts) == 2 and parts[0] != "examinations":
         return SUBJECT_FILES.get(parts[1], parts[0])
     return parts[0]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         zoo,
     )
     from polymode.examinations import examine
-    from polymode.examinations.reference import reference
+    from polymode.examinations.reference_posterior import reference
     from polymode.methods import fit, options
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
@@ -73,7 +73,7 @@ _HOMES = {
     "list_tasks": "tasks",
     "load": "posterior",
     "options": "methods",
-    "reference": "examinations.reference",
+    "reference": "examinations.reference_posterior",
     "report": "report",
     "task": "tasks",
 }

@@ -13,8 +13,8 @@ from torch import nn
 import polymode as pm
 from polymode.adversary import attack, sweep, transfer
 from polymode.adversary.ball import Ball
+from polymode.adversary.gradient_steps import pgd
 from polymode.adversary.objective import Aim
-from polymode.adversary.pgd import pgd
 from polymode.adversary.search import Search
 from polymode.adversary.victim import Victim
 

@@ -14,8 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from polymode import plots
+from polymode.examinations.plots import LossCurves
 from polymode.plots.axes import axis_title, thinned
-from polymode.plots.convergence import LossCurves
 from polymode.plots.display import OKABE_ITO, Display, legend_columns, legend_text
 
 OTHERS = {"Comparison", "Display", "Style", "palette", "map_limits"}

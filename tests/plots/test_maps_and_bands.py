@@ -10,7 +10,7 @@ from scipy import stats
 
 from polymode import plots
 from polymode.metrics.results import Kept
-from polymode.plots import regression
+from polymode.plots.regression_band import _epistemic
 from polymode.prediction import MixturePrediction
 
 
@@ -218,5 +218,5 @@ def test_the_epistemic_share_is_a_mean_of_shares():
     """0.8 of a small variance and 0.2 of one 100 times as large: 50 %, not 21 %."""
     std = np.array([1.0, 10.0])
     part = std * np.sqrt([0.8, 0.2])
-    told = regression._epistemic({"std": std, "epistemic std": part, "x": np.array([0.0, 1.0])}, 2)
+    told = _epistemic({"std": std, "epistemic std": part, "x": np.array([0.0, 1.0])}, 2)
     assert "50 % of the predictive variance is epistemic" in told

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from polymode import plots
-from polymode.plots.ood import measures
+from polymode.plots.ood_histogram import measures
 
 
 def binary(confidence, labels, made):

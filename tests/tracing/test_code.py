@@ -118,5 +118,6 @@ def test_a_reference_is_not_that_of_another_forward_method(tmp_path, monkeypatch
     assert first.folder != other.folder
     x = pm.task("two_moons").test.x[:20]
     assert not torch.equal(first.predict(x).mean, other.predict(x).mean)
-    monkeypatch.setattr(sys.modules["polymode.examinations.reference"], "__version__", "0.0.0")
+    module = sys.modules["polymode.examinations.reference_posterior"]
+    monkeypatch.setattr(module, "__version__", "0.0.0")
     assert pm.reference("two_moons", net=Tanh, **how).folder != first.folder

@@ -1,12 +1,16 @@
-"""Attacks on the predictive distribution of a posterior, and what uncertainty makes of them.
+"""Attacks on the predictive distribution of a posterior, and their detection by uncertainty.
 
     found = pm.adversary.attack(post, x, y, kind="pgd", eps=0.1, scaling=task.input_scaling)
     print(found)                                    # accuracy, uncertainty, flags, cost
     pm.adversary.sweep(post, x, y, kind="fgsm", eps=[0, 0.1, 0.2]).auroc
 
-Being Bayesian is no defence: posteriors, HMC included, and detectors that look at their uncertainty
-fall to plain attacks (Y. Feng et al., Attacking Bayes, arXiv:2404.19640). So each attack has an
-adaptive form that knows the detector, and flags where an attack may say less than it seems.
+Being Bayesian is no defence: posteriors, HMC included, and detectors that use their uncertainty
+fall to plain attacks (Y. Feng et al., Attacking Bayes, arXiv:2404.19640). So every attack has an
+adaptive form that knows the detector, and flags that warn of weak attacks.
+
+Read `attack` first, then `search` (its state), `victim`, `objective` and `ball`; `gradient_steps`
+and `gradient_free` hold the kinds of `kinds`, `attacked` the outcome, `flags` the warnings.
+`detection` and `transfer` build on `attack`; `examination` and `plots` are those of the subject.
 """
 
 from __future__ import annotations

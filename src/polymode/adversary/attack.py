@@ -1,4 +1,4 @@
-"""`attack`: one attack on the predictive distribution of a posterior, and what came of it.
+"""`attack`: one attack on the predictive distribution of a posterior, and its outcome.
 
 Shapes: `N` examples, `B` batch, `S` samples.
 """
@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.adversary.attacked import Attacked, Cost
-from polymode.adversary.ball import Ball, Box
-from polymode.adversary.check import (
+from polymode.adversary.arguments import (
+    check_box,
     check_choice,
     check_inputs,
     check_number,
     check_targets,
     warn_of_raw_inputs,
 )
+from polymode.adversary.attacked import Attacked, Cost
+from polymode.adversary.ball import Ball, Box
 from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
 from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
@@ -63,7 +64,7 @@ def attack(
     batch_size: int = 256,
     **options: Any,
 ) -> Attacked:
-    r"""Return what an attack on the predictive of a posterior of classes does.
+    r"""Attack the predictive distribution of a posterior of classes.
 
     Args:
         post: any posterior of classes. x: (N, *input_shape) raw inputs in the box, floating point.
@@ -71,28 +72,28 @@ def attack(
         kind: "fgsm", "bim" (iterative FGSM), "pgd", "square" (no gradients) or "noise" (random).
         eps: radius of the ball in the units of x, ≥ 0; 0 moves nothing, `inf` leaves the box alone.
         norm: "linf" or "l2".
-        targets: (N,) classes to get to, or one class for all; None gets away from the label.
+        targets: (N,) classes to reach, or one class for all; None moves away from the label.
         adaptive: a score that the attack also drives down, "predictive_entropy" or
             "mutual_information" (with at least 2 samples); None for none.
         weight: of that score in the loss, > 0; 1 by default.
         loss: "log_prob", "margin" or "member_margin", see `objective.py`.
         away_from: "labels", or "predicted", the classes predicted at x, as Li and Gal (2017) do.
-        keep: "best" input that was seen of each example, or "last"; by default that of the kind.
-        known: (N, ...) inputs that are looked at first, such as those of a smaller ball.
-        samples_per_mode: L for each gradient, drawn anew every time; by default the posterior's.
+        keep: "best" input found for each example, or "last"; by default that of the kind.
+        known: (N, ...) inputs to judge first, such as those of a smaller ball.
+        samples_per_mode: L for each gradient, drawn afresh; by default the posterior's number.
         eval_samples_per_mode: L for judging steps, and for the final predictions.
         box: smallest and largest legal value; None for no box.
         scaling: the networks get scaling(x), `post.input_scaling` for images; None for x itself,
-            with a warning where x looks as if it had to be scaled.
+            with a warning if x looks unscaled.
         checks: "quick" raises the flags that a few gradients show, "full" also attacks without
-            gradients, "none" looks for none.
-        trajectories: of how many examples the inputs on the way are kept.
-        seed: of samples and random points. batch_size: rows at a time, which changes no result.
+            gradients, "none" raises none.
+        trajectories: number of examples whose inputs on the way are kept.
+        seed: of samples and random points. batch_size: rows at a time; it does not change results.
         options: of the kind: `steps`, `step_size` (bim, pgd), `restarts` (pgd), `queries`, `area`
             (square), `draws` (noise).
 
-    A probability that has become 0 does no harm: losses are made of log-probabilities. A gradient
-    that is 0 or not finite moves nothing, and is flagged.
+    Losses use log-probabilities, so a probability that has become 0 does no harm. A gradient that
+    is 0 or not finite moves nothing, and is flagged.
 
     >>> import polymode as pm
     >>> task = pm.task("two_moons")
@@ -110,16 +111,15 @@ def attack(
     check_choice("away_from", away_from, ORIGINS)
     check_choice("checks", checks, CHECKS)
     check_choice("keep", keep, KEPT)
-    inputs, labels = check_inputs(post, x, y, norm, box, scaling, eps)
+    inputs, labels = check_inputs(post, x, y, norm, scaling)
+    check_box(inputs, box, eps)
     if scaling is None:
         warn_of_raw_inputs(post, inputs)
     wanted = check_targets(targets, labels, post.target_size)
     samples = _samples(post, batch_size, samples_per_mode, eval_samples_per_mode)
     _check_adaptive(post, adaptive, weight, samples)
     if wanted is not None and away_from != "labels":
-        warn(
-            f"`away_from={away_from!r}` has no effect with `targets`: the attack leads to these",
-        )
+        warn(f"`away_from={away_from!r}` has no effect with `targets`: the attack leads to these")
     if known is not None and keep == "last":
         raise ValueError("`known` inputs are of no use with keep='last'; leave one of them out")
     if known is not None and known.shape != inputs.shape:
@@ -144,7 +144,7 @@ def attack(
     adversarial = torch.cat([search.best for search in searches])
     reached = torch.cat([search.reached for search in searches])
     flags = _flags(victim, aim, ball, reached, checks, chosen.metadata["gradients"])
-    told = {
+    settings = {
         "targeted": targets is not None, "adaptive": adaptive, "weight": weight, "loss": loss,
         "away_from": away_from, "keep": searches[0].keep, "seed": seed, **options,
     }  # fmt: skip
@@ -157,7 +157,7 @@ def attack(
         time.perf_counter() - start,
     )
     return Attacked(
-        kind, float(eps), norm, told, inputs, adversarial, labels, wanted, clean, attacked,
+        kind, float(eps), norm, settings, inputs, adversarial, labels, wanted, clean, attacked,
         _curves(searches), torch.cat(paths, 1), tuple(flags), cost,
     )  # fmt: skip
 
@@ -165,25 +165,23 @@ def attack(
 def _samples(
     post: Posterior, batch_size: int, gradient: int | None, judge: int | None
 ) -> tuple[int, int]:
-    """Return L for gradients and for judging, checked with the rows at a time."""
-    given = {"samples_per_mode": gradient, "eval_samples_per_mode": judge}
-    counts = {name: number for name, number in given.items() if number is not None}
+    """Return L for gradients and for judging; refuse wrong numbers of them or of rows."""
+    requested = {"samples_per_mode": gradient, "eval_samples_per_mode": judge}
+    counts = {name: number for name, number in requested.items() if number is not None}
     check_steps("an attack", batch_size=batch_size, **counts)
-    own = post.weights.samples_per_mode
-    return own if gradient is None else gradient, own if judge is None else judge
+    usual = post.weights.samples_per_mode
+    return usual if gradient is None else gradient, usual if judge is None else judge
 
 
 def _check_adaptive(
     post: Posterior, adaptive: str | None, weight: float | None, samples: tuple[int, int]
 ) -> None:
-    """Refuse a score that the samples do not have, and warn of a weight without a score."""
+    """Refuse a score that needs more samples, and warn of a weight without a score."""
     check_choice("adaptive", adaptive, (*ADAPTIVE, None))
     if weight is not None:
         check_number("weight", weight)
         if adaptive is None:
-            warn(
-                "`weight` has no effect without `adaptive`, the score that it weighs",
-            )
+            warn("`weight` has no effect without `adaptive`, the score that it weighs")
     if adaptive == "mutual_information" and post.num_modes * min(samples) < 2:
         raise ValueError(
             "`adaptive` is 'mutual_information', which needs at least 2 samples, for gradients and"
@@ -192,9 +190,9 @@ def _check_adaptive(
 
 
 def _evaluate(victim: Victim, x: Tensor, batch_size: int) -> CategoricalPrediction:
-    made = Prediction.cat([victim.judge(part, "evaluate") for part in x.split(batch_size)])
-    assert isinstance(made, CategoricalPrediction)
-    return made
+    prediction = Prediction.cat([victim.judge(part, "evaluate") for part in x.split(batch_size)])
+    assert isinstance(prediction, CategoricalPrediction)
+    return prediction
 
 
 def _first(path: list[Tensor], count: int) -> Tensor:
@@ -203,7 +201,7 @@ def _first(path: list[Tensor], count: int) -> Tensor:
 
 
 def _curves(searches: list[Search]) -> dict[str, np.ndarray]:
-    """Return what was seen along the first climb, (T + 1, N)."""
+    """Return the curves along the first climb, (T + 1, N)."""
     return {
         name: torch.cat([torch.stack(s.curves[name]) for s in searches], 1).cpu().numpy()
         for name in CURVES
@@ -216,7 +214,7 @@ def _flags(
     if checks == "none" or not gradients:
         return []
     few = slice(0, LOOKED_AT)
-    found = gradient_flags(victim, aim.rows(few), ball.centre[few])
+    flags = gradient_flags(victim, aim.rows(few), ball.centre[few])
     if checks == "full":
-        found += masking_flags(victim, aim.rows(few), ball.rows(few), reached[few])
-    return found
+        flags += masking_flags(victim, aim.rows(few), ball.rows(few), reached[few])
+    return flags

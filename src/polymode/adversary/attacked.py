@@ -1,4 +1,4 @@
-"""What an attack gives back: inputs, predictions before and after, curves, flags and cost.
+"""The outcome of an attack: inputs, predictions before and after, curves, flags and cost.
 
 `N` examples, `T` steps, `C` classes.
 """
@@ -19,12 +19,12 @@ from polymode.prediction import CategoricalPrediction
 
 
 class Cost(NamedTuple):
-    """What an attack took.
+    """Cost of an attack.
 
     Attributes:
-        gradients, queries: gradients and predictions per example, checks left out.
+        gradients, queries: gradients and predictions per example, without the checks.
         samples: networks in a gradient. eval_samples: networks in a prediction.
-        seconds: wall time of all, checks included.
+        seconds: total wall time, with the checks.
     """
 
     gradients: int
@@ -38,10 +38,10 @@ class Cost(NamedTuple):
 class Attacked:
     """The outcome of an attack on N inputs.
 
-    Predictions are made with samples that neither gradients nor the choice of the best step saw.
+    Predictions are made with samples used neither for gradients nor to choose the best step.
 
     Attributes:
-        kind, eps, norm: of the attack. options: everything else that it was given.
+        kind, eps, norm: of the attack. options: all its other options.
         inputs: (N, ...) before. adversarial: (N, ...) after, both raw.
         labels: (N,). targets: (N,) wanted classes, or None.
         clean, attacked: predictions at the two.
@@ -96,7 +96,7 @@ class Attacked:
 
     @property
     def success_rate(self) -> float:
-        """Share of examples on which the attack succeeds; those that were wrong before count."""
+        """Share of examples on which the attack succeeds, including those wrong before it."""
         return self.success.double().mean().item()
 
     def __repr__(self) -> str:
@@ -112,13 +112,13 @@ class Attacked:
 
     def __str__(self) -> str:
         head, *lines = self._lines()
-        told = [f"{self!r}", align(head, lines), *(f"! {flag}" for flag in self.flags)]
+        blocks = [f"{self!r}", align(head, lines), *(f"! {flag}" for flag in self.flags)]
         cost = self.cost
-        told.append(
+        blocks.append(
             f"cost: {cost.gradients} gradients of {cost.samples} samples, {cost.queries}"
             f" predictions of {cost.eval_samples} samples per example, {cost.seconds:.1f} s"
         )
-        return "\n".join(told)
+        return "\n".join(blocks)
 
     def _repr_html_(self) -> str:
         """Return the table, for notebooks."""
@@ -132,10 +132,12 @@ class Attacked:
         accuracies = (self.clean_accuracy, self.accuracy)
         lines.append(("accuracy", *(f"{value:.3f}" for value in accuracies)))
         if self.targets is not None:
-            rates = ((each.classes == self.targets).double().mean().item() for each in pairs)
+            hits = [prediction.classes == self.targets for prediction in pairs]
+            rates = (hit.double().mean().item() for hit in hits)
             lines.append(("target predicted", *(f"{value:.3f}" for value in rates)))
-        lines.append(("confidence", *(f"{each.confidence.mean():.3f}" for each in pairs)))
+        confidences = (prediction.confidence.mean() for prediction in pairs)
+        lines.append(("confidence", *(f"{value:.3f}" for value in confidences)))
         for name in ("predictive_entropy", "mutual_information"):
-            means = (f"{getattr(each, name).mean():.3f}" for each in pairs)
+            means = (f"{getattr(prediction, name).mean():.3f}" for prediction in pairs)
             lines.append((f"{name.replace('_', ' ')} [nats]", *means))
         return lines

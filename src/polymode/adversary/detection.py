@@ -1,17 +1,16 @@
-r"""Does uncertainty tell attacked inputs from clean ones, and what is left of a detector's worth?
+r"""Detection of attacked inputs by uncertainty.
 
 For each score u (predictive entropy, mutual information, ...):
 
-- AUROC, the probability that an attacked input has a higher score than a clean one. It is taken of
-  all attacked inputs, and of those on which the attack succeeded; 1/2 is chance, less means that
+- AUROC, the probability that an attacked input has a higher score than a clean one, over all
+  attacked inputs and over those on which the attack succeeded; 1/2 is chance, less means that
   attacked inputs look *more* certain.
-- With a threshold that rejects a given share of clean inputs: the accuracy on attacked inputs that
-  are accepted, and the share of all attacked inputs that are accepted and wrong, which is what an
-  attacker is after.
+- With a threshold that rejects a given share of clean inputs: the accuracy on accepted attacked
+  inputs, and the share of all attacked inputs that are accepted and wrong, the attacker's goal.
 
-Traps: the two sets hold the same images, so the standard errors, DeLong's for independent sets, are
-a little too large. A high AUROC under an attack that does not know the detector says nothing about
-one that does: give `adaptive` and look again.
+Traps: both sets hold the same images, so the standard errors, DeLong's for independent sets, are a
+little too large. A high AUROC under an attack that does not know the detector says nothing about
+one that does: repeat it with `adaptive`.
 
 `N` examples.
 """
@@ -25,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from polymode.adversary.arguments import check_number
 from polymode.adversary.attack import attack
 from polymode.adversary.attacked import Attacked
-from polymode.adversary.check import check_number
 from polymode.adversary.kinds import KINDS
 from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
@@ -41,7 +40,7 @@ REJECTION = 0.05
 
 
 class Detection(NamedTuple):
-    """How one score does against one attack.
+    """The detection of one attack by one score.
 
     Attributes:
         auroc, standard_error: of all N attacked inputs against the clean ones.
@@ -60,21 +59,21 @@ class Detection(NamedTuple):
 
 
 def detection(found: Attacked, *, rejection: float = REJECTION) -> dict[str, Detection]:
-    """Return how each score does against an attack, by its name; scores without value are left out.
+    """Return the detection of an attack by each score; undefined scores are left out.
 
     Args:
         rejection: share of clean inputs that the threshold rejects at most, in (0, 1).
     """
     check_call(detection, locals())
     check_rejection(rejection)
-    made = {}
+    by_score = {}
     for name in DETECTORS:
         try:
             before, after = SCORES[name](found.clean), SCORES[name](found.attacked)
         except NotDefined:
             continue
-        made[name] = _detection(before.double(), after.double(), found, rejection)
-    return made
+        by_score[name] = _detection(before.double(), after.double(), found, rejection)
+    return by_score
 
 
 def check_rejection(rejection: Any) -> None:
@@ -84,12 +83,12 @@ def check_rejection(rejection: Any) -> None:
         raise ValueError(f"`rejection` of an attack must be < 1, got {rejection!r}")
 
 
-def _detection(before: Tensor, after: Tensor, found: Attacked, rejection: float) -> Detection:
+def _detection(before: Tensor, after: Tensor, attacked: Attacked, rejection: float) -> Detection:
     area = auroc(before, after)
-    hit = found.success
+    hit = attacked.success
     successful = auroc(before, after[hit]).value if hit.any() else math.nan
     accepted = after <= threshold(before, rejection)
-    right = (accepted & found.correct).double().mean().item()
+    right = (accepted & attacked.correct).double().mean().item()
     share = accepted.double().mean().item()
     return Detection(
         area.value,
@@ -128,20 +127,20 @@ class Sweep(NamedTuple):
     @property
     def accuracy(self) -> np.ndarray:
         """(E,) share of labels that are still predicted."""
-        return np.array([found.accuracy for found in self.attacks])
+        return np.array([attacked.accuracy for attacked in self.attacks])
 
     @property
     def success_rate(self) -> np.ndarray:
-        return np.array([found.success_rate for found in self.attacks])
+        return np.array([attacked.success_rate for attacked in self.attacks])
 
     def mean_score(self, name: str) -> np.ndarray:
         """Return the mean of a score over attacked inputs, (E,)."""
-        scores = (SCORES[name](found.attacked) for found in self.attacks)
+        scores = (SCORES[name](attacked.attacked) for attacked in self.attacks)
         return np.array([score.double().mean().item() for score in scores])
 
     def of(self, score: str, number: str = "auroc") -> np.ndarray:
         """Return one number of a score's `Detection`, (E,)."""
-        return np.array([getattr(each[score], number) for each in self.detections])
+        return np.array([getattr(detections[score], number) for detections in self.detections])
 
     @property
     def scores(self) -> list[str]:
@@ -181,29 +180,29 @@ def sweep(
     rejection: float = REJECTION,
     **options: Any,
 ) -> Sweep:
-    """Return one attack at several ε, from the smallest to the largest, and how it is detected.
+    """Return one attack at several ε, from the smallest to the largest, and its detection.
 
     Args:
         post, x, y, kind, options: see `attack`.
         eps: radii ≥ 0, at least one.
-        nested: what a smaller ball has found is looked at first in a larger one, so that a larger
-            ε is never weaker. By default where the attack keeps the best input; not for FGSM, whose
-            published curves have each ε by itself.
+        nested: start each ball from the result of the smaller one, so that a larger ε is never
+            weaker. By default if the attack keeps the best input; not for FGSM, whose published
+            curves treat every ε separately.
         rejection: share of clean inputs that thresholds reject.
     """
     check_call(sweep, locals())
     if len(eps) == 0:
         raise ValueError("`eps` of sweep must have at least one number, got 0")
     check_rejection(rejection)
-    radii = sorted({float(each) for each in eps})
+    radii = sorted({float(radius) for radius in eps})
     best = options.get("keep") or KINDS.get(kind).metadata["keep"]
     nested = best == "best" if nested is None else nested
     checks = options.pop("checks", "quick")
     attacks: list[Attacked] = []
     for radius in radii:
-        known = attacks[-1].adversarial if nested and attacks else None
+        start = attacks[-1].adversarial if nested and attacks else None
         last = radius == radii[-1]
-        how = {**options, "checks": checks if last else "none", "known": known}
+        how = {**options, "checks": checks if last else "none", "known": start}
         attacks.append(attack(post, x, y, kind=kind, eps=radius, **how))
-    detections = tuple(detection(found, rejection=rejection) for found in attacks)
+    detections = tuple(detection(attacked, rejection=rejection) for attacked in attacks)
     return Sweep(np.array(radii), tuple(attacks), detections, rejection)

@@ -1,11 +1,10 @@
-"""The examination `attack`: one attack at rising ε, adaptive or not, and how it is detected.
+"""The examination `attack`: one attack at rising ε, adaptive or not, and its detection.
 
 `polymode run --task digits --method deep_ensemble --examine attack:kind=pgd,eps=0.1`
 
 Images are attacked as pixels: the task's `input_scaling` is undone, ε is in units of the range
-[0, 1], which is the box. Inputs that are no images, or images outside of [0, 1], are attacked as
-the networks get them, without a box, and ε is in the networks' units. The numbers are those of the
-largest ε; the curves have all.
+[0, 1], which is the box. Other inputs, or images outside [0, 1], are attacked in the networks'
+units, without a box. The numbers are those of the largest ε; the curves show all.
 
 `N` examples, `E` radii, `T` steps.
 """
@@ -20,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.adversary.arguments import check_choice, check_number
 from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
 from polymode.adversary.ball import NORMS
-from polymode.adversary.check import check_choice, check_number
 from polymode.adversary.detection import Sweep, check_rejection, sweep
+from polymode.adversary.gradient_free import check_norm
 from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
-from polymode.adversary.square import check_norm
 from polymode.core.checks import check_call, check_keywords
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
@@ -38,11 +37,12 @@ from polymode.training.data import Arrays, Pair
 
 SHOWN = 4  # examples whose inputs on the way are kept
 MOMENTS = 7  # steps of these that are kept
-ROUNDING = 1e-4  # pixels may leave [0, 1] by so much when their scaling is undone
+ROUNDING = 1e-4  # pixels may leave [0, 1] by this much when their scaling is undone
 NATS = "nats"
 
 
 def check(
+    *,
     kind: str = "pgd",
     eps: float | Sequence[float] = 0.1,
     norm: str = "linf",
@@ -56,13 +56,13 @@ def check(
     rejection: float = 0.05,
     **options: Any,
 ) -> None:
-    """Refuse options that cannot be, before anything is trained."""
+    """Refuse impossible options before anything is trained."""
     entry = KINDS.get(kind)
-    given = {key: value for key, value in options.items() if value is not None}
-    own = {key: value for key, value in given.items() if key in OF_KINDS}
-    check_keywords(entry.value, f"the attack '{kind}'", own)
-    step_of(kind, 0.0, 1, given.pop("step_size", None))
-    check_steps("an attack", num_examples=num_examples, **given)
+    chosen = {key: value for key, value in options.items() if value is not None}
+    of_kind = {key: value for key, value in chosen.items() if key in OF_KINDS}
+    check_keywords(entry.value, f"the attack '{kind}'", of_kind)
+    step_of(kind, 0.0, 1, chosen.pop("step_size", None))
+    check_steps("an attack", num_examples=num_examples, **chosen)
     check_choice("norm", norm, NORMS)
     if kind == "square":
         check_norm(norm)
@@ -79,10 +79,15 @@ def check(
 
 
 OF_KINDS = ("steps", "step_size", "restarts", "queries")
+PASSED_ON = (
+    *OF_KINDS, "kind", "norm", "adaptive", "loss", "away_from", "keep", "samples_per_mode",
+    "eval_samples_per_mode", "rejection", "checks",
+)  # fmt: skip
+"""Options that `attack` and `sweep` take as they are; None stands for their default."""
 
 
 def radii_of(eps: float | Sequence[float]) -> list[float]:
-    """Return the radii to look at: those given; of one number, five up to it."""
+    """Return the radii: those given, or for a single number 0 and five up to it."""
     if isinstance(eps, int | float) and not isinstance(eps, bool):
         return [float(eps) * part / 5 for part in range(6)] if eps > 0 else [float(eps)]
     return list(eps) if isinstance(eps, list | tuple) and eps else [eps]  # type: ignore[list-item]
@@ -133,48 +138,26 @@ def attack_examination(
     rejection: float = 0.05,
     checks: str = "full",
 ) -> Findings:
-    """Return what an attack does to the first test inputs; see the module.
+    """Attack the first test inputs; see the module.
 
     Args:
         kind, norm, adaptive, loss, away_from, keep, samples_per_mode, eval_samples_per_mode,
             checks: see `attack`.
-        eps: one radius, of which fifths are taken as well, or several.
-        target: class that all inputs of other classes are to become; None for any but the label.
+        eps: one radius, whose fifths are attacked as well, or several.
+        target: class that inputs of all other classes should become; None for any but the label.
         steps, step_size, restarts, queries: of the kind.
-        num_examples: of the test set, or all that there are.
+        num_examples: of the test set, at most.
         rejection: share of clean inputs that a threshold may reject.
     """
+    given = locals()
     x, y, scaling, box = inputs_of(task, num_examples)
     if target is not None:
         x, y = x[y != target], y[y != target]
-    given: dict[str, Any] = {
-        "steps": steps,
-        "step_size": step_size,
-        "restarts": restarts,
-        "queries": queries,
-    }
-    found = sweep(
-        post,
-        x,
-        y,
-        eps=radii_of(eps),
-        kind=kind,
-        norm=norm,
-        targets=target,
-        adaptive=adaptive,
-        loss=loss,
-        away_from=away_from,
-        keep=keep,
-        samples_per_mode=samples_per_mode,
-        eval_samples_per_mode=eval_samples_per_mode,
-        rejection=rejection,
-        scaling=scaling,
-        box=box,
-        checks=checks,
-        trajectories=SHOWN,
-        **{key: value for key, value in given.items() if value is not None},
-    )
-    return Findings(tuple(_rows(found)), arrays_of(found))
+    curves = sweep(
+        post, x, y, eps=radii_of(eps), targets=target, scaling=scaling, box=box, trajectories=SHOWN,
+        **{name: given[name] for name in PASSED_ON if given[name] is not None},
+    )  # fmt: skip
+    return Findings(tuple(_rows(curves)), arrays_of(curves))
 
 
 def inputs_of(
@@ -201,14 +184,15 @@ def inputs_of(
     return x, y, None, None
 
 
-def _rows(found: Sweep) -> list[Row]:
-    last, detected = found.attacks[-1], found.detections[-1]
+def _rows(curves: Sweep) -> list[Row]:
+    last, detected = curves.attacks[-1], curves.detections[-1]
     n = len(last)
 
-    def share(name: str, values: Tensor, direction: str) -> Row:
-        mean = values.double().mean().item()
-        error = math.sqrt(mean * (1 - mean) / n)
-        return measure(name, mean, n=n, unit="fraction", direction=direction, standard_error=error)
+    def share(name: str, mean: float, direction: str, count: int = n) -> Row:
+        error = math.sqrt(mean * (1 - mean) / count) if count else None
+        facts: dict[str, Any] = {"n": count, "unit": "fraction", "direction": direction}
+        note = "" if count else "n/a (none is accepted)"
+        return measure(name, mean if count else None, standard_error=error, note=note, **facts)
 
     def mean_of(name: str, values: Tensor) -> Row:
         spread = values.double().std().item() / math.sqrt(n) if n > 1 else None
@@ -216,9 +200,9 @@ def _rows(found: Sweep) -> list[Row]:
 
     entropy = detected["predictive_entropy"]
     rows = [
-        share("unattacked_accuracy", last.clean_correct, "up"),
-        share("attacked_accuracy", last.correct, "up"),
-        share("attack_success", last.success, "down"),
+        share("unattacked_accuracy", last.clean_accuracy, "up"),
+        share("attacked_accuracy", last.accuracy, "up"),
+        share("attack_success", last.success_rate, "down"),
         mean_of("attacked_entropy", last.attacked.predictive_entropy),
     ]
     if last.attacked.num_samples > 1:
@@ -237,23 +221,13 @@ def _rows(found: Sweep) -> list[Row]:
                 )
             )
     accepted = round(entropy.accepted * n)
-    right, none = entropy.accepted_accuracy, "n/a (none is accepted)"
-    error = math.sqrt(right * (1 - right) / accepted) if accepted else None
-    rows.append(
-        measure("accepted_accuracy", right if accepted else None, n=accepted, unit="fraction",
-                direction="up", standard_error=error, note="" if accepted else none)
-    )  # fmt: skip
-    wrong = entropy.accepted_wrong
-    error = math.sqrt(wrong * (1 - wrong) / n)
-    rows.append(
-        measure("accepted_wrong", wrong, n=n, unit="fraction", direction="down",
-                standard_error=error)
-    )  # fmt: skip
+    rows.append(share("accepted_accuracy", entropy.accepted_accuracy, "up", accepted))
+    rows.append(share("accepted_wrong", entropy.accepted_wrong, "down"))
     return [*rows, measure("attack_flags", len(last.flags), n=n, direction="down")]
 
 
 def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
-    """Return what figures are made of: curves against ε and step, inputs on the way."""
+    """Return the arrays behind the figures: curves against ε and step, inputs on the way."""
     check_call(arrays_of, locals())
     last = found.attacks[-1]
     arrays: dict[str, np.ndarray] = {
@@ -281,7 +255,7 @@ def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
 
 
 def _trajectories(last: Any) -> dict[str, np.ndarray]:
-    """Return inputs (n, t, ...) at a few steps with what is predicted there, if they are images."""
+    """Return images (n, t, ...) at a few steps with their predictions; nothing for other inputs."""
     path = last.trajectories  # (T + 1, n, ...)
     if path.dim() != 5 or path.shape[2] not in (1, 3) or len(path) != len(last.curves["classes"]):
         return {}

@@ -1,11 +1,11 @@
-"""The kinds of attack by name, and what their options must be.
+"""The kinds of attack by name, and the checks of their options.
 
-A kind is a function `(search, *, options) -> inputs on the way`. It looks at inputs through its
-`Search`, which keeps the best ones. It is entered with
+A kind is a function `(search, *, options) -> inputs on the way`. It judges inputs through its
+`Search`, which keeps the best ones. It is registered with
 
     @KINDS.register("name", summary="one line", gradients=True, keep="best")
 
-`gradients` says whether it follows gradients, `keep` what it hands back unless asked otherwise.
+`gradients` tells whether it follows gradients, `keep` which input it returns by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Callable[..., list[Tensor]]
 
 KINDS: Registry[Kind] = Registry(
     "kind of attack",
-    modules=[f"polymode.adversary.{name}" for name in ("fgsm", "bim", "pgd", "square", "noise")],
+    modules=["polymode.adversary.gradient_steps", "polymode.adversary.gradient_free"],
 )
 
 
@@ -33,7 +33,7 @@ def check_steps(kind: str, **counts: int) -> None:
 
 
 def step_of(kind: str, eps: float, steps: int, step_size: float | None) -> float:
-    """Return the size of a step: as given, or 2.5 ε / T."""
+    """Return the step size: the given one, or 2.5 ε / T."""
     if step_size is None:
         if not math.isfinite(eps):
             raise ValueError(f"`step_size` of {kind} must be given where `eps` is inf")

@@ -1,31 +1,31 @@
-r"""What an attack on a posterior raises: a function of the predictive distribution itself.
+r"""The objective of an attack on a posterior: a function of the predictive distribution.
 
 With S networks the predictive is their mean probability, and its logarithm
 
 .. math:: \log p(y|x) = \mathrm{logsumexp}_s \log\mathrm{softmax}(f_s(x))_y - \log S,
 
-never the softmax of mean outputs, which is another model, and never the logarithm of a probability
-that has become 0.
+never the softmax of mean outputs, which is a different model, and never the logarithm of a
+probability that has become 0.
 
 ===============  ==============================  ==============================
 `loss`           away from the label y           towards the target t
 ===============  ==============================  ==============================
 "log_prob"       -log p(y)                       log p(t)
 "margin"         max_{k≠y} log p(k) - log p(y)   log p(t) - max_{k≠t} log p(k)
-"member_margin"  the mean over networks of their own margins
+"member_margin"  the mean over networks of their margins
 ===============  ==============================  ==============================
 
-"log_prob" is the cross-entropy of the papers. Its gradient is exactly 0 where the other classes'
-probabilities have become 0 in every network, logits some hundred apart; that of "margin" is not.
-Where networks disagree and each is that certain, p(k) is the share of their votes, which no small
-step changes, and both have no gradient; "member_margin" is no function of the predictive, but
-always has one.
+"log_prob" is the cross-entropy of the papers. Its gradient is exactly 0 where the probabilities of
+the other classes have become 0 in every network, with logits some hundred apart; that of "margin"
+is not. Where networks disagree and all are that certain, p(k) is the share of their votes, which no
+small step changes, and both gradients vanish; "member_margin" is not a function of the predictive
+distribution, but always has a gradient.
 
-An adaptive attack knows the detector, a score u(x) of uncertainty that is to stay low:
+An adaptive attack knows the detector, a score u(x) of uncertainty that should stay low:
 
 .. math:: \ell(x) - w\, u(x).
 
-There :math:`\ell` must be bounded, or it alone would be climbed: :math:`\log (1 - p(y))` stands for
+There :math:`\ell` must be bounded, or it would dominate: :math:`\log (1 - p(y))` replaces
 :math:`-\log p(y)`, and margins count up to 1 nat.
 
 References: N. Carlini, D. Wagner, Towards evaluating the robustness of neural networks, S&P 2017
@@ -46,15 +46,15 @@ from polymode.prediction import CategoricalPrediction
 
 LOSSES = ("log_prob", "margin", "member_margin")
 ADAPTIVE = ("predictive_entropy", "mutual_information")
-_ENOUGH = 1.0  # nats of margin that an adaptive attack wants
+_ENOUGH = 1.0  # nats of margin at which an adaptive attack stops raising it
 
 
 class Aim(NamedTuple):
-    """What is wanted of a batch of inputs.
+    """The aim of an attack on a batch of inputs.
 
     Attributes:
-        labels: (B,) classes to get away from. targets: (B,) classes to get to, or None.
-        loss: see the module. score: that an adaptive attack keeps low, or None. weight: w > 0.
+        labels: (B,) classes to move away from. targets: (B,) classes to reach, or None.
+        loss: see the module. score: kept low by an adaptive attack, or None. weight: w > 0.
     """
 
     labels: Tensor
@@ -69,27 +69,28 @@ class Aim(NamedTuple):
         return self._replace(labels=self.labels[which], targets=targets)
 
     def rise(self, prediction: CategoricalPrediction) -> Tensor:
-        """Return what the attack raises, (B,), differentiable."""
-        each, bounded = self.loss == "member_margin", self.score is not None
-        log_probs = prediction.log_probs if each else prediction.log_mean  # (S, B, C) or (B, C)
+        """Return the objective to raise, (B,), differentiable."""
+        by_member, bounded = self.loss == "member_margin", self.score is not None
+        # (S, B, C) or (B, C)
+        log_probs = prediction.log_probs if by_member else prediction.log_mean
         chosen = self.labels if self.targets is None else self.targets
         place = chosen[:, None].expand(*log_probs.shape[:-1], 1)
-        own = log_probs.gather(-1, place).squeeze(-1)
-        others = log_probs.scatter(-1, place, -torch.inf)
+        at_class = log_probs.gather(-1, place).squeeze(-1)
+        elsewhere = log_probs.scatter(-1, place, -torch.inf)
         if self.loss != "log_prob":
-            gap = others.amax(-1) - own
+            gap = elsewhere.amax(-1) - at_class
             gap = gap if self.targets is None else -gap
             gap = gap.clamp(max=_ENOUGH) if bounded else gap
-            value = gap.mean(0) if each else gap
+            value = gap.mean(0) if by_member else gap
         elif self.targets is not None:
-            value = own
+            value = at_class
         else:
-            value = others.logsumexp(-1) if bounded else -own
+            value = elsewhere.logsumexp(-1) if bounded else -at_class
         if self.score is None:
             return value
         uncertainty: Tensor = getattr(prediction, self.score)
         return value - self.weight * uncertainty
 
     def reached(self, classes: Tensor) -> Tensor:
-        """Return where a prediction of these classes is what was wanted, (B,) bool."""
+        """Return where predicted classes reach the aim, (B,) bool."""
         return classes != self.labels if self.targets is None else classes == self.targets

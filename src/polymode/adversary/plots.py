@@ -1,4 +1,4 @@
-"""What an attack does: scores against ε and against the step, detection, images on the way.
+"""Figures of an attack: scores against ε and against the step, detection, images on the way.
 
 The numbers are those of the examination "attack", or of `pm.adversary.sweep` through
 `pm.adversary.arrays_of`: by name arrays over E radii, T + 1 steps, or n images at t steps.
@@ -102,7 +102,7 @@ def attack_curves(
     metrics = metrics or ["accuracy", "predictive_entropy", "mutual_information"]
     prefix = "" if against == "eps" else "step "
     data: dict[str, np.ndarray] = {"against": np.array([against])}
-    shown: list[str] = []
+    drawn: list[str] = []
     for name, arrays in found.items():
         for metric in metrics:
             if prefix + metric in arrays:
@@ -110,10 +110,10 @@ def attack_curves(
                 data[f"{name} {metric}"] = values
                 steps = np.arange(len(values), dtype=float)
                 data[f"{name} x"] = np.asarray(arrays["eps"], float) if not prefix else steps
-                shown.append(metric)
-    if not shown:
+                drawn.append(metric)
+    if not drawn:
         raise ValueError(f"there is nothing to draw: no {', '.join(metrics)} against {against}")
-    data["metric"] = np.array([metric for metric in metrics if metric in shown])
+    data["metric"] = np.array([metric for metric in metrics if metric in drawn])
     ends = "; ".join(
         f"{key} from {values[0]:.3f} to {values[-1]:.3f}"
         for key, values in data.items()
@@ -121,7 +121,7 @@ def attack_curves(
     )
     raised = {str(flag).partition(":")[0] for a in found.values() for flag in a["flags"]} - {""}
     flags = f" Flags raised: {', '.join(sorted(raised))}." if raised else ""
-    detects = any(metric.startswith("auroc") for metric in shown)
+    detects = any(metric.startswith("auroc") for metric in drawn)
     aurocs = " AUROC is that of attacked against clean inputs." if detects else ""
     sizes = {int(arrays["examples"][0]) for arrays in found.values()}
     count = " and ".join(f"{size:,}" for size in sorted(sizes))
@@ -139,9 +139,10 @@ def attack_curves(
 def detection_curves(
     found: Mapping[str, Arrays], *, label: str = "", styles: dict[str, Style] | None = None
 ) -> AttackCurves:
-    """Return how well uncertainty tells attacked from clean inputs, against ε: AUROC by entropy and
-    by mutual information, and of what a threshold accepts the accuracy, and the share of all inputs
-    that are wrong.
+    """Return the detection of attacked inputs by uncertainty against ε.
+
+    AUROC by entropy and by mutual information, and for the inputs below a threshold their accuracy
+    and the share of all inputs that are accepted and wrong.
 
     Args:
         found, label, styles: see `attack_curves`.
@@ -184,8 +185,7 @@ class AttackTrajectory(Display):
         labels = [f"label {label}" for label in self.data["image label"]]
         ax.set_yticks(np.arange(rows) * down + height / 2, labels)
         ax.tick_params(length=0)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         return ax
 
     def draw(self, figure: FigureBase) -> None:
@@ -207,29 +207,29 @@ def attack_trajectory(
     keys = ("images", "image step", "image class", "image entropy", "image label")
     data = {key: np.asarray(arrays[key]) for key in keys}
     rows, columns = data["images"].shape[:2]
-    told = "; ".join(
+    summary = "; ".join(
         f"label {data['image label'][row]}, predicted {data['image class'][row, 0]:.0f} at first"
         f" and {data['image class'][row, -1]:.0f} in the end"
         for row in range(rows)
     )
-    made = AttackTrajectory(
+    display = AttackTrajectory(
         data,
         label=label,
         style=style,
         caption=f"{label}: {rows} inputs along the attack at the largest eps; below each image"
         " the predicted class and the predictive entropy [nats].",
-        alt=f"Images along an attack, {rows} × {columns}: {told}.",
+        alt=f"Images along an attack, {rows} × {columns}: {summary}.",
     )
-    made.size = (0.85 * columns + 0.7, 1.0 * rows + 0.6)
-    return made
+    display.size = (0.85 * columns + 0.7, 1.0 * rows + 0.6)
+    return display
 
 
 @DISPLAYS.register("attack")
 def attack(
     findings: Findings, *, label: str = "", style: Style | None = None
 ) -> dict[str, Display]:
-    """Return what an attack did: "strength", "steps", "detection", "scores", the AUROC by each of
-    them, and, of images, "trajectory".
+    """Return the figures by name: "strength", "steps", "detection", "scores" (the AUROC by every
+    score) and, for images, "trajectory".
 
     Args:
         findings: of the examination "attack". label, style: of the method.
@@ -243,13 +243,13 @@ def attack(
         for key, values in arrays.items()
         if key.startswith("auroc ") and "successful" not in key
     }
-    found: dict[str, Display] = {
+    figures: dict[str, Display] = {
         "strength": attack_curves({name: arrays}, label=title, **look),
         "detection": detection_curves({name: arrays}, label=title, **look),
         "scores": attack_curves(areas, metrics=["auroc"], label=title),
     }
     if len(arrays.get("step accuracy", ())) > 2:
-        found["steps"] = attack_curves({name: arrays}, against="step", label=title, **look)
+        figures["steps"] = attack_curves({name: arrays}, against="step", label=title, **look)
     if "images" in arrays:
-        found["trajectory"] = attack_trajectory(arrays, label=title, style=style)
-    return found
+        figures["trajectory"] = attack_trajectory(arrays, label=title, style=style)
+    return figures

@@ -1,8 +1,8 @@
-"""Transfer: inputs that were made to fool one posterior, shown to another.
+"""Transfer: inputs that fool one posterior, given to another.
 
-Samples of weights that differ little share their adversarial inputs. An attacker who does not have
-the posterior itself trains another one and attacks that (N. Papernot, P. McDaniel, I. Goodfellow,
-Transferability in machine learning, arXiv:1605.07277).
+Similar weights share their adversarial inputs. An attacker without access to a posterior trains
+another one and attacks that (N. Papernot, P. McDaniel, I. Goodfellow, Transferability in machine
+learning, arXiv:1605.07277).
 
 `P` posteriors, `N` examples.
 """
@@ -29,8 +29,8 @@ class Transfer(NamedTuple):
     Attributes:
         names: of the posteriors. clean: (P,) accuracy on clean inputs.
         accuracy: (P, P); row a, column b: of posterior b on inputs made against posterior a.
-        success: (P, P) likewise, how often the attack gets what it wants.
-        attacks: by name of who was attacked.
+        success: (P, P) likewise, the success rate of the attack.
+        attacks: by name of the attacked posterior.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Transfer(NamedTuple):
 
 
 def transfer(posts: Mapping[str, Posterior], x: Any, y: Any, **options: Any) -> Transfer:
-    """Return how each posterior does on the inputs that fool each other one.
+    """Return the accuracy of every posterior on the inputs that fool every other one.
 
     Args:
         posts: by name, at least two, of one task. x, y: raw inputs and labels.
@@ -68,24 +68,26 @@ def transfer(posts: Mapping[str, Posterior], x: Any, y: Any, **options: Any) -> 
     attacks = {name: attack(post, x, y, **options) for name, post in posts.items()}
     size = len(posts)
     accuracy, success = np.zeros((size, size)), np.zeros((size, size))
-    for row, found in enumerate(attacks.values()):
+    for row, attacked in enumerate(attacks.values()):
         for column, (name, post) in enumerate(posts.items()):
-            prediction = found.attacked
+            prediction = attacked.attacked
             if name != list(attacks)[row]:
-                prediction = _predict(post, found, options)
+                prediction = _predict(post, attacked, options)
             classes = prediction.classes
-            wanted = classes != found.labels
-            if found.targets is not None:
-                wanted = classes == found.targets
-            accuracy[row, column] = (classes == found.labels).double().mean()
+            wanted = classes != attacked.labels
+            if attacked.targets is not None:
+                wanted = classes == attacked.targets
+            accuracy[row, column] = (classes == attacked.labels).double().mean()
             success[row, column] = wanted.double().mean()
-    clean = np.array([found.clean_accuracy for found in attacks.values()])
+    clean = np.array([attacked.clean_accuracy for attacked in attacks.values()])
     return Transfer(tuple(posts), clean, accuracy, success, attacks)
 
 
-def _predict(post: Posterior, found: Attacked, options: Mapping[str, Any]) -> CategoricalPrediction:
+def _predict(
+    post: Posterior, attacked: Attacked, options: Mapping[str, Any]
+) -> CategoricalPrediction:
     scaling = options.get("scaling")
-    inputs = found.adversarial if scaling is None else scaling(found.adversarial)
+    inputs = attacked.adversarial if scaling is None else scaling(attacked.adversarial)
     prediction = post.predict(
         inputs,
         samples_per_mode=options.get("eval_samples_per_mode"),

@@ -1,10 +1,10 @@
-"""What is attacked: a posterior as a differentiable function of raw inputs, with its samples.
+"""The victim of an attack: a posterior as a differentiable function of raw inputs.
 
-Each gradient has samples of its own, drawn for its place in the attack: a network that was attacked
-on the samples it is then judged on looks weaker than it is, and one whose every gradient has the
-same few samples looks stronger than its expectation (A. Athalye, N. Carlini, D. Wagner, Obfuscated
-gradients give a false sense of security, ICML 2018: expectation over transformation). The mean over
-samples is taken inside of the logarithm, where the predictive has it.
+Every gradient draws its own samples, by its step in the attack: a network judged on the samples it
+was attacked on looks weaker than it is, and one attacked with the same few samples at every step
+looks stronger than its expectation (A. Athalye, N. Carlini, D. Wagner, Obfuscated gradients give a
+false sense of security, ICML 2018: expectation over transformation). The mean over samples is taken
+inside the logarithm, as in the predictive distribution.
 
 `S` samples, `B` batch.
 """
@@ -27,8 +27,8 @@ class Victim(NamedTuple):
     """A posterior under attack.
 
     Attributes:
-        post: of classes. scaling: what the networks get is scaling(x), or x itself for None.
-        samples: L of each mode for a gradient. judge_samples: L for looking at what was reached.
+        post: of classes. scaling: the networks get scaling(x), or x itself for None.
+        samples: L of each mode for a gradient. judge_samples: L for judging inputs.
         seed: of all samples.
     """
 
@@ -44,7 +44,7 @@ class Victim(NamedTuple):
         return self.post.weights.most is None
 
     def predict(self, x: Tensor, samples: int, *path: int | str) -> CategoricalPrediction:
-        """Return the prediction at raw inputs (B, ...) with the samples of this place."""
+        """Return the prediction at raw inputs (B, ...) with the samples of this step."""
         inputs = x if self.scaling is None else self.scaling(x)
         prediction = self.post.predict_batch(
             inputs, samples_per_mode=samples, seed=fold(self.seed, *path)
@@ -54,10 +54,10 @@ class Victim(NamedTuple):
 
     @torch.no_grad()
     def judge(self, x: Tensor, which: str = "judge") -> CategoricalPrediction:
-        """Return the prediction with samples that are the same for all inputs and steps.
+        """Return the prediction with the same samples for all inputs and steps.
 
-        `which` is "judge" for choosing among what an attack has found, "evaluate" for what is
-        reported: samples that no choice has seen.
+        `which` is "judge" for choosing among the inputs of an attack, "evaluate" for reported
+        predictions, whose samples no choice has used.
         """
         return self.predict(x, self.judge_samples, which)
 

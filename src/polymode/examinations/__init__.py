@@ -1,4 +1,9 @@
-"""Examinations: what is measured of a posterior itself, not of its predictions."""
+"""Examinations: measurements of a posterior itself, not of its predictions.
+
+Read `examination` first: their registry, and `examine`; `findings` is what one returns. Here are
+`convergence`, `pairs`, `laplace_evidence` and `reference_posterior`, with figures in `plots`; a
+subject has its examination and figures in its own room.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Did training end where it should: the loss curves that `fit` keeps, in numbers.
+r"""Did training converge? The loss curves that `fit` records, in numbers.
 
 Curves are means over members. The slope is that of a least-squares line through the train losses of
 the last fifth of training, times the length of that fifth: how much the loss still falls there,
@@ -6,10 +6,10 @@ the last fifth of training, times the length of that fifth: how much the loss st
 .. math:: \hat\beta = \sum_t (t - \bar t)(\ell_t - \bar\ell) / \sum_t (t - \bar t)^2,
           \quad s.e. = \sqrt{\hat\sigma^2 / \sum_t (t - \bar t)^2}.
 
-Traps: losses of neighbouring windows are taken as independent, which windows of many steps nearly
-are. A schedule that ends at a rate of zero flattens every curve, whether or not there was more to
-learn. The validation NLL is that of single members; their mixture may get better while they get
-worse. Its best moment is the best of those that were looked at, on at most 1,000 examples.
+Traps: losses of neighbouring windows are treated as independent, which holds approximately for
+windows of many steps. A schedule that ends at a rate of zero flattens every curve, whether or not
+there was more to learn. The validation NLL is that of single members; their mixture may improve
+while they get worse. Its best moment is the best of those evaluated, on at most 1,000 examples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from polymode.posterior import Posterior
 from polymode.tasks import Task
 from polymode.training.history import History
 
-LAST = 0.2  # of training, over which the slope is taken
-FEWEST = 4  # points that a slope needs
+LAST = 0.2  # share of training for the slope
+FEWEST = 4  # points of a slope, at least
 LOSS = "nats/example"
 
 
@@ -45,7 +45,7 @@ LOSS = "nats/example"
     },
 )
 def convergence(post: Posterior, task: Task) -> Findings:
-    """Return what the loss curves of the fit say; see the module."""
+    """Return the numbers of the fit's loss curves; see the module."""
     history: History = post.history
     if not history.train_steps:
         raise ValueError(
@@ -66,7 +66,7 @@ def _training(steps: np.ndarray, train: np.ndarray, total: int) -> list[Row]:
     curve, members = train.mean(1), train.shape[1]
     late = steps > (1 - LAST) * total
     slope, error = _slope(steps[late], curve[late])
-    known = slope is not None
+    defined = slope is not None
     return [
         measure(
             "train_loss", curve[-1], unit=LOSS, n=members, standard_error=_spread(train[-1])
@@ -78,7 +78,7 @@ def _training(steps: np.ndarray, train: np.ndarray, total: int) -> list[Row]:
             unit=LOSS,
             n=int(late.sum()),
             standard_error=LAST * total * error if error is not None else None,
-            note="" if known else f"n/a (fewer than {FEWEST} points in the last fifth)",
+            note="" if defined else f"n/a (fewer than {FEWEST} points in the last fifth)",
         ),
     ]  # fmt: skip
 

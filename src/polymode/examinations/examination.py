@@ -1,6 +1,6 @@
-"""`examine`: one examination of a posterior, by name; and how examinations are asked for in text.
+"""`examine`: one examination of a posterior, by name; and requests for examinations as text.
 
-An examination is a function `(post, task, *, options) -> Findings`. It is entered by
+An examination is a function `(post, task, *, options) -> Findings`. It is registered by
 
     @EXAMINATIONS.register(
         "equivariance",
@@ -9,7 +9,7 @@ An examination is a function `(post, task, *, options) -> Findings`. It is enter
         check=check_options,                 # optional: (**options), raises ValueError
     )
 
-and its figures, if any, by `DISPLAYS.register` in `plots.py` of its subject, or in `plots/`.
+and its figures, if any, by `DISPLAYS.register` in the `plots.py` beside it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ EXAMINATIONS: Registry[Examination] = Registry(
     modules=[
         "polymode.examinations.convergence",
         "polymode.chains.examination",
-        "polymode.examinations.reference",
-        "polymode.examinations.evidence",
+        "polymode.examinations.reference_posterior",
+        "polymode.examinations.laplace_evidence",
         "polymode.examinations.pairs",
         "polymode.symmetry.examination",
         "polymode.equivariance.examination",
@@ -45,7 +45,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
 
 
 class Asked(NamedTuple):
-    """An examination with its options, checked; `str` is as `--examine` takes it.
+    """An examination with its checked options; `str` gives the form of `--examine`.
 
     >>> print(Asked("equivariance", {"group": "C4", "sizes": [1, 2]}))
     equivariance:group=C4,sizes=[1, 2]
@@ -55,12 +55,12 @@ class Asked(NamedTuple):
     options: dict[str, Any]
 
     def __str__(self) -> str:
-        given = ",".join(f"{key}={value_text(value)}" for key, value in self.options.items())
-        return f"{self.name}:{given}" if given else self.name
+        options = ",".join(f"{key}={value_text(value)}" for key, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
 
 
 def ask(name: str, options: Mapping[str, Any]) -> Asked:
-    """Return a checked request, or raise `ValueError` that says what is wrong with it."""
+    """Return a checked request, or raise `ValueError` with the reason."""
     entry = EXAMINATIONS.get(name)
     check_keywords(entry.value, f"examination '{name}'", options)
     if check := entry.metadata.get("check"):
@@ -69,11 +69,11 @@ def ask(name: str, options: Mapping[str, Any]) -> Asked:
 
 
 def read_asked(text: str) -> Asked:
-    """Return what "NAME" or "NAME:key=value,key=value" asks for; values are JSON, or else text."""
+    """Parse "NAME" or "NAME:key=value,key=value"; values are JSON, or else text."""
     check_call(read_asked, locals())
-    name, _, given = text.partition(":")
+    name, _, options_text = text.partition(":")
     options = {}
-    for part in re.split(r",(?=\s*\w+\s*=)", given) if given.strip() else ():
+    for part in re.split(r",(?=\s*\w+\s*=)", options_text) if options_text.strip() else ():
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ValueError(
@@ -84,7 +84,7 @@ def read_asked(text: str) -> Asked:
 
 
 def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> Findings:
-    """Return what an examination finds about a posterior.
+    """Return the findings of an examination of a posterior.
 
     Args:
         post: what `pm.fit` returned. task: the one it was fitted on, or another of its kind; a
@@ -94,5 +94,5 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
     task = as_task(task, "examine")
     check_call(examine, locals(), but=("task",))
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
-    asked = ask(name, plain)
-    return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(asked))
+    request = ask(name, plain)
+    return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(request))

@@ -20,15 +20,14 @@ from polymode.metrics.table import align, decimals_for, number
 DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
     "figure of an examination",
     modules=[
-        "polymode.plots.convergence",
+        "polymode.examinations.plots",
         "polymode.chains.plots",
         "polymode.adversary.plots",
-        "polymode.plots.pairs",
         "polymode.equivariance.plots",
     ],
 )
-"""By examination: (findings, label=, style=) -> its displays by name. Plots enter them, and are
-imported when somebody asks for one."""
+"""By examination: (findings, label=, style=) -> its displays by name. The modules of figures
+register them, and are imported on demand."""
 
 
 def measure(
@@ -45,9 +44,9 @@ def measure(
 
     Args:
         metric: a name in words, joined by underscores. value: None where it does not apply.
-        n: how many things it was measured on. unit, direction: see `Row`.
+        n: number of things measured. unit, direction: see `Row`.
         standard_error: over these things, None where it is not known.
-        note: why there is no value.
+        note: the reason why there is no value.
     """
     check_call(measure, locals())
     if not note and finite(value) is None:
@@ -57,15 +56,15 @@ def measure(
 
 @dataclass(frozen=True)
 class Findings:
-    """What one examination, or one experiment, found.
+    """The result of one examination, or of one experiment.
 
-    `findings["slope"]` is a `Row`. An examination returns rows and arrays; whoever calls it enters
-    the label.
+    `findings["slope"]` is a `Row`. An examination returns rows and arrays; its caller sets the
+    label.
 
     Attributes:
-        rows: the numbers, made by `measure`.
-        arrays: what figures are made of, by name.
-        label: the examination, with its options as `--examine` takes them.
+        rows: the numbers, from `measure`.
+        arrays: the data of the figures, by name.
+        label: the examination, with its options in the form of `--examine`.
     """
 
     rows: tuple[Row, ...]
@@ -78,7 +77,7 @@ class Findings:
         return self.label.partition(":")[0]
 
     def signed(self, label: str) -> Findings:
-        """Return the findings under the label of who made them."""
+        """Return the findings under the label of their examination."""
         rows = tuple(row._replace(dataset=EXAMINED + label) for row in self.rows)
         names = [row.metric for row in rows]
         if len(set(names)) < len(names):
@@ -89,9 +88,9 @@ class Findings:
         for row in self.rows:
             if row.metric == metric:
                 return row
-        known = [row.metric for row in self.rows]
-        near = suggest(metric, known)
-        raise KeyError(f"no number '{metric}' in '{self.label}'.{near} Known: {', '.join(known)}")
+        metrics = [row.metric for row in self.rows]
+        near = suggest(metric, metrics)
+        raise KeyError(f"no number '{metric}' in '{self.label}'.{near} Known: {', '.join(metrics)}")
 
     def displays(self, **look: Any) -> dict[str, Any]:
         """Return the figures by name, none where the examination has none.
@@ -130,17 +129,17 @@ class Findings:
 
 
 class NotApplicable(ValueError):
-    """A posterior has not what an examination looks at; a run goes on without it."""
+    """An examination does not apply to a posterior; a run continues without it."""
 
 
 def findings_of(results: Results) -> dict[str, Findings]:
-    """Return what results hold of examinations, by label."""
+    """Return the findings of the examinations in results, by label."""
     check_call(findings_of, locals())
     rows: dict[str, list[Row]] = {}
     for row in results.rows:
         if row.dataset.startswith(EXAMINED):
             rows.setdefault(row.dataset.removeprefix(EXAMINED), []).append(row)
     return {
-        label: Findings(tuple(found), results.arrays.get(label, {}), label)
-        for label, found in rows.items()
+        label: Findings(tuple(group), results.arrays.get(label, {}), label)
+        for label, group in rows.items()
     }

@@ -1,15 +1,15 @@
-r"""Functional diversity: the mutual information of every two networks, on the test set and outside.
+r"""Functional diversity: mutual information of every two networks, on the test set and outside.
 
-For each pair of the S samples of a posterior, the mutual information of the two alone (see
+For each pair of the S samples of a posterior, their mutual information (see
 `metrics/diversity/pairwise.py`), averaged over inputs: once on the test set, once on an OOD set.
-"No functional collapse" means that no pair comes near 0. Are pairs that differ on the test set
-those that differ outside? Their correlation says so; as pairs share members, its standard error is
-that of the jackknife over networks,
+"No functional collapse" means that no pair comes near 0. The correlation tells whether pairs that
+differ on the test set also differ outside; since pairs share members, its standard error comes from
+the jackknife over networks,
 
 .. math:: s.e.^2 = \frac{S - 1}{S} \sum_s (r_{(s)} - \bar r)^2,
 
-with :math:`r_{(s)}` the correlation over pairs without network s. And what the number of modes is
-worth: the mutual information of the first 1, 2, 4, ... modes together, all their samples.
+with :math:`r_{(s)}` the correlation over pairs without network s. Further, the mutual information
+of the first 1, 2, 4, ... modes together, with all their samples.
 
 Reference: O. Laurent, E. Aldea, G. Franchi, A symmetry-aware exploration of Bayesian neural network
 posteriors, ICLR 2024. `S` samples, `M` modes, `L` samples per mode.
@@ -32,11 +32,11 @@ from polymode.prediction import CategoricalPrediction
 from polymode.tasks import Task
 
 NATS = "nats"
-KEPT = 20_000  # pairs whose values are kept for the figure
+KEPT = 20_000  # pairs stored for the figure, at most
 
 
 def check(*, ood: str = "", num_inputs: int = 400) -> None:
-    """Refuse options that cannot be."""
+    """Refuse impossible options."""
     if type(num_inputs) is not int or num_inputs < 1:
         raise ValueError(f"`num_inputs` of pairs must be an integer ≥ 1, got {num_inputs!r}")
 
@@ -97,7 +97,7 @@ def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) 
 def correlation(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     """Return the correlation over pairs of two symmetric matrices (S, S), and its standard error.
 
-    Sums without one network are those of all without its row, so the jackknife costs one pass.
+    Leaving out a network subtracts its row from the sums, so the jackknife costs one pass.
     """
     size = len(a)
     count = size * (size - 1) / 2
@@ -131,20 +131,20 @@ def _mean_without(matrix: np.ndarray, s: int) -> float:
 
 
 def _by_modes(log_probs: torch.Tensor, num_modes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers of modes, and the mutual information of the first so many, in nats."""
+    """Return numbers of modes, and the mutual information of that many first modes, in nats."""
     probs = log_probs.double().exp()
     by_mode = probs.unflatten(0, (num_modes, -1))  # S is mode by mode
     entropies = torch.special.entr(by_mode).sum(-1)
     sizes = sorted({min(2**k, num_modes) for k in range(num_modes.bit_length() + 1)})
-    found = []
+    information = []
     for size in sizes:
         total = torch.special.entr(by_mode[:size].mean((0, 1))).sum(-1)
-        found.append(float((total - entropies[:size].mean((0, 1))).mean()))
-    return np.array(sizes, float), np.array(found)
+        information.append(float((total - entropies[:size].mean((0, 1))).mean()))
+    return np.array(sizes, float), np.array(information)
 
 
 def _some(values: np.ndarray) -> np.ndarray:
-    """Return at most `KEPT` values, spread evenly, the same of both sets."""
+    """Return at most `KEPT` values, evenly spaced, the same pairs for both sets."""
     if len(values) <= KEPT:
         return values
     return values[np.linspace(0, len(values) - 1, KEPT).astype(int)]

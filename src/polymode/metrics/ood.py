@@ -7,7 +7,9 @@ With scores :math:`u_i` of the m test inputs and :math:`v_j` of the n OOD inputs
 
 be the false and the true alarms at threshold t. Thresholds lie between groups of equal scores, so
 the order of the examples does not matter. Only the order of the scores does: they may be infinite,
-and any increasing function of them gives the same numbers.
+and any increasing function of them gives the same numbers. The measures take scores (m,) of the
+test set, `inside`, and (n,) of the OOD set, `outside`, without NaN, and return a number in [0, 1]
+over m + n examples whose `each` is None.
 
 `S` samples, `B` batch, `C` classes, `D` outputs, `K` distinct scores.
 """
@@ -88,12 +90,6 @@ def auroc(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     Traps: 1/2 is chance and 0 is a perfect detector with the sign flipped; constant scores give
     exactly 1/2; it does not tell which threshold to use.
 
-    Args:
-        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
-
-    Returns:
-        the area in [0, 1], over m + n examples; `each` is None.
-
     Reference: E. R. DeLong, D. M. DeLong, D. L. Clarke-Pearson, Comparing the areas under two or
     more correlated receiver operating characteristic curves, Biometrics 44 (1988).
 
@@ -123,12 +119,6 @@ def aupr_out(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     published values hold for their own ratio only. Trapezoids between the points, as in some
     libraries, give more than any threshold can reach.
 
-    Args:
-        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
-
-    Returns:
-        the mean precision in (0, 1], over m + n examples; `each` is None.
-
     Reference: J. Davis, M. Goadrich, The relationship between precision-recall and ROC curves,
     ICML 2006; D. Hendrycks, K. Gimpel, A baseline for detecting misclassified and
     out-of-distribution examples in neural networks, ICLR 2017.
@@ -146,14 +136,6 @@ def aupr_in(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     `aupr_out` with the sets exchanged and the sign of the scores flipped; formula, standard error
     and traps are the same, and constant scores give m / (m + n). The only measure here for which
     OOD is not the positive class.
-
-    Args:
-        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
-
-    Returns:
-        the mean precision in (0, 1], over m + n examples; `each` is None.
-
-    Reference: as `aupr_out`.
 
     >>> round(aupr_in(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.2, 0.9])).value, 4)
     0.8056
@@ -174,12 +156,6 @@ def fpr95(inside: OnlyTensor, outside: OnlyTensor) -> Score:
     Traps: in much of the literature the test set is positive: the share of OOD inputs accepted
     where 95 % of the test inputs are. That is a different number, `fpr95(-outside, -inside)`.
     Constant scores give 1. With few OOD inputs the threshold rests on one or two of them.
-
-    Args:
-        inside: (m,) scores of the test set. outside: (n,) scores of the OOD set. No NaN.
-
-    Returns:
-        the share in [0, 1], over m + n examples; `each` is None.
 
     Reference: S. Liang, Y. Li, R. Srikant, Enhancing the reliability of out-of-distribution image
     detection in neural networks, ICLR 2018 (test set positive); R. S. Woodruff, Confidence

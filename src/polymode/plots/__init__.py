@@ -1,5 +1,8 @@
 """Plots: Display objects that compute once and draw many times; see `display.Display`.
 
+Read `display` first. `lines` has displays of one line per method, `axes` and `sources` what several
+figures share; every other file is one figure, `severity` two.
+
 Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selective prediction:
 `risk_coverage`. Mistakes: `confusion`, `example_pictures`. Uncertainty: `ood_histogram`,
 `entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
@@ -24,15 +27,14 @@ from polymode.plots.dots import dots
 from polymode.plots.entropy_scatter import entropy_scatter
 from polymode.plots.example_pictures import example_pictures
 from polymode.plots.forest import Comparison, forest
-from polymode.plots.ood import ood_histogram
+from polymode.plots.ood_histogram import ood_histogram
 from polymode.plots.pair_density import pair_density
 from polymode.plots.panels import panels
-from polymode.plots.regression import regression_band
+from polymode.plots.regression_band import regression_band
 from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
 from polymode.plots.risk_coverage import risk_coverage
-from polymode.plots.severity import severity
-from polymode.plots.severity_spread import severity_spread
+from polymode.plots.severity import severity, severity_spread
 from polymode.plots.size_curve import size_curve
 from polymode.plots.sweep import sweep
 from polymode.plots.uncertainty_maps import map_limits, uncertainty_maps
@@ -77,7 +79,7 @@ __all__ = [
     "uncertainty_maps",
 ]
 
-# A picture of one subject is in its room, which builds on this one: imported when asked for.
+# Pictures of a subject are in its room, which builds on this one: imported on demand.
 _SUBJECTS = {
     "attack_curves": "adversary",
     "attack_trajectory": "adversary",

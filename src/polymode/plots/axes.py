@@ -1,14 +1,14 @@
-"""What several figures do to their axes: margins beside a main panel, legends, ticks, bands."""
+"""Axes of several figures: margins beside a main panel, legends, ticks, titles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from polymode.metrics.results import title_of
 from polymode.metrics.score import ARROWS, TABLES
-from polymode.plots.display import PALE, legend_columns, legend_text
+from polymode.plots.display import PALE, Style, legend_columns, legend_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def joint(figure: FigureBase) -> Joint:
 
 
 def legend_below(figure: FigureBase, ax: Axes, width: float) -> None:
-    """Put the legend of `ax` under the figure, in as many columns as `width` inches hold."""
+    """Put the legend of `ax` below the figure, in as many columns as fit in `width` inches."""
     handles, labels = ax.get_legend_handles_labels()
     if not labels:
         return
@@ -63,7 +63,7 @@ def plain_log(axis: Axis) -> None:
 
 
 def plain_number(value: float) -> str:
-    """Return a tick's number without zeros that nobody counts, and with a true minus.
+    """Return a tick's number without trailing zeros, and with a true minus.
 
     >>> plain_number(0.001), plain_number(2000.0), plain_number(1e-5), plain_number(-0.5)
     ('0.001', '2,000', '1e−5', '−0.5')
@@ -72,13 +72,26 @@ def plain_number(value: float) -> str:
     return text.replace("-", "−")
 
 
+def error_line(
+    ax: Axes, x: np.ndarray, mean: np.ndarray, error: np.ndarray, style: Style, label: str | None
+) -> None:
+    """Draw one method's line of means with its error bars, none where an error is NaN."""
+    look: dict[str, Any] = {"linewidth": 1.3, "elinewidth": 0.9, "label": label}
+    ax.errorbar(x, mean, np.nan_to_num(error), color=style.color, marker=style.marker, **look)
+
+
+def margin(ax: Axes, counts: np.ndarray, edges: np.ndarray, turned: bool, **look: Any) -> None:
+    """Draw a histogram beside a main panel, with horizontal bars if `turned`."""
+    ax.stairs(counts, edges, orientation="horizontal" if turned else "vertical", **look)
+
+
 def zero_line(ax: Axes) -> None:
     """Draw the line of no difference behind everything else."""
     ax.axhline(0, color=PALE, linewidth=1, linestyle="--", zorder=0)
 
 
 def axis_title(metric: str, unit: str = "") -> str:
-    """Return a metric's name as people write it, which way is better, and its unit.
+    """Return a metric's title, the arrow that points to better, and its unit.
 
     >>> axis_title("nll"), axis_title("mine", "%")
     ('NLL ↓ [nats/example]', 'mine [%]')
@@ -91,19 +104,19 @@ def axis_title(metric: str, unit: str = "") -> str:
 
 
 def panel_title(ax: Axes, title: str) -> None:
-    """Write what the vertical axis shows above its panel: beside low panels labels run together."""
+    """Write the label of the vertical axis above the panel: beside low panels it would not fit."""
     ax.set_title(title, loc="left", fontsize=8)
 
 
 def thinned(size: int, most: int) -> np.ndarray:
-    """Return which of `size` things are drawn: at most `most`, at random, the same each time."""
+    """Return the indices of at most `most` of `size` things, at random but always the same."""
     if size <= most:
         return np.arange(size)
     return np.sort(np.random.default_rng(0).choice(size, most, replace=False))
 
 
 def over_seeds(count: int) -> str:
-    """Say what a number with a spread over seeds is.
+    """Describe a number with its spread over seeds.
 
     >>> over_seeds(3), over_seeds(1)
     ('mean ± s.e. over 3 seeds', 'one seed')

@@ -1,13 +1,13 @@
-"""Confidence − accuracy: which methods are too sure, and where; several methods in one figure.
+"""Confidence − accuracy: which methods are overconfident, and where; several in one figure.
 
-The axis of confidence is logarithmic in 1 − p, since networks are mostly sure and the differences
-lie above 0.9 (as in W. Maddox et al., A simple baseline for Bayesian
-uncertainty in deep learning, NeurIPS 2019).
+The axis of confidence is logarithmic in 1 − p, since networks are mostly confident and differ above
+0.9 (as in W. Maddox et al., A simple baseline for Bayesian uncertainty in deep learning, NeurIPS
+2019).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,24 +35,18 @@ class ConfidenceGap(LineDisplay):
     def _lines(self, ax: Axes) -> None:
         zero_line(ax)
         for label, style in self.styles.items():
-            rest = np.maximum(1 - self.data[f"{label} confidence"], SUREST)
+            remainder = np.maximum(1 - self.data[f"{label} confidence"], SUREST)
             gap, clear = self.data[f"{label} gap"], self.data[f"{label} clear"] > 0
-            ax.plot(rest, gap, color=style.color, linewidth=1.2, marker=style.marker, label=label)
-            ax.plot(
-                rest[~clear],
-                gap[~clear],
-                linestyle="",
-                marker=style.marker,
-                color=style.color,
-                markerfacecolor="white",
-            )
+            look: dict[str, Any] = {"color": style.color, "marker": style.marker}
+            ax.plot(remainder, gap, linewidth=1.2, label=label, **look)
+            ax.plot(remainder[~clear], gap[~clear], linestyle="", markerfacecolor="white", **look)
         ax.set_xscale("log")
         ax.invert_xaxis()
         low, high = sorted(ax.get_xlim())
-        shown = [tick for tick in TICKS if low <= 1 - tick <= high]
-        if len(shown) < 3:
-            shown = _apart([t for t in sorted(TICKS + MORE_TICKS) if low <= 1 - t <= high])
-        ax.set_xticks([1 - tick for tick in shown], [f"{tick:g}" for tick in shown])
+        ticks = [tick for tick in TICKS if low <= 1 - tick <= high]
+        if len(ticks) < 3:
+            ticks = _apart([t for t in sorted(TICKS + MORE_TICKS) if low <= 1 - t <= high])
+        ax.set_xticks([1 - tick for tick in ticks], [f"{tick:g}" for tick in ticks])
         ax.xaxis.minorticks_off()
         ax.set_xlabel("confidence in the top label")
         ax.set_ylabel("confidence − accuracy\n(too sure: above 0)")
@@ -60,17 +54,17 @@ class ConfidenceGap(LineDisplay):
 
 
 def _apart(ticks: list[float]) -> list[float]:
-    """Return ticks whose names do not run together: far enough apart in log(1 − p).
+    """Return the ticks that are far enough apart in log(1 − p) for their names.
 
     >>> _apart([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
     [0.1, 0.5, 0.8, 0.9, 0.95]
     """
-    kept: list[float] = []
+    spaced: list[float] = []
     span = np.log((1 - ticks[0]) / (1 - ticks[-1])) if ticks else 0.0
     for tick in ticks:
-        if not kept or np.log((1 - kept[-1]) / (1 - tick)) >= CLOSEST * span:
-            kept.append(tick)
-    return kept
+        if not spaced or np.log((1 - spaced[-1]) / (1 - tick)) >= CLOSEST * span:
+            spaced.append(tick)
+    return spaced
 
 
 def confidence_gap(

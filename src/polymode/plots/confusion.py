@@ -1,8 +1,8 @@
-"""Confusion matrix: which classes are taken for which.
+"""Confusion matrix: which classes are mistaken for which.
 
-Row i, column j: the share of the examples of class i that were taken for class j, all seeds
-together. The diagonal is the recall of each class. Colours are on a root scale, so that rare
-mistakes show next to frequent right answers.
+Row i, column j: the share of the examples of class i predicted as class j, seeds pooled. The
+diagonal is the recall of each class. Colours are on a root scale, so that rare mistakes are visible
+beside frequent correct answers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polymode.plots.sources import classes_of, seeds_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WRITTEN = 12  # classes up to which the counts are written into the cells
-NAMED = 20  # classes up to which each is named on the axes
+WRITTEN = 12  # largest number of classes whose counts are written into the cells
+NAMED = 20  # largest number of classes named on the axes
 LETTERS = 12  # of a class's name on the axes
-DENSE = 30  # classes above which a page does not carry the numbers
-SAID = 2  # pairs of classes that the caption names
+DENSE = 30  # largest number of classes for which a page carries the numbers
+MISTAKES = 2  # pairs of classes that the caption names
 COLORS = "Blues"
 
 
@@ -52,8 +52,7 @@ class Confusion(Display):
             ax.set_xticks(places, short, rotation=turn, fontsize=7)
             ax.set_yticks(places, short, fontsize=7)
         ax.tick_params(length=0)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         ax.set(xlabel="predicted class", ylabel="true class")
         ax.set_title(f"{self.title}\naccuracy {float(self.data['accuracy'][0]):.3f}", color=INK)
         return ax
@@ -79,7 +78,7 @@ def confusion(
     """
     check_call(confusion, locals())
     several = seeds_of(results)
-    pairs = [classes_of(each, dataset, "a confusion matrix") for each in several]
+    pairs = [classes_of(seed, dataset, "a confusion matrix") for seed in several]
     size = pairs[0][0].mean.shape[-1]
     counts = np.zeros((size, size))
     for prediction, labels in pairs:
@@ -95,9 +94,9 @@ def confusion(
         style=style,
         caption=f"Confusion matrix on {dataset} (n = {len(pairs[0][0]):,}{over}): rows are true"
         " classes, columns predicted ones; the colour is the share of the row, on a root scale.",
-        own=_said(counts, names),
+        own=_name_mistakes(counts, names),
         alt=f"Confusion matrix of {label}, {size} classes: accuracy {right:.3f}."
-        f" {_said(counts, names)}",
+        f" {_name_mistakes(counts, names)}",
     )
     display.dense = size > DENSE
     return display
@@ -114,15 +113,17 @@ def shares_of(counts: np.ndarray) -> np.ndarray:
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
-def _said(counts: np.ndarray, names: list[str]) -> str:
+def _name_mistakes(counts: np.ndarray, names: list[str]) -> str:
     """Name the most frequent mistakes."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:SAID]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MISTAKES]
     pairs = [np.unravel_index(place, wrong.shape) for place in order]
-    found = [
+    mistakes = [
         f"{names[i]} taken for {names[j]} ({int(wrong[i, j]):,} of {int(counts[i].sum()):,})"
         for i, j in pairs
         if wrong[i, j] > 0
     ]
-    return f"Most often: {'; '.join(found)}." if found else "No example was taken for another."
+    if not mistakes:
+        return "No example was taken for another."
+    return f"Most often: {'; '.join(mistakes)}."

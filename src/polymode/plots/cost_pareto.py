@@ -30,17 +30,17 @@ class CostPareto(Display):
 
     def plot(self, ax: Axes, time: str = "") -> Axes:
         """Draw one panel, "train" or "predict"; by default the first that has numbers."""
-        self._points(ax, time or self._shown()[0])
+        self._points(ax, time or self._times()[0])
         ax.legend()
         return ax
 
-    def _shown(self) -> list[str]:
+    def _times(self) -> list[str]:
         return [time for time in TIMES if f"{time} frontier cost" in self.data]
 
     def draw(self, figure: FigureBase) -> None:
-        shown = self._shown()
-        axes = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
-        for ax, time in zip(axes, shown, strict=True):
+        times = self._times()
+        axes = np.atleast_1d(figure.subplots(1, len(times), sharey=True))
+        for ax, time in zip(axes, times, strict=True):
             self._points(ax, time)
         for ax in axes[1:]:
             ax.set_ylabel("")
@@ -77,8 +77,8 @@ class CostPareto(Display):
             )
         ax.set_xscale("log")
         scores = np.array([data[f"{k} score"][0] for k in self.styles if f"{k} score" in data])
-        one = str(data["baseline"][0])
-        ax.set_xlabel(f"{TIMES[time]}, × {one}" if len(one) < 15 else f"{TIMES[time]}, multiples")
+        base = str(data["baseline"][0])
+        ax.set_xlabel(f"{TIMES[time]}, × {base}" if len(base) < 15 else f"{TIMES[time]}, multiples")
         ax.set_ylabel(str(data["title"][0]))
         if scores.min() > 0 and scores.max() > 5 * scores.min():
             ax.set_yscale("log")
@@ -98,7 +98,7 @@ def cost_pareto(
     """Return a metric against training and prediction time, times as multiples of one entry's.
 
     Filled markers are `board.pareto()`: no other entry is as good in the metric and in both times.
-    The step line is the frontier for the time of its own panel alone.
+    The step line is the frontier for the time of its panel only.
 
     Traps: times are wall times of one machine, and nearly equal ones change places between runs;
     members trained together cost less than one by one.
@@ -112,12 +112,12 @@ def cost_pareto(
     check_call(cost_pareto, locals())
     column = _column(board, dataset, metric)
     times = {entry.label: _times(entry) for entry in board.entries}
-    one = _baseline(times, baseline)
+    base = _baseline(times, baseline)
     title = f"{column.title} {ARROWS[column.direction]} [{column.unit}]"
     front = board.pareto(metric, dataset)
     data: dict[str, np.ndarray] = {
         "title": np.array([title]),
-        "baseline": np.array([one]),
+        "baseline": np.array([base]),
         "pareto": np.array(front, dtype=str),
     }
     for label, spent in times.items():
@@ -125,7 +125,7 @@ def cost_pareto(
         if cell.mean is None:
             continue
         data[f"{label} score"] = np.array([cell.mean, _number(cell.standard_error)])
-        for time, unit in times[one].items():
+        for time, unit in times[base].items():
             if time in spent:
                 data[f"{label} {time}"] = np.array(spent[time]) / unit[0]
     scored = [label for label in board.labels if f"{label} score" in data]
@@ -133,38 +133,39 @@ def cost_pareto(
         raise ValueError(f"no entry has a value of {metric} on '{dataset}'")
     data |= _frontiers(data, scored, column.direction == "up")
     absolute = ", ".join(
-        f"{TIMES[time]} {spent[0]:.3g} {UNITS[time]}" for time, spent in times[one].items()
+        f"{TIMES[time]} {spent[0]:.3g} {UNITS[time]}" for time, spent in times[base].items()
     )
     return CostPareto(
         data,
         label=f"{column.title} and cost",
         styles=styles or palette(board.labels),
-        caption=f"{title} on {dataset} against time ({over_seeds(len(board.seeds))}); 1 × is {one}:"
-        f" {absolute}. Line: the Pareto frontier of each panel. Filled: no other entry is as good"
-        f" in the metric and in both times ({', '.join(front) or 'n/a'}).",
-        alt=f"{column.title} against cost: {'; '.join(_said(label, data) for label in scored)}. Not"
+        caption=f"{title} on {dataset} against time ({over_seeds(len(board.seeds))}); 1 × is"
+        f" {base}: {absolute}. Line: the Pareto frontier of each panel. Filled: no other entry is"
+        f" as good in the metric and in both times ({', '.join(front) or 'n/a'}).",
+        alt=f"{column.title} against cost: {'; '.join(_describe(k, data) for k in scored)}. Not"
         f" beaten in all at once: {', '.join(front) or 'n/a'}.",
     )
 
 
 def frontier(points: Sequence[tuple[float, float]], up: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return costs and scores of the points that no cheaper or equally cheap one is as good as."""
+    """Return costs and scores of the points better than all that cost no more."""
     sign = -1.0 if up else 1.0
     ordered = sorted((float(cost), sign * float(score)) for cost, score in points)
-    on = [p for i, p in enumerate(ordered) if all(p[1] < other[1] for other in ordered[:i])]
+    on = [p for i, p in enumerate(ordered) if all(p[1] < cheaper[1] for cheaper in ordered[:i])]
     costs, scores = np.array(on).T
     return costs, sign * scores
 
 
 def _frontiers(data: dict[str, np.ndarray], scored: list[str], up: bool) -> dict[str, np.ndarray]:
     """Return the frontier of each time that any entry has."""
-    found = {}
+    frontiers: dict[str, np.ndarray] = {}
     for time in TIMES:
         able = [label for label in scored if f"{label} {time}" in data]
         if able:
             points = [(data[f"{k} {time}"][0], data[f"{k} score"][0]) for k in able]
-            found[f"{time} frontier cost"], found[f"{time} frontier score"] = frontier(points, up)
-    return found
+            costs, scores = frontier(points, up)
+            frontiers |= {f"{time} frontier cost": costs, f"{time} frontier score": scores}
+    return frontiers
 
 
 def _column(board: Leaderboard, dataset: str, metric: str) -> Column:
@@ -176,8 +177,8 @@ def _column(board: Leaderboard, dataset: str, metric: str) -> Column:
                     f"`{metric}` describes and does not score; choose a metric that scores"
                 )
             return column
-    known = [c.metric for c in board.columns if c.dataset == dataset]
-    raise ValueError(f"the board has no {metric} of '{dataset}'.{suggest(metric, known)}")
+    metrics = [c.metric for c in board.columns if c.dataset == dataset]
+    raise ValueError(f"the board has no {metric} of '{dataset}'.{suggest(metric, metrics)}")
 
 
 def _times(entry: Entry) -> dict[str, tuple[float, float]]:
@@ -187,17 +188,17 @@ def _times(entry: Entry) -> dict[str, tuple[float, float]]:
     predicted = [1e6 * cost.predict_seconds / max(cost.predict_examples, 1) for cost in every]
     if min([*trained, *predicted]) <= 0:
         raise ValueError(f"times of {entry.label} must be > 0 to be drawn on a logarithmic axis")
-    found = {"train": trained, "predict": predicted}
-    means = {time: mean_and_error(values) for time, values in found.items() if values}
+    seconds = {"train": trained, "predict": predicted}
+    means = {time: mean_and_error(values) for time, values in seconds.items() if values}
     return {time: (mean, _number(error)) for time, (mean, error) in means.items()}
 
 
-def _baseline(times: dict[str, dict[str, tuple[float, float]]], given: str) -> str:
+def _baseline(times: dict[str, dict[str, tuple[float, float]]], label: str) -> str:
     """Return the entry that costs 1: the given one, or the fastest to train, or to predict."""
-    if given:
-        if given not in times:
-            raise ValueError(f"no entry '{given}'.{suggest(given, times)}")
-        return given
+    if label:
+        if label not in times:
+            raise ValueError(f"no entry '{label}'.{suggest(label, times)}")
+        return label
     first = "train" if any("train" in spent for spent in times.values()) else "predict"
     return min((k for k in times if first in times[k]), key=lambda k: times[k][first][0])
 
@@ -206,7 +207,7 @@ def _number(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _said(label: str, data: dict[str, np.ndarray]) -> str:
+def _describe(label: str, data: dict[str, np.ndarray]) -> str:
     costs = [
         f"{data[f'{label} {time}'][0]:.3g} × {TIMES[time]}"
         for time in TIMES

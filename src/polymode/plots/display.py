@@ -1,9 +1,9 @@
-"""Displays: numbers computed once, drawn as often as one likes.
+"""Displays: figures whose numbers are computed once and drawn many times.
 
-A display holds its numbers in `data`; `plot` draws them on axes of yours, `figure` on a new
-`matplotlib.figure.Figure`, `save` writes a file, `to_svg` and `to_csv` give the text of one. A
-display at the end of a notebook cell shows itself. No pyplot state is touched, and matplotlib is
-imported when something is drawn. The same numbers give the same bytes of SVG.
+A display holds its numbers in `data`; `plot` draws them on your axes, `figure` on a new
+`matplotlib.figure.Figure`, `save` writes a file, `to_svg` and `to_csv` return its text. A display
+at the end of a notebook cell shows itself. No pyplot state is touched, and matplotlib is imported
+only for drawing. The same numbers give the same bytes of SVG.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-INK, PALE = "#24292f", "#b4bdc7"  # of text and axes; of grids and things in the background
-DARK = {INK: "#d9e0e7", PALE: "#515c68"}  # what they become on a dark page
+INK, PALE = "#24292f", "#b4bdc7"  # colours of text and axes; of grids and backgrounds
+DARK = {INK: "#d9e0e7", PALE: "#515c68"}  # the same on a dark page
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-"""The colour-blind safe palette of Okabe and Ito (2008), without its yellow, which is lost on
-white, and with grey for its black."""
+"""The colour-blind safe palette of Okabe and Ito (2008), without its yellow, which is invisible on
+white, and with grey in place of black."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LETTER = 0.065  # inches that a letter of a legend is wide, more or less
-ROW = 0.17  # inches that a line of a legend is high
-DOTS_PER_INCH = 200  # of what is drawn as an image within the SVG
-PLACES = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # attributes of SVG that hold places, in points
+LETTER = 0.065  # approximate width of a letter of a legend, in inches
+ROW = 0.17  # height of a line of a legend, in inches
+DOTS_PER_INCH = 200  # of images within the SVG
+PLACES = re.compile(r'(?<= )(?:d|x|y)="[^"]*"')  # attributes of SVG that hold coordinates
 MINUS = re.compile(r"(?<![\w)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")  # a hyphen before a number
-FORMATS = ("svg", "png", "pdf", "csv")  # of files that a display writes
-LINES = re.compile(r"(?:L [-.\d]+ [-.\d]+ ?\n?){2,}")  # of a path, one after the other
+FORMATS = ("svg", "png", "pdf", "csv")  # of saved files
+LINES = re.compile(r"(?:L [-.\d]+ [-.\d]+ ?\n?){2,}")  # consecutive lines of a path
 
 
 class Style(NamedTuple):
-    """How one method looks everywhere: colour, and the marker as a second cue."""
+    """The look of one method in all figures: colour, and the marker as a second cue."""
 
     color: str = OKABE_ITO[0]
     marker: str = MARKERS[0]
@@ -63,14 +63,14 @@ def palette(labels: Iterable[str]) -> dict[str, Style]:
 
 
 class Display(ABC):
-    """A figure that has its numbers.
+    """A figure with its numbers.
 
     Attributes:
         data: the numbers by name. label: whose numbers they are.
-        caption: what is shown, of how many examples. It ends with `own`, what it says of this one
-            figure alone; `shared` is the rest, which figures of a kind have in common.
-        alt: the same for those who cannot see it.
-        style: of one method. styles: of each, where several are drawn together.
+        caption: what is shown, of how many examples: `shared`, which all figures of its kind say,
+            followed by `own`, which concerns this figure.
+        alt: the caption as a description for readers who cannot see the figure.
+        style: of one method. styles: by label, where several are drawn together.
         size: of the figure in inches.
         dense: whether the numbers are thousands, so that a page should not carry them as CSV.
     """
@@ -102,13 +102,13 @@ class Display(ABC):
         return " ".join(filter(None, [self.shared, self.own]))
 
     def _legend_height(self, width: float) -> float:
-        """Return what a legend takes beyond the two lines that have room."""
+        """Return the height of a legend beyond the two lines that fit."""
         letters, entries = self.legend_more
         labels = [label + letters * "x" for label in self.styles] + entries * [""]
         return ROW * max(0, legend_lines(labels, width) - 2)
 
     def shrink(self, factor: float) -> None:
-        """Make the figure smaller, but not its letters, for pages with several in a row."""
+        """Make the figure smaller without its letters, for pages with several in a row."""
         width, height = self.size
         bare = height - self._legend_height(width)
         self.size = (factor * width, factor * bare + self._legend_height(factor * width))
@@ -152,11 +152,11 @@ class Display(ABC):
             for part in ("fill", "stroke")
         )
         style = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
-        head, defs, rest = file.getvalue().partition("<defs>")
-        return head + defs + style + PLACES.sub(_shortened, rest)
+        head, defs, body = file.getvalue().partition("<defs>")
+        return head + defs + style + PLACES.sub(_shortened, body)
 
     def to_csv(self) -> str:
-        """Return the numbers as CSV, a column each; shorter columns end in empty fields.
+        """Return the numbers as CSV, one column per name; shorter columns end in empty fields.
 
         Matrices are written row after row.
         """
@@ -166,11 +166,11 @@ class Display(ABC):
         return csv_text(zip(*padded, strict=True))
 
     def save(self, path: str | Path) -> Path:
-        """Write the drawing or its numbers and return the path; the ending says which.
+        """Write the drawing, or its numbers as CSV, and return the path.
 
         Args:
-            path: ends in .svg, .png (200 dots per inch), .pdf or .csv; its folder is made if need
-                be, and the file is complete or not there at all.
+            path: ends in .svg, .png (200 dots per inch), .pdf or .csv; its folder is created if
+                missing, and the file is written completely or not at all.
         """
         path = Path(path)
         form = path.suffix.removeprefix(".").lower()
@@ -217,14 +217,14 @@ def true_minus(text: str) -> str:
 
 
 def legend_columns(labels: Iterable[str], width: float) -> int:
-    """Return in how many columns the labels of a legend fit in `width` inches."""
+    """Return the number of columns of a legend of `width` inches."""
     lengths = [max(map(len, label.splitlines() or [""])) for label in labels]
     widest = LETTER * (max(lengths, default=0) + 7)
     return min(max(1, len(lengths)), max(1, int(width / widest)))
 
 
 def legend_lines(labels: Iterable[str], width: float) -> int:
-    """Return how many lines a legend of `width` inches takes."""
+    """Return the number of lines of a legend of `width` inches."""
     wrapped = [legend_text(label, width) for label in labels]
     columns = legend_columns(wrapped, width)
     lines = sum(1 + label.count("\n") for label in wrapped)
@@ -232,12 +232,12 @@ def legend_lines(labels: Iterable[str], width: float) -> int:
 
 
 def legend_text(label: str, width: float) -> str:
-    """Return a label in lines that fit a legend of `width` inches."""
+    """Return a label wrapped to a legend of `width` inches."""
     return textwrap.fill(label, int(width / LETTER) - 7)
 
 
 def _shortened(places: re.Match[str]) -> str:
-    """Return places to a hundredth of a point, and lines without repeated letters: half as long."""
+    """Return coordinates rounded to 0.01 points, and lines without repeated letters."""
     rounded = re.sub(r"(\.\d\d)\d+", r"\1", places.group())
     return LINES.sub(lambda run: "L" + run.group().replace("\nL", "")[1:], rounded)
 

@@ -14,8 +14,8 @@ from polymode.plots.sources import numbers
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CELLS = 100  # a side, at most; of more members neighbours are averaged
-NAMES = 12  # members up to which each is named
+CELLS = 100  # per side, at most; above it neighbouring members are averaged
+NAMES = 12  # largest number of members whose names are shown
 COLORS = "viridis"
 
 
@@ -48,8 +48,7 @@ class DiversityHeatMap(Display):
             ax.tick_params(length=0)
         else:
             ax.set(xticks=[], yticks=[])
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         ax.set(xlabel=f"{count:,} members, similar ones adjacent")
         ax.set_title(f"{self.title}\nmean {measure} {float(data['mean'][0]):.3g}", color=INK)
         return ax
@@ -93,11 +92,11 @@ def diversity_heat_map(
         raise ValueError(f"`names` of diversity_heat_map must be {count}, got {len(names)}")
     off = values[~np.eye(count, dtype=bool)]
     order = clustered(values, similarity)
-    shown = values.copy()
-    np.fill_diagonal(shown, np.nan)
+    cells = values.copy()
+    np.fill_diagonal(cells, np.nan)
     least, most = float(off.min()), float(off.max())
     data = {
-        "matrix": shown,
+        "matrix": cells,
         "order": order,
         "name": np.array(names),
         "mean": np.array([off.mean()]),
@@ -120,7 +119,7 @@ def diversity_heat_map(
 
 
 def as_matrix(matrix: Any, plot: str) -> np.ndarray:
-    """Return (S, S) float64 from a tensor or array, or say what is wrong with it."""
+    """Return (S, S) float64 from a tensor or array, or raise what is wrong with it."""
     values = numbers(matrix)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 2:
         raise ValueError(f"`matrix` of {plot} must be (S, S) with S >= 2, got {values.shape}")
@@ -155,9 +154,9 @@ def averaged(matrix: np.ndarray, most: int) -> np.ndarray:
     if count <= most:
         return matrix
     starts = np.linspace(0, count, most, endpoint=False).round().astype(int)
-    known = np.isfinite(matrix)
+    finite = np.isfinite(matrix)
     sums = np.add.reduceat(
-        np.add.reduceat(np.where(known, matrix, 0.0), starts, axis=0), starts, axis=1
+        np.add.reduceat(np.where(finite, matrix, 0.0), starts, axis=0), starts, axis=1
     )
-    counts = np.add.reduceat(np.add.reduceat(known.astype(float), starts, axis=0), starts, axis=1)
+    counts = np.add.reduceat(np.add.reduceat(finite.astype(float), starts, axis=0), starts, axis=1)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -8,35 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.core.checks import check_call
-from polymode.plots.axes import legend_below, thinned
-from polymode.plots.display import PALE, Display, Style, palette
+from polymode.plots.axes import thinned
+from polymode.plots.display import PALE, Style, palette
 from polymode.plots.diversity_heat_map import as_matrix
+from polymode.plots.lines import LineDisplay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
 POINTS = 1000  # pairs of a method that are drawn, at most
 
 
-class DiversityPlane(Display):
+class DiversityPlane(LineDisplay):
     """One dot per pair of members, one colour per method, its mean as a large marker."""
 
     size = (4.2, 3.4)
     legend_more = (0, 1)
     dense = True
 
-    def plot(self, ax: Axes) -> Axes:
-        self._dots(ax)
-        ax.legend()
-        return ax
-
-    def draw(self, figure: FigureBase) -> None:
-        ax = figure.add_subplot()
-        self._dots(ax)
-        legend_below(figure, ax, self.size[0])
-
-    def _dots(self, ax: Axes) -> None:
+    def _lines(self, ax: Axes) -> None:
         data = self.data
         for label, style in self.styles.items():
             ax.scatter(
@@ -139,12 +129,12 @@ def diversity_plane(
 def _pairs(accuracy: Any, matrix: Any, label: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean accuracy and the measure of each pair, averaged over both orders."""
     values = as_matrix(matrix, "diversity_plane")
-    each = np.array([float(a) for a in accuracy])
-    if each.shape != (len(values),) or not ((each >= 0) & (each <= 1)).all():
+    accuracies = np.array([float(a) for a in accuracy])
+    if accuracies.shape != (len(values),) or not ((accuracies >= 0) & (accuracies <= 1)).all():
         raise ValueError(
             f"accuracies of {label} must be {len(values)} numbers in [0, 1], one per member of the"
-            f" matrix, got {each.tolist()[:5]}"
+            f" matrix, got {accuracies.tolist()[:5]}"
         )
     first, second = np.triu_indices(len(values), 1)
-    both = 0.5 * (values[first, second] + values[second, first])
-    return 0.5 * (each[first] + each[second]), both
+    means = 0.5 * (values[first, second] + values[second, first])
+    return 0.5 * (accuracies[first] + accuracies[second]), means

@@ -26,19 +26,19 @@ class Dots(Display):
 
     def plot(self, ax: Axes) -> Axes:
         data, names = self.data, self.data["name"]
-        shown: set[str] = set()
+        labelled: set[str] = set()
         for row, group in enumerate(data["group"]):
             values = data["values"][row]
-            known = values[~np.isnan(values)]
+            finite = values[~np.isnan(values)]
             style = self.styles[str(group)]
             ax.axhline(row, color=PALE, linewidth=0.5, zorder=0)
-            label = None if group in shown else str(group)
+            label = None if group in labelled else str(group)
             ax.plot(
-                known, np.full(len(known), row), style.marker, color=style.color, markersize=4,
+                finite, np.full(len(finite), row), style.marker, color=style.color, markersize=4,
                 label=label,
             )  # fmt: skip
-            ax.plot([known.mean()] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1)
-            shown.add(str(group))
+            ax.plot([finite.mean()] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1)
+            labelled.add(str(group))
         ax.set_yticks(range(len(names)), [str(name) for name in names])
         ax.set(xlabel=str(data["axis"][0]), ylim=(len(names) - 0.5, -0.5))
         every = data["values"][~np.isnan(data["values"])]
@@ -65,10 +65,10 @@ def dots(
     check_call(dots, locals())
     most = max(map(len, values.values()))
     table = np.full((len(values), most), np.nan)
-    for row, found in enumerate(values.values()):
-        table[row, : len(found)] = found
-    means = {name: float(np.mean(found)) for name, found in values.items()}
-    said = "; ".join(f"{name} {mean:.3g}" for name, mean in means.items())
+    for row, seeds in enumerate(values.values()):
+        table[row, : len(seeds)] = seeds
+    means = {name: float(np.mean(seeds)) for name, seeds in values.items()}
+    means_text = "; ".join(f"{name} {mean:.3g}" for name, mean in means.items())
     return Dots(
         {
             "name": np.array(list(values)),
@@ -78,6 +78,6 @@ def dots(
         },
         label=label,
         caption=caption,
-        alt=f"{label}: a row per method, with a point for each seed. Means: {said}.",
+        alt=f"{label}: a row per method, with a point for each seed. Means: {means_text}.",
         styles=palette(dict.fromkeys(groups[name] for name in values)),
     )

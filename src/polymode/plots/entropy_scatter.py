@@ -8,7 +8,7 @@ high.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from polymode.core.checks import check_call
 from polymode.metrics.ood import auroc
 from polymode.metrics.results import Results
-from polymode.plots.axes import joint, legend_below, thinned
+from polymode.plots.axes import joint, legend_below, margin, thinned
 from polymode.plots.display import INK, PALE, Display, Style
 from polymode.plots.sources import kept_of, numbers
 from polymode.prediction import CategoricalPrediction
@@ -56,8 +56,8 @@ class EntropyScatter(Display):
                 linewidths=0,
                 rasterized=True,
             )
-            said = "test" if name == "test" else str(data["ood name"][0])
-            ax.scatter([], [], s=16, color=color, marker=marker, label=said)
+            set_name = "test" if name == "test" else str(data["ood name"][0])
+            ax.scatter([], [], s=16, color=color, marker=marker, label=set_name)
         highest = float(data["most"][0])  # log C: no input has more in all
         ax.plot([0, highest], [highest, 0], color=PALE, linestyle="--", linewidth=1, zorder=0)
         (left, right), (low, high) = data["ee limits"], data["mi limits"]
@@ -69,14 +69,9 @@ class EntropyScatter(Display):
         legend_below(figure, axes.main, self.size[0])
         for part, ax, turned in (("ee", axes.above, False), ("mi", axes.beside, True)):
             for name, color, _ in self._sets():
-                ax.stairs(
-                    self.data[f"{name} {part} share"],
-                    self.data[f"{part} edges"],
-                    orientation="horizontal" if turned else "vertical",
-                    fill=name == "test",
-                    color=color,
-                    alpha=0.5 if name == "test" else 1.0,
-                )
+                test, counts = name == "test", self.data[f"{name} {part} share"]
+                look: dict[str, Any] = {"fill": test, "alpha": 0.5 if test else 1.0}
+                margin(ax, counts, self.data[f"{part} edges"], turned, color=color, **look)
             scale = ax.set_xscale if turned else ax.set_yscale
             scale("function", functions=(np.sqrt, np.square))
             (ax.set_xlim if turned else ax.set_ylim)(0)
@@ -114,28 +109,28 @@ def entropy_scatter(
     names = [name for name in results.kept if name.startswith("ood:")]
     if not (ood or names):
         raise ValueError("these results keep no prediction of an OOD set")
-    other = ood or names[0].removeprefix("ood:")
-    sets = {"test": _parts(results, "test"), "ood": _parts(results, f"ood:{other}")}
-    shown = min(POINTS, *(len(each["ee"]) for each in sets.values()))
+    ood_name = ood or names[0].removeprefix("ood:")
+    sets = {"test": _parts(results, "test"), "ood": _parts(results, f"ood:{ood_name}")}
+    num_dots = min(POINTS, *(len(parts["ee"]) for parts in sets.values()))
     data = {
-        "ood name": np.array([other]),
+        "ood name": np.array([ood_name]),
         "most": np.array([math.log(results.kept["test"].prediction.mean.shape[-1])]),
-    } | _drawn(sets, shown, limits)
+    } | _drawn(sets, num_dots, limits)
     label = label or results.method
-    said = {"test": "test", "ood": other}
+    set_names = {"test": "test", "ood": ood_name}
     means = "; ".join(
-        f"{said[key]} {each['ee'].mean():.3f} and {each['mi'].mean():.3f}"
-        for key, each in sets.items()
+        f"{set_names[key]} {parts['ee'].mean():.3f} and {parts['mi'].mean():.3f}"
+        for key, parts in sets.items()
     )
-    area = auroc(*(torch.as_tensor(each["mi"]) for each in sets.values())).value
-    sizes = ", ".join(f"{said[key]} {len(each['ee']):,}" for key, each in sets.items())
+    area = auroc(*(torch.as_tensor(parts["mi"]) for parts in sets.values())).value
+    sizes = ", ".join(f"{set_names[key]} {len(parts['ee']):,}" for key, parts in sets.items())
     return EntropyScatter(
         data,
         label=label,
         style=style,
-        caption=f"Expected entropy (noise) and mutual information (ignorance) of {shown:,} inputs"
-        f" of each set. Margins: all inputs, as shares, on a root scale (n: {sizes}; seed"
-        f" {results.seed}). Dashed: the largest possible sum of the two, log C.",
+        caption="Expected entropy (noise) and mutual information (ignorance) of"
+        f" {num_dots:,} inputs of each set. Margins: all inputs, as shares, on a root scale"
+        f" (n: {sizes}; seed {results.seed}). Dashed: the largest possible sum of the two, log C.",
         own=f"Means in nats: {means}.",
         alt=f"Scatter of mutual information against expected entropy of {label}; mean expected"
         f" entropy and mutual information in nats: {means}; AUROC of the mutual information"
@@ -144,7 +139,7 @@ def entropy_scatter(
 
 
 def _drawn(
-    sets: dict[str, dict[str, np.ndarray]], shown: int, limits: tuple[float, float] | None
+    sets: dict[str, dict[str, np.ndarray]], num_dots: int, limits: tuple[float, float] | None
 ) -> dict[str, np.ndarray]:
     """Return equally many dots of both sets, and the margins of all their inputs."""
     data: dict[str, np.ndarray] = {}
@@ -153,9 +148,9 @@ def _drawn(
         top = 1.04 * limit or 1.0
         data[f"{part} limits"] = np.array([-0.03 * top, top])
         data[f"{part} edges"] = np.linspace(0, top, BINS + 1)
-    for key, each in sets.items():
-        index = thinned(len(each["ee"]), shown)
-        for part, values in each.items():
+    for key, parts in sets.items():
+        index = thinned(len(parts["ee"]), num_dots)
+        for part, values in parts.items():
             edges = data[f"{part} edges"]
             data[f"{key} {part}"] = values[index]
             counts = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]

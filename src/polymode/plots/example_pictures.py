@@ -31,16 +31,15 @@ class ExamplePictures(Display):
         """Draw one picture, by default the most uncertain one; `order` is uncertain or wrong."""
         picture = self.data[f"{order} picture"][place]
         low, high = self.data["range"]
-        shown = np.clip((picture - low) / (high - low), 0, 1)
-        image = shown[0] if len(shown) == 1 else shown.transpose(1, 2, 0)
+        scaled = np.clip((picture - low) / (high - low), 0, 1)
+        image = scaled[0] if len(scaled) == 1 else scaled.transpose(1, 2, 0)
         ax.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="none")
         ax.set(xticks=[], yticks=[])
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         names = [str(self.data[f"{order} {part}"][place]) for part in ("true", "predicted")]
-        true, said = (n if len(n) <= LETTERS else f"{n[: LETTERS - 1]}…" for n in names)
+        true, predicted = (n if len(n) <= LETTERS else f"{n[: LETTERS - 1]}…" for n in names)
         value = float(self.data[f"{order} value"][place])
-        words = f"{true} → {said}" if true != said else f"{true} ✓"
+        words = f"{true} → {predicted}" if true != predicted else f"{true} ✓"
         ax.set_title(f"{words}\n{value:.2f}", fontsize=7, color=INK, pad=2)
         return ax
 
@@ -81,39 +80,40 @@ def example_pictures(
     check_call(example_pictures, locals())
     if not 1 <= most <= MOST:
         raise ValueError(f"`most` of example_pictures must be from 1 to {MOST}, got {most}")
-    kept = kept_of(results, "examples")
+    examples = kept_of(results, "examples")
     prediction, labels = classes_of(results, "examples", "example_pictures")
-    if kept.inputs is None or not is_image(kept.inputs.shape[1:]):
+    if examples.inputs is None or not is_image(examples.inputs.shape[1:]):
         raise ValueError("example_pictures is for images (C, H, W) with 1 or 3 channels")
     names = class_names(results, prediction.mean.shape[-1])
-    pictures = numbers(kept.inputs)
+    pictures = numbers(examples.inputs)
     low, high = float(pictures.min()), float(pictures.max())
     limits = (0.0, 1.0) if low >= -0.01 and high <= 1.01 else (low, max(high, low + 1e-9))
     data = {"range": np.array(limits), "shown": np.array([most])}
     values = (numbers(prediction.predictive_entropy), numbers(prediction.confidence))
-    for order, places, found in zip(ORDERS, telling(prediction, labels, most), values, strict=True):
-        index = places.numpy()
+    indices = [places.numpy() for places in telling(prediction, labels, most)]
+    for order, index, value in zip(ORDERS, indices, values, strict=True):
         data[f"{order} picture"] = pictures[index]
-        data[f"{order} value"] = found[index]
-        data[f"{order} true"] = np.array([names[int(labels[i])] for i in index], dtype=str)
-        data[f"{order} predicted"] = np.array(
-            [names[int(prediction.classes[i])] for i in index], dtype=str
-        )
+        data[f"{order} value"] = value[index]
+        for part, classes in (("true", labels), ("predicted", prediction.classes)):
+            words = [names[int(classes[i])] for i in index]
+            data[f"{order} {part}"] = np.array(words, dtype=str)
     label = label or results.method
-    said = "; ".join(f"{title}: {_said(data, order)}" for order, title in ORDERS.items())
+    rows = "; ".join(f"{title}: {_describe(data, order)}" for order, title in ORDERS.items())
     display = ExamplePictures(
         data,
         label=label,
         style=style,
         caption="Test images with the largest predictive entropy (in nats), and wrong answers with"
         f" the highest confidence: true class → predicted class (seed {results.seed}).",
-        alt=f"Test images of {label}, true class → predicted class. {said}.",
+        alt=f"Test images of {label}, true class → predicted class. {rows}.",
     )
     display.size = (0.4 + 0.8 * most, display.size[1])
     return display
 
 
-def _said(data: dict[str, np.ndarray], order: str) -> str:
+def _describe(data: dict[str, np.ndarray], order: str) -> str:
     parts = (data[f"{order} {part}"] for part in ("true", "predicted", "value"))
-    found = [f"{true} → {said} {value:.2f}" for true, said, value in zip(*parts, strict=True)]
-    return ", ".join(found) or "none"
+    pictures = [
+        f"{true} → {predicted} {value:.2f}" for true, predicted, value in zip(*parts, strict=True)
+    ]
+    return ", ".join(pictures) or "none"

@@ -18,7 +18,7 @@ from polymode.plots.display import INK, LETTER, OKABE_ITO, PALE, Display
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-VIEW = 3.0  # tolerances to either side; what is farther away stands at the edge as an arrow
+VIEW = 3.0  # tolerances to either side; points farther away are arrows at the edge
 VERDICTS = {
     "reproduced": ("✓", OKABE_ITO[2]),
     "better": ("↗", OKABE_ITO[0]),
@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         label: what it is, such as "deep ensemble, CIFAR-10, NLL".
-        paper: its value. paper_spread: what the paper gives as ±, None if nothing.
+        paper: its value. paper_spread: the paper's ±, None if it has none.
         ours: mean over our seeds, None if it was not run. standard_error: of that, None if unknown.
         tolerance: largest difference that counts as reproduced, > 0, in the same unit.
         unit: of all of them. direction: "up" or "down" is better, "" if neither.
@@ -92,10 +92,10 @@ class Forest(Display):
                     elinewidth=1.4,
                 )
             ax.text(1.07 * VIEW, row, sign, color=color, va="center", ha="left", fontsize=10)
-        words = ax.twinx()  # its ticks' names are the numbers, and have their room in the layout
+        words = ax.twinx()  # the numbers are its tick labels, so the layout makes room for them
         words.set_ylim(-0.7, len(rows) - 0.3)
-        said = [*(str(each) for each in data["words"]), "paper → ours (tolerance)"]
-        words.set_yticks([*rows, len(rows) - 0.4], said, fontsize=7.5)
+        texts = [*(str(text) for text in data["words"]), "paper → ours (tolerance)"]
+        words.set_yticks([*rows, len(rows) - 0.4], texts, fontsize=7.5)
         words.tick_params(axis="y", length=0, pad=18)
         words.spines[:].set_visible(False)
         ax.set_yticks(rows, [str(label) for label in data["label"]])
@@ -111,9 +111,9 @@ class Forest(Display):
 def forest(rows: Sequence[Comparison], *, label: str = "paper versus ours") -> Forest:
     """Return the forest plot of a table: paper's value, ours ± s.e., tolerance, verdict.
 
-    Traps: a wide tolerance reproduces everything, so it is shown with the numbers; the verdict is
-    about our mean alone, and an error bar across the border says that more seeds are needed; what a
-    paper gives as ± is a standard deviation or a standard error, and often it does not say which.
+    Traps: a wide tolerance reproduces everything, so it is shown with the numbers; the verdict
+    concerns our mean only, and an error bar across the border means that more seeds are needed; a
+    paper's ± is a standard deviation or a standard error, and often it does not say which.
 
     Args:
         rows: see `Comparison`, at least one. label: the title.
@@ -140,7 +140,7 @@ def forest(rows: Sequence[Comparison], *, label: str = "paper versus ours") -> F
         "paper spread": np.array([_in_tolerances(row.paper_spread, row) for row in rows]),
         "s.e.": np.array([_in_tolerances(row.standard_error, row) for row in rows]),
         "verdict": np.array(verdicts),
-        "words": np.array([_said(row) for row in rows]),
+        "words": np.array([_compare(row) for row in rows]),
     }
     counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
     ran = len(rows) - verdicts.count("n/a")
@@ -163,7 +163,7 @@ def _in_tolerances(spread: float | None, row: Comparison) -> float:
     return np.nan if spread is None else spread / row.tolerance
 
 
-def _said(row: Comparison) -> str:
+def _compare(row: Comparison) -> str:
     parts = []
     for value, spread in ((row.paper, row.paper_spread), (row.ours, row.standard_error)):
         text = "n/a" if value is None else f"{value:.4g}".replace("-", "−")

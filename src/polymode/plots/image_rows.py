@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ImageRows(Display):
-    """Rows of grey images; each row has a grey scale of its own."""
+    """Rows of grey images, with one grey scale per row."""
 
     dense = True
 
@@ -27,8 +27,7 @@ class ImageRows(Display):
             images[column], cmap="gray", vmin=images.min(), vmax=images.max(), interpolation="none"
         )
         ax.set(xticks=[], yticks=[])
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         return ax
 
     def draw(self, figure: FigureBase) -> None:
@@ -44,19 +43,19 @@ class ImageRows(Display):
 
 
 def image_rows(
-    rows: Mapping[str, Sequence[Any] | np.ndarray], *, label: str, caption: str, said: str
+    rows: Mapping[str, Sequence[Any] | np.ndarray], *, label: str, caption: str, summary: str
 ) -> ImageRows:
     """Return images in rows.
 
     Args:
         rows: images (N, H, W) by the name of the row. label: the title in lists.
-        caption: what is shown. said: its numbers, for those who cannot see it too.
+        caption: what is shown. summary: its numbers, which are also the description of the figure.
     """
     data = {name: np.asarray(images, float) for name, images in rows.items()}
     for name, images in data.items():
         if images.ndim != 3 or not len(images):
             raise ValueError(f"'{name}' of image_rows must be images (N, H, W), got {images.shape}")
-    made = ImageRows(data, label=label, caption=caption, own=said, alt=f"{label}: {said}")
+    display = ImageRows(data, label=label, caption=caption, own=summary, alt=f"{label}: {summary}")
     across = max(len(images) for images in data.values())
-    made.size = (0.4 + 1.3 * across, 0.2 + 1.3 * len(data))
-    return made
+    display.size = (0.4 + 1.3 * across, 0.2 + 1.3 * len(data))
+    return display

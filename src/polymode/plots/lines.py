@@ -1,4 +1,4 @@
-"""Displays with a line per method: the legend inside on given axes, else below the figure."""
+"""Displays with one line per method; the legend is inside on given axes, else below the figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LineDisplay(Display):
-    """One panel: what draws its lines in `_lines`, with their labels."""
+    """One panel, whose labelled lines `_lines` draws."""
 
     @abstractmethod
     def _lines(self, ax: Axes) -> None:
@@ -38,7 +38,7 @@ class PanelDisplay(Display):
 
     @abstractmethod
     def _lines(self, ax: Axes, metric: str) -> None:
-        """Draw one panel but for legend and horizontal axis."""
+        """Draw one panel except its legend and horizontal axis."""
 
     @abstractmethod
     def _axis(self, ax: Axes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.core.checks import check_call
-from polymode.plots.axes import joint
+from polymode.plots.axes import joint, margin
 from polymode.plots.display import INK, PALE, Display, Style
 from polymode.plots.diversity_heat_map import as_matrix
 from polymode.plots.sources import numbers
@@ -58,14 +58,8 @@ class PairDensity(Display):
         axes = joint(figure)
         self.plot(axes.main)
         for side, ax, turned in (("test", axes.above, False), ("ood", axes.beside, True)):
-            ax.stairs(
-                self.data[f"{side} counts"],
-                self.data[f"{side} edges"],
-                orientation="horizontal" if turned else "vertical",
-                fill=True,
-                color=self.style.color,
-                alpha=0.6,
-            )
+            counts, edges = self.data[f"{side} counts"], self.data[f"{side} edges"]
+            margin(ax, counts, edges, turned, fill=True, color=self.style.color, alpha=0.6)
         axes.above.set_title(self.title, color=INK)
         self._overview(axes.corner)
 
@@ -96,8 +90,8 @@ def pair_density(
 ) -> PairDensity:
     """Return the joint histogram of the mutual information of pairs, test set and OOD set.
 
-    Traps: zoomed in, any cloud looks large; the corner shows where this window lies in the possible
-    range from 0 to log 2. Pairs share members and are not independent draws.
+    Traps: zoomed in, any cloud looks large; the corner shows this window within the possible range
+    from 0 to log 2. Pairs share members and are not independent draws.
 
     Args:
         inside, outside: matrices (S, S) of `pairwise_mutual_information` on the two sets, or the
@@ -118,21 +112,21 @@ def pair_density(
             f" {len(values['ood'])}"
         )
     num_bins = num_bins or int(np.clip(2 * count ** (1 / 3), 8, 40))
-    given = dict(zip(SIDES, limits, strict=True)) if limits else {}
+    windows = dict(zip(SIDES, limits, strict=True)) if limits else {}
     data: dict[str, np.ndarray] = {"ood name": np.array([ood])}
-    for side, each in values.items():
-        low, high = given.get(side, _window(each))
+    for side, pairs in values.items():
+        low, high = windows.get(side, _window(pairs))
         data[f"{side} edges"] = np.linspace(low, high, num_bins + 1)
-        data[f"{side} counts"] = np.histogram(each, data[f"{side} edges"])[0]
-    test, other = values.values()
-    data["counts"] = np.histogram2d(test, other, (data["test edges"], data["ood edges"]))[0]
-    data["mean"] = np.array([each.mean() for each in values.values()])
+        data[f"{side} counts"] = np.histogram(pairs, data[f"{side} edges"])[0]
+    test, outer = values.values()
+    data["counts"] = np.histogram2d(test, outer, (data["test edges"], data["ood edges"]))[0]
+    data["mean"] = np.array([pairs.mean() for pairs in values.values()])
     spoken = "; ".join(
-        f"{SIDES[side]} {each.mean():.3g} ({each.min():.3g} to {each.max():.3g})"
-        for side, each in values.items()
+        f"{SIDES[side]} {pairs.mean():.3g} ({pairs.min():.3g} to {pairs.max():.3g})"
+        for side, pairs in values.items()
     )
-    both_vary = all(each.std() > 0 for each in values.values())
-    link = f"{np.corrcoef(test, other)[0, 1]:.2f}" if both_vary and count > 2 else "n/a"
+    both_vary = all(pairs.std() > 0 for pairs in values.values())
+    link = f"{np.corrcoef(test, outer)[0, 1]:.2f}" if both_vary and count > 2 else "n/a"
     return PairDensity(
         data,
         label=label or "pairs of members",

@@ -10,8 +10,8 @@ import numpy as np
 
 from polymode.core.checks import check_call
 from polymode.plots.display import INK, LETTER, Display
-from polymode.plots.regression import RegressionBand
-from polymode.plots.uncertainty_maps import COLORS, UncertaintyMaps
+from polymode.plots.regression_band import RegressionBand
+from polymode.plots.uncertainty_maps import UncertaintyMaps, color_bar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ class Panels(Display):
             ax.set_visible(False)
         first = self.displays[0]
         if isinstance(first, UncertaintyMaps):
-            _colorbar(figure, axes, first.data["limits"])
+            color_bar(figure, list(axes), first.data["limits"])
         else:
             handles, names = axes[0].get_legend_handles_labels()
             figure.legend(handles, names, loc="outside lower center", ncols=len(names))
@@ -58,15 +58,6 @@ def _panel(display: Display, ax: Axes) -> None:
     ax.set_title(textwrap.fill(display.label, int(WIDTH / LETTER)), color=INK)
 
 
-def _colorbar(figure: FigureBase, axes: Any, limits: Any) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    colors = ScalarMappable(Normalize(*limits), COLORS)
-    bar = figure.colorbar(colors, ax=list(axes), label="nats", pad=0.015, aspect=25)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-
-
 def panels(
     displays: Mapping[str, Display] | Sequence[Display], *, label: str, caption: str
 ) -> Panels:
@@ -75,13 +66,13 @@ def panels(
     Args:
         displays: of `regression_band`, drawn with the same `view`, or of `uncertainty_maps`, drawn
             with the same `limits`; at least one.
-        label: the title in lists. caption: what is shown; the displays' own alt texts follow it.
+        label: the title in lists. caption: what is shown; the alt texts of the displays follow it.
     """
     check_call(panels, locals())
     several = list(displays.values() if isinstance(displays, Mapping) else displays)
     if not several:
         raise ValueError("there is nothing to draw: give at least one display")
-    kinds: set[Callable[..., Any]] = {type(each) for each in several}
+    kinds: set[Callable[..., Any]] = {type(panel) for panel in several}
     if len(kinds) > 1 or not isinstance(several[0], (RegressionBand, UncertaintyMaps)):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"panels shows bands of regressions or maps of uncertainty, got {names}")
@@ -91,14 +82,14 @@ def panels(
         for key, values in display.data.items()
         if key not in ("aleatoric", "epistemic")  # maps that are not drawn here
     }
-    made = Panels(
+    grid = Panels(
         data,
         label=label,
         caption=caption,
-        alt=f"{label}, {len(several)} panels. " + " ".join(each.alt for each in several),
+        alt=f"{label}, {len(several)} panels. " + " ".join(panel.alt for panel in several),
     )
-    made.displays = several
+    grid.displays = several
     across = min(ACROSS, len(several))
     down = -(-len(several) // across)
-    made.size = (0.6 + WIDTH * across, 0.6 + HEIGHT * down)
-    return made
+    grid.size = (0.6 + WIDTH * across, 0.6 + HEIGHT * down)
+    return grid

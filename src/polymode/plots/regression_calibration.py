@@ -106,7 +106,7 @@ def regression_calibration(
     if num_bins < 1:
         raise ValueError(f"`num_bins` of regression_calibration must be at least 1, got {num_bins}")
     several = seeds_of(results)
-    pairs = [values_of(each, dataset, "regression_calibration") for each in several]
+    pairs = [values_of(seed, dataset, "regression_calibration") for seed in several]
     n = len(pairs[0][0])
     data = _counted(pairs, num_bins)
     errors = [(p.mean.double() - y.double()).square().mean().item() for p, y in pairs]

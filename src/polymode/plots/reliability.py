@@ -75,9 +75,8 @@ def reliability(
 
     Seeds share the examples, so the band is that of one seed's count.
 
-    Traps: bins of equal width are empty where a network is never unsure; this is about the top
-    label, not class by class; chance alone makes the ECE larger than 0, so compare it with the
-    debiased one.
+    Traps: bins of equal width would be empty where a network is never unsure; this concerns the top
+    label, not every class; chance makes the ECE larger than 0, so compare it with the debiased one.
 
     Args:
         results: with `kept` predictions of classes.
@@ -89,25 +88,25 @@ def reliability(
     """
     check_call(reliability, locals())
     several = seeds_of(results)
-    kept = [classes_of(each, dataset, "a reliability diagram") for each in several]
+    pairs = [classes_of(seed, dataset, "a reliability diagram") for seed in several]
     confidence, hit = pooled(several, dataset, "a reliability diagram")
     data = bins_of_equal_mass(confidence, hit, num_bins, len(several))
     data["histogram"], data["histogram_edges"] = np.histogram(confidence, 25, (start, 1))
     for name, error in ERRORS.items():
         try:
-            data[name] = np.array([np.mean([error(*pair).value for pair in kept])])
+            data[name] = np.array([np.mean([error(*pair).value for pair in pairs])])
         except NotDefined:  # debiased: no bin has two examples
             data[name] = np.array([np.nan])
     data["start"] = np.array([start])
     label = label or several[0].method
     over = f", {len(several)} seeds pooled" if len(several) > 1 else ""
-    errors = ", ".join(_said(name, float(data[name][0])) for name in ERRORS)
+    errors = ", ".join(_format_error(name, float(data[name][0])) for name in ERRORS)
     return Reliability(
         data,
         label=label,
         style=style,
         caption=f"Accuracy against confidence in the top label on {dataset} (n ="
-        f" {len(kept[0][0]):,}{over}), bins of equal mass. Band: where the bins of a calibrated"
+        f" {len(pairs[0][0]):,}{over}), bins of equal mass. Band: where the bins of a calibrated"
         " method fall 90 % of the time. Strip above: how often each confidence occurs.",
         own=f"{len(data['count'])} bins; {errors}.",
         alt=f"Reliability diagram of {label}: {errors}; mean confidence {confidence.mean():.3f},"
@@ -126,8 +125,8 @@ def default_start(displays: Sequence[Reliability]) -> float:
 def pooled(results: Sequence[Results], dataset: str, plot: str) -> tuple[np.ndarray, np.ndarray]:
     """Return top-label confidences and hits, 0 or 1, of all seeds one after the other."""
     parts = []
-    for each in results:
-        prediction, labels = classes_of(each, dataset, plot)
+    for seed in results:
+        prediction, labels = classes_of(seed, dataset, plot)
         hit = prediction.classes == labels.to(prediction.classes.device)
         parts.append((prediction.confidence.double().clamp(max=1), hit.double()))
     confidence, hits = (torch.cat([part[i] for part in parts]).cpu().numpy() for i in (0, 1))
@@ -137,7 +136,7 @@ def pooled(results: Sequence[Results], dataset: str, plot: str) -> tuple[np.ndar
 def bins_of_equal_mass(
     confidence: np.ndarray, hit: np.ndarray, num_bins: int, num_seeds: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return what is drawn of each bin that is not empty: means, count and band.
+    """Return means, count and band of each bin that is not empty.
 
     Args:
         confidence, hit: (n,), the seeds one after the other, each of the same examples.
@@ -165,8 +164,8 @@ def consistency_band(
 ) -> np.ndarray:
     """Return the 5 % and 95 % quantiles (2, num_bins) of the bins' accuracies if calibrated.
 
-    A top label is right where one uniform number, drawn anew for each example and shared by the
-    seeds, is below the confidence. The same at each call.
+    A top label is right if a uniform number, drawn for each example and shared by the seeds, is
+    below the confidence. The result is the same at each call.
 
     Args:
         where: (n,) the bin of each confidence.
@@ -186,10 +185,10 @@ def consistency_band(
 
 
 def off_by_more_than_chance(bins: dict[str, np.ndarray]) -> np.ndarray:
-    """Return which bins have an accuracy outside their band; of calibrated ones, one in ten."""
+    """Return which bins have an accuracy outside their band; of a calibrated method, one in ten."""
     return (bins["accuracy"] < bins["band low"]) | (bins["accuracy"] > bins["band high"])
 
 
-def _said(name: str, value: float) -> str:
+def _format_error(name: str, value: float) -> str:
     title = name.replace("ece", "ECE")
     return f"{title} n/a" if np.isnan(value) else f"{title} {value:.3f}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS = 200  # of a curve, at most
-BAND_STEP = 3  # every third of them has the band's ends
+BAND_STEP = 3  # the band is drawn through every third point
 
 
 class RiskCoverage(LineDisplay):
@@ -93,9 +93,9 @@ def risk_coverage(
     check_call(risk_coverage, locals())
     groups = by_label(source)
     sizes = {
-        len(classes_of(each, dataset, "risk_coverage")[0])
+        len(classes_of(seed, dataset, "risk_coverage")[0])
         for several in groups.values()
-        for each in several
+        for seed in several
     }
     if len(sizes) > 1:
         raise ValueError(
@@ -104,11 +104,11 @@ def risk_coverage(
     n = sizes.pop()
     index = np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int))
     data: dict[str, np.ndarray] = {"coverage": (index + 1) / n, "risk level": np.array([risk])}
-    said = []
+    summaries = []
     for label, several in groups.items():
-        data |= {f"{label} {key}": each for key, each in _of(several, dataset, risk, index).items()}
+        data |= {f"{label} {key}": seed for key, seed in _of(several, dataset, risk, index).items()}
         areas, reached = (data[f"{label} {name}"][0] for name in ("AURC", "coverage at risk"))
-        said.append(
+        summaries.append(
             f"{label} AURC {areas:.4f}, AUGRC {data[f'{label} AUGRC'][0]:.4f}, coverage at"
             f" {100 * risk:g} % risk {reached:.3f}"
         )
@@ -120,7 +120,7 @@ def risk_coverage(
         caption=f"Error rate of the most confident examples on {dataset} (n = {n:,};"
         f" {over_seeds(seeds)}). Dashed: an oracle that declines the wrong ones first; dotted:"
         f" random order; stars: largest coverage at {100 * risk:g} % risk.",
-        alt=f"Risk against coverage: {'; '.join(said)}.",
+        alt=f"Risk against coverage: {'; '.join(summaries)}.",
     )
 
 
@@ -129,8 +129,8 @@ def _of(
 ) -> dict[str, np.ndarray]:
     """Return the mean curves and areas of one method's seeds, at some of the coverages."""
     curves, reached = [], []
-    for each in several:
-        prediction, labels = classes_of(each, dataset, "risk_coverage")
+    for seed in several:
+        prediction, labels = classes_of(seed, dataset, "risk_coverage")
         wrong = prediction.classes != labels.to(prediction.classes.device)
         curves.append(selective.risk_coverage(-one_minus_confidence(prediction), wrong))
         reached.append(selective.coverage_at_risk(prediction, labels, risk).value)

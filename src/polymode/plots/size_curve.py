@@ -16,7 +16,7 @@ import numpy as np
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.metrics.diversity.size import SizeCurve, deep_ensemble_equivalent
-from polymode.plots.axes import axis_title
+from polymode.plots.axes import axis_title, error_line
 from polymode.plots.display import Style, palette
 from polymode.plots.lines import LineDisplay
 
@@ -36,16 +36,8 @@ class SizeCurves(LineDisplay):
             sizes, mean = data[f"{label} members"], data[f"{label} mean"]
             mean = np.where(np.isfinite(mean), mean, np.nan)  # an infinite one is off the axis
             equal = data.get(f"{label} equivalent")
-            ax.errorbar(
-                sizes,
-                mean,
-                yerr=data[f"{label} s.e."],
-                color=style.color,
-                marker=style.marker,
-                linewidth=1.3,
-                elinewidth=0.9,
-                label=label if equal is None else f"{label}: {_networks(float(equal[0]), data)}",
-            )
+            name = label if equal is None else f"{label}: {_networks(float(equal[0]), data)}"
+            error_line(ax, sizes, mean, data[f"{label} s.e."], style, name)
             if equal is not None and math.isfinite(equal[0]):
                 ends = sorted([float(sizes[-1]), float(equal[0])])
                 ax.plot(ends, [mean[-1]] * 2, color=style.color, linestyle=":", linewidth=1)
@@ -78,8 +70,8 @@ def size_curve(
     Args:
         curves: by label, `metrics.diversity.size.SizeCurve`s, whatever else has `sizes`, `mean`
             and `standard_error`, or three arrays (sizes, mean, s.e.); sizes increase.
-        metric, unit: what it is. direction: "up" or "down" is better; both only where curves do
-            not tell.
+        metric, unit: of the curves. direction: "up" or "down" is better; metric and direction are
+            used only for curves without them.
         reference: label of the curve of independent networks; None for no equivalents.
         styles: one per label, see `palette`.
     """
@@ -87,18 +79,18 @@ def size_curve(
     if not curves:
         raise ValueError("there is nothing to draw: give at least one curve")
     if reference is not None and reference not in curves:
-        known = ", ".join(curves)
+        near = suggest(reference, curves)
         raise ValueError(
-            f"`reference` '{reference}' is not a curve.{suggest(reference, curves)} Curves: {known}"
+            f"`reference` '{reference}' is not a curve.{near} Curves: {', '.join(curves)}"
         )
-    known_curves = {k: _curve(each, k, metric, direction) for k, each in curves.items()}
-    metrics = {curve.metric for curve in known_curves.values()}
+    checked = {k: _curve(curve, k, metric, direction) for k, curve in curves.items()}
+    metrics = {curve.metric for curve in checked.values()}
     if len(metrics) > 1:
         raise ValueError(f"curves must be of one metric, got {', '.join(sorted(metrics))}")
     title = axis_title(metrics.pop(), unit)
     data: dict[str, np.ndarray] = {"title": np.array([title])}
-    ends, base = [], None if reference is None else known_curves[reference]
-    for label, curve in known_curves.items():
+    ends, base = [], None if reference is None else checked[reference]
+    for label, curve in checked.items():
         data[f"{label} members"] = np.array(curve.sizes, dtype=float)
         data[f"{label} mean"] = np.array(curve.mean)
         data[f"{label} s.e."] = np.array(curve.standard_error)
@@ -120,14 +112,16 @@ def size_curve(
     )
 
 
-def _curve(each: Any, label: str, metric: str, direction: str) -> SizeCurve:
+def _curve(curve: Any, label: str, metric: str, direction: str) -> SizeCurve:
     """Return a curve with checked numbers."""
-    if hasattr(each, "sizes"):
-        parts = each.sizes, each.mean, each.standard_error
-    elif len(each) == 3:
-        parts = tuple(each)
+    if hasattr(curve, "sizes"):
+        parts = curve.sizes, curve.mean, curve.standard_error
+    elif len(curve) == 3:
+        parts = tuple(curve)
     else:
-        raise ValueError(f"the curve of {label} must be (sizes, mean, s.e.), got {len(each)} parts")
+        raise ValueError(
+            f"the curve of {label} must be (sizes, mean, s.e.), got {len(curve)} parts"
+        )
     sizes, mean, error = (np.array([float(v) for v in part]) for part in parts)
     if not len(sizes) == len(mean) == len(error) >= 1:
         counts = f"{len(sizes)}, {len(mean)} and {len(error)}"
@@ -137,15 +131,15 @@ def _curve(each: Any, label: str, metric: str, direction: str) -> SizeCurve:
     if np.isnan(mean).any() or not np.isfinite(mean).any():
         raise ValueError(f"means of {label} must be numbers, got {mean.tolist()}")
     return SizeCurve(
-        getattr(each, "metric", metric),
-        getattr(each, "direction", direction),
+        getattr(curve, "metric", metric),
+        getattr(curve, "direction", direction),
         tuple(sizes.astype(int).tolist()),
         tuple(mean.tolist()),
         tuple(np.nan_to_num(error, posinf=0.0).tolist()),
-        getattr(each, "num_subsets", ()),
+        getattr(curve, "num_subsets", ()),
     )
 
 
 def _networks(equal: float, data: dict[str, np.ndarray]) -> str:
-    """Say a number of networks; of an infinite one, that the reference has no more."""
+    """Describe a number of networks; an infinite one exceeds the sizes of the reference."""
     return f"≙ {equal:.1f}" if math.isfinite(equal) else f"≙ more than {data['most'][0]:.0f}"

@@ -1,4 +1,4 @@
-"""Whose numbers a figure shows: labels and results of a leaderboard, or of a mapping."""
+"""Sources of a figure's numbers: results by label, their predictions and targets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def by_label(source: Source) -> dict[str, list[Results]]:
         return {source.method: [source]}
     if isinstance(source, Mapping):
         groups = {
-            str(label): [each] if isinstance(each, Results) else list(each)
-            for label, each in source.items()
+            str(label): [results] if isinstance(results, Results) else list(results)
+            for label, results in source.items()
         }
     else:
         board = source if isinstance(source, Leaderboard) else compare(source)
@@ -44,34 +44,34 @@ def seeds_of(results: Results | Sequence[Results]) -> list[Results]:
 
 
 def kept_of(results: Results, dataset: str) -> Kept:
-    """Return a prediction that results keep, or say that they do not keep it."""
-    kept = results.kept.get(dataset)
-    if kept is None:
+    """Return the stored prediction of a data set, or raise that it was not kept."""
+    stored = results.kept.get(dataset)
+    if stored is None:
         raise ValueError(
             f"these results of {results.method} keep no prediction of '{dataset}'; `kept` is not"
             " part of the JSON: take what `evaluate` returned, with `keep=True`"
         )
-    return kept
+    return stored
 
 
 def classes_of(results: Results, dataset: str, plot: str) -> tuple[CategoricalPrediction, Tensor]:
     """Return a kept prediction of classes and its labels."""
-    kept = kept_of(results, dataset)
-    if not isinstance(kept.prediction, CategoricalPrediction):
+    prediction, labels, _ = kept_of(results, dataset)
+    if not isinstance(prediction, CategoricalPrediction):
         raise ValueError(f"{plot} is for classes; for regression see regression_band")
-    if kept.targets is None:
+    if labels is None:
         raise ValueError(f"{plot} needs labels, and '{dataset}' has none")
-    return kept.prediction, kept.targets
+    return prediction, labels
 
 
 def values_of(results: Results, dataset: str, plot: str) -> tuple[MixturePrediction, Tensor]:
     """Return a kept prediction of a regression and its targets."""
-    kept = kept_of(results, dataset)
-    if not isinstance(kept.prediction, MixturePrediction):
+    prediction, values, _ = kept_of(results, dataset)
+    if not isinstance(prediction, MixturePrediction):
         raise ValueError(f"{plot} is for regressions; for classes see reliability")
-    if kept.targets is None:
+    if values is None:
         raise ValueError(f"{plot} needs targets, and '{dataset}' has none")
-    return kept.prediction, kept.targets
+    return prediction, values
 
 
 def numbers(values: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""A hyperparameter and what it does: one panel per metric, mean ± s.e. over seeds.
+"""Metrics against a hyperparameter: one panel per metric, mean ± s.e. over seeds.
 
-The axis is logarithmic; a value of 0 stands on its own at the left, behind a break, since it has no
-logarithm and is often the method without the thing that is swept.
+The axis is logarithmic; a value of 0, often the method without the swept term, stands separately at
+the left, behind a break.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.core.checks import check_call
-from polymode.plots.axes import axis_title, over_seeds, panel_title
+from polymode.plots.axes import axis_title, error_line, over_seeds, panel_title
 from polymode.plots.display import INK, PALE, Style, palette
 from polymode.plots.lines import PanelDisplay
 from polymode.plots.sources import numbers
@@ -38,18 +38,10 @@ class Sweep(PanelDisplay):
             key = f"{label} {metric}".strip()
             if key not in data:
                 continue
-            mean, error = data[key], np.nan_to_num(data[f"{key} s.e."])
-            look: dict[str, Any] = {"color": style.color, "marker": style.marker, "elinewidth": 0.9}
-            if first:
-                ax.errorbar(places[:1], mean[:1], yerr=error[:1], linestyle="", **look)
-            ax.errorbar(
-                places[first:],
-                mean[first:],
-                yerr=error[first:],
-                linewidth=1.3,
-                label=label or None,
-                **look,
-            )
+            mean, error = data[key], data[f"{key} s.e."]
+            if first:  # a point without a line to the others
+                error_line(ax, places[:1], mean[:1], error[:1], style, None)
+            error_line(ax, places[first:], mean[first:], error[first:], style, label or None)
         for number, mark in enumerate(data["mark"]):
             chosen = str(mark) == "chosen"
             ax.axvline(
@@ -108,35 +100,35 @@ def sweep(
     if not panels:
         raise ValueError("there is nothing to draw: give at least one panel")
     first = {} if chosen is None else {"chosen": chosen}
-    grid, given = _checked(values, {**first, **(marks or {})})
+    grid, marked = _checked(values, {**first, **(marks or {})})
     tables = {
-        (str(label), metric): _table(found, len(grid), metric)
+        (str(label), metric): _table(array, len(grid), metric)
         for metric, methods in panels.items()
-        for label, found in (methods if isinstance(methods, Mapping) else {"": methods}).items()
+        for label, array in (methods if isinstance(methods, Mapping) else {"": methods}).items()
     }
     data: dict[str, np.ndarray] = {
         "value": grid,
         "place": _places(grid, grid),
         "metric": np.array(list(panels)),
         "name": np.array([name]),
-        "mark": np.array(list(given), dtype=str),
-        "mark value": np.array(list(given.values())),
-        "mark place": _places(np.array(list(given.values())), grid),
+        "mark": np.array(list(marked), dtype=str),
+        "mark value": np.array(list(marked.values())),
+        "mark place": _places(np.array(list(marked.values())), grid),
     }
     for (label, metric), table in tables.items():
         key = f"{label} {metric}".strip()
         data[key], data[f"{key} s.e."] = _mean(table)
-    said = "; ".join(_said(f"{k} {m}".strip(), data) for k, m in tables)
+    extremes = "; ".join(_describe(f"{k} {m}".strip(), data) for k, m in tables)
     lost = sum(int(np.isnan(table).sum()) for table in tables.values())
     note = f"; {lost} runs without a number are left out" if lost else ""
     spread = over_seeds(max(table.shape[1] for table in tables.values()))
-    at = "".join(f" {key.capitalize()}: {value:.3g}." for key, value in given.items())
+    at = "".join(f" {key.capitalize()}: {value:.3g}." for key, value in marked.items())
     display = Sweep(
         data,
         label=name,
         styles=styles or palette(label for label, _ in tables),
         caption=f"{', '.join(panels)} against {name} ({len(grid)} values; {spread}{note}).{at}",
-        alt=f"Sweep over {name}: {said}.{at}",
+        alt=f"Sweep over {name}: {extremes}.{at}",
     )
     display.size = (display.size[0], display.size[1] + 1.35 * (len(panels) - 1))
     return display
@@ -145,25 +137,25 @@ def sweep(
 def _checked(
     values: Sequence[float], marks: Mapping[str, float]
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Return the grid (V,) and the marked values, or say what is wrong with them."""
+    """Return the grid (V,) and the marked values, or raise what is wrong with them."""
     grid = np.array([float(value) for value in values])
     if len(grid) < 2 or (np.diff(grid) <= 0).any() or grid[0] < 0 or not np.isfinite(grid).all():
         raise ValueError(f"`values` of sweep must increase from 0 or more, got {grid.tolist()}")
-    given = {str(key): float(value) for key, value in marks.items()}
-    if wrong := [value for value in given.values() if not 0 <= value < math.inf]:
+    marked = {str(key): float(value) for key, value in marks.items()}
+    if wrong := [value for value in marked.values() if not 0 <= value < math.inf]:
         raise ValueError(f"a mark of sweep must be finite and >= 0, got {wrong[0]}")
-    return grid, given
+    return grid, marked
 
 
-def _said(key: str, data: dict[str, np.ndarray]) -> str:
-    """Say the least and the largest mean, and where they are."""
+def _describe(key: str, data: dict[str, np.ndarray]) -> str:
+    """Describe the smallest and the largest mean, and their values of the hyperparameter."""
     ends = np.nanargmin(data[key]), np.nanargmax(data[key])
     low, high = (f"{data[key][i]:.3g} at {data['value'][i]:.3g}" for i in ends)
     return f"{key} from {low} to {high}"
 
 
 def _places(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Return where values stand on the axis: their logarithm, and 0 a step before the least."""
+    """Return positions on the axis: logarithms, and a step before the smallest for 0."""
     positive = np.log10(grid[grid > 0])
     step = float(np.median(np.diff(positive))) if len(positive) > 1 else 1.0
     with np.errstate(divide="ignore"):
@@ -172,7 +164,7 @@ def _places(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 
 def _named(values: np.ndarray) -> np.ndarray:
-    """Return which values get a name on the axis: all of a few, else 0 and the powers of ten."""
+    """Return the indices of labelled values: all if they are few, else 0 and the powers of ten."""
     if len(values) <= 7:
         return np.arange(len(values))
     powers = np.log10(np.where(values > 0, values, 1.0))
@@ -196,10 +188,10 @@ def _table(values: Any, count: int, metric: str) -> np.ndarray:
 
 
 def _mean(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and s.e. over the seeds that have a number; NaN where too few have."""
-    known = np.isfinite(table).sum(1)
-    total = np.where(known > 0, np.nansum(table, 1), np.nan)
-    mean = total / np.maximum(known, 1)
+    """Return mean and s.e. over the seeds that have a number; NaN where there are too few."""
+    counts = np.isfinite(table).sum(1)
+    total = np.where(counts > 0, np.nansum(table, 1), np.nan)
+    mean = total / np.maximum(counts, 1)
     squares = np.nansum((table - mean[:, None]) ** 2, 1)
-    error = np.sqrt(squares / np.maximum(known - 1, 1) / np.maximum(known, 1))
-    return mean, np.where(known > 1, error, np.nan)
+    error = np.sqrt(squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1))
+    return mean, np.where(counts > 1, error, np.nan)

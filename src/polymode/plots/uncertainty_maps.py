@@ -71,10 +71,10 @@ class UncertaintyMaps(Display):
     def _points(self, ax: Axes) -> None:
         classes = self.data["train class"]
         for number, label in enumerate(np.unique(classes)):
-            mine = classes == label
+            of_class = classes == label
             ax.scatter(
-                self.data["train x"][mine],
-                self.data["train y"][mine],
+                self.data["train x"][of_class],
+                self.data["train y"][of_class],
                 s=7,
                 marker=MARKERS[number % len(MARKERS)],
                 color="white" if number % 2 == 0 else "black",
@@ -84,16 +84,21 @@ class UncertaintyMaps(Display):
             )
 
     def draw(self, figure: FigureBase) -> None:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import Normalize
-
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
         for ax, panel in zip(axes, PANELS, strict=True):
             self.plot(ax, panel)
-        colors = ScalarMappable(Normalize(*self.data["limits"]), COLORS)
-        bar = figure.colorbar(colors, ax=axes, label="nats", pad=0.015, aspect=25)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        color_bar(figure, list(axes), self.data["limits"])
         figure.suptitle(self.title, fontsize=9, color=INK)
+
+
+def color_bar(figure: FigureBase, axes: list[Axes], limits: np.ndarray) -> None:
+    """Draw the colour scale that all maps share, in nats."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    colors = ScalarMappable(Normalize(*limits), COLORS)
+    bar = figure.colorbar(colors, ax=axes, label="nats", pad=0.015, aspect=25)
+    bar.outline.set_visible(False)  # type: ignore[operator]
 
 
 def uncertainty_maps(
@@ -161,17 +166,17 @@ def map_limits(several: Iterable[Results]) -> tuple[float, float]:
 
 
 def plane_of(results: Results) -> tuple[CategoricalPrediction, np.ndarray, np.ndarray]:
-    """Return the prediction over the plane, and the places along its two sides."""
+    """Return the prediction over the plane, and the coordinates along its two sides."""
     if "plane" not in results.kept or "train" not in results.kept:
         raise ValueError(
             "these results keep no plane; `evaluate` makes it for classes on two inputs, with"
             " `keep=True`"
         )
-    kept = results.kept["plane"]
-    if not isinstance(kept.prediction, CategoricalPrediction):
+    plane = results.kept["plane"]
+    if not isinstance(plane.prediction, CategoricalPrediction):
         raise ValueError("uncertainty_maps is for classes; for regression see regression_band")
-    assert kept.inputs is not None
-    inputs = numbers(kept.inputs)
+    assert plane.inputs is not None
+    inputs = numbers(plane.inputs)
     side = math.isqrt(len(inputs))
     if inputs.shape != (side * side, 2) or side < 2:
         raise ValueError(f"a plane has n × n inputs of 2 numbers, n >= 2, got {inputs.shape}")
@@ -179,4 +184,4 @@ def plane_of(results: Results) -> tuple[CategoricalPrediction, np.ndarray, np.nd
     x, y = grid[0, :, 0], grid[:, 0, 1]
     if not (np.allclose(grid[..., 0], x) and np.allclose(grid[..., 1], y[:, None])):
         raise ValueError("the inputs of a plane must be an even grid, the first input fastest")
-    return kept.prediction, x, y
+    return plane.prediction, x, y

@@ -30,8 +30,8 @@ from polymode.plots import (
     severity_spread,
     uncertainty_maps,
 )
-from polymode.plots.ood import scores
-from polymode.plots.regression import default_view
+from polymode.plots.ood_histogram import scores
+from polymode.plots.regression_band import default_view
 from polymode.plots.reliability import default_start, pooled
 from polymode.plots.severity import shifts
 from polymode.prediction import CategoricalPrediction

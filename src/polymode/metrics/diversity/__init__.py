@@ -1,15 +1,18 @@
 """Diversity: how much the members of an ensemble differ, and what their number is worth.
 
-Members differ in their predictions (`pairwise`), in their gradients with respect to the inputs
-(`gradients`) and in their weights (`weights`); `size` has a metric against the number of members.
-All describe and do not score: members can differ by being wrong in different ways. `pairwise`
-compares samples, `weights` and `gradients` modes, `size` either. `M` modes, `S` samples, `B` batch,
+`pairwise` compares the predictions of samples, `modes` the weights of modes and their gradients
+with respect to the inputs; `size` has a metric against the number of members. All describe and do
+not score: members can differ by being wrong in different ways. `M` modes, `S` samples, `B` batch,
 `C` classes.
 """
 
 from __future__ import annotations
 
-from polymode.metrics.diversity.gradients import GradientDistance, input_gradient_distance
+from polymode.metrics.diversity.modes import (
+    GradientDistance,
+    input_gradient_distance,
+    weight_cosine,
+)
 from polymode.metrics.diversity.pairwise import (
     mean_pairwise,
     pairwise_disagreement,
@@ -22,7 +25,6 @@ from polymode.metrics.diversity.size import (
     deep_ensemble_equivalent,
     ensemble_size_curve,
 )
-from polymode.metrics.diversity.weights import weight_cosine
 
 __all__ = [
     "GradientDistance",

@@ -18,7 +18,7 @@ from polymode.plots import (
     sweep,
     uncertainty_maps,
 )
-from polymode.plots.regression import default_view
+from polymode.plots.regression_band import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
 from polymode.studies.forde.setup import ALPHAS, FAMILIES, VARIANTS, name_of
 from polymode.studies.study import Runs, Table, paired_difference

@@ -14,7 +14,7 @@ from polymode.metrics.results import EXAMINED
 from polymode.plots import Display
 from polymode.plots.display import palette
 from polymode.plots.lines import LineDisplay
-from polymode.plots.severity_spread import severity_spread
+from polymode.plots.severity import severity_spread
 from polymode.plots.sweep import sweep
 from polymode.studies.linearised_laplace.experiments import PRECISIONS
 from polymode.studies.linearised_laplace.published import TABLE

@@ -170,5 +170,5 @@ def _priors(arrays: dict[str, np.ndarray]) -> Display:
         caption="Samples of the total variation prior on [0, 1], of the Gaussian whose lengthscale"
         " has the TV-PredCP prior, and of independent Gaussian pixels of the same variance; each"
         " row has a grey scale of its own.",
-        said=f"Mean total variation: {variations}.",
+        summary=f"Mean total variation: {variations}.",
     )

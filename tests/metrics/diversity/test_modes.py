@@ -10,7 +10,6 @@ from torch import nn
 
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from polymode.metrics.diversity import (
-    gradients,
     input_gradient_distance,
     mean_pairwise,
     weight_cosine,
@@ -96,7 +95,7 @@ def test_equal_whole_jacobians_whatever_the_batch(batch, monkeypatch):
     nets = networks(5)
     post = posterior(nets, Categorical(), (3,), 4)
     x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(gradients, "GRADIENT_BYTES", batch * 8 * 5 * 3)
+    monkeypatch.setattr("polymode.metrics.diversity.modes.GRADIENT_BYTES", batch * 8 * 5 * 3)
     labels = torch.arange(11) % 4
     for targets, classes in ((labels, labels), (None, post.predict(x).classes)):
         expected = twin(nets, x, lambda jacobian, n, classes=classes: jacobian[classes[n]])
@@ -155,7 +154,7 @@ def test_weight_cosine_is_that_of_the_flattened_parameters(monkeypatch):
     flat = torch.stack([nn.utils.parameters_to_vector(net.parameters()) for net in nets]).detach()
     expected = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1)
     torch.testing.assert_close(weight_cosine(post), expected, rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr("polymode.metrics.diversity.weights.COLUMNS_BYTES", 8 * 6 * 5)
+    monkeypatch.setattr("polymode.metrics.diversity.modes.COLUMNS_BYTES", 8 * 6 * 5)
     torch.testing.assert_close(weight_cosine(post), expected, rtol=1e-12, atol=1e-12)
 
 

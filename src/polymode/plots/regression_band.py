@@ -47,8 +47,8 @@ class RegressionBand(Display):
             ax.set_title(TITLES[part], color=INK)
         axes[1].set_ylabel("")
         figure.suptitle(self.title, fontsize=9, color=INK)
-        found = [ax.get_legend_handles_labels() for ax in axes]
-        handles = {k: h for hs, ks in found for h, k in zip(hs, ks, strict=True)}
+        legends = [ax.get_legend_handles_labels() for ax in axes]
+        handles = {k: h for hs, ks in legends for h, k in zip(hs, ks, strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
 
     def bands(self, ax: Axes, part: str) -> None:
@@ -150,8 +150,8 @@ def regression_band(
 
 def default_view(data: dict[str, np.ndarray]) -> tuple[float, float]:
     """Return limits of y with a margin around data, truth and mean; bands may leave them."""
-    shown = [data[key] for key in ("train y", "truth", "mean") if key in data]
-    low, high = min(map(np.min, shown)), max(map(np.max, shown))
+    curves = [data[key] for key in ("train y", "truth", "mean") if key in data]
+    low, high = min(map(np.min, curves)), max(map(np.max, curves))
     margin = 0.25 * (high - low) or 1.0
     return float(low - margin), float(high + margin)
 

@@ -96,8 +96,8 @@ def ood_histogram(
     if score not in SCORES:
         raise ValueError(f"Unknown score '{score}'.{suggest(score, SCORES)} Known: {list(SCORES)}")
     several = seeds_of(results)
-    found = [scores(each, score) for each in several]
-    values = {name: np.concatenate([each[name] for each in found]) for name in _in_all(found)}
+    seeds = [scores(each, score) for each in several]
+    values = {name: np.concatenate([each[name] for each in seeds]) for name in _in_all(seeds)}
     outside = [name for name in values if name != "test"]
     if "test" not in values or not outside:
         raise ValueError("these results keep no predictions of the test set and of an OOD set")
@@ -107,15 +107,17 @@ def ood_histogram(
     for name, each in values.items():
         data[name] = np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] / len(each)
     for name in outside:
-        measured = [measures(each["test"], each[name]) for each in found]
+        measured = [measures(each["test"], each[name]) for each in seeds]
         for measure in measured[0]:
             data[f"{measure} {name}"] = np.array([np.mean([each[measure] for each in measured])])
     label = label or several[0].method
     words = score.replace("_", " ")
-    counts = ", ".join(f"{_bare(n)} {len(found[0][n]):,}" for n in values)
+    counts = ", ".join(f"{_bare(n)} {len(seeds[0][n]):,}" for n in values)
     over = f"{len(several)} seeds pooled" if len(several) > 1 else f"seed {several[0].seed}"
     mean = ", mean over seeds" if len(several) > 1 else ""
-    said = "; ".join(f"{_bare(name)} {_said(data, name)}{_areas(data, name)}" for name in outside)
+    separations = "; ".join(
+        f"{_bare(name)} {_describe(data, name)}{_areas(data, name)}" for name in outside
+    )
     return OODHistogram(
         data,
         label=label,
@@ -124,8 +126,8 @@ def ood_histogram(
         " more likely OOD, and OOD is the positive class. FPR95: test inputs flagged where 95 % of"
         " OOD inputs are found (in brackets: OOD inputs accepted where 95 % of test inputs are)"
         f"{mean}.",
-        own=f"{'; '.join(f'{_bare(name)}: {_said(data, name)}' for name in outside)}.",
-        alt=f"Histograms of {words} of {label}, higher for OOD. Test set against {said}.",
+        own=f"{'; '.join(f'{_bare(name)}: {_describe(data, name)}' for name in outside)}.",
+        alt=f"Histograms of {words} of {label}, higher for OOD. Test set against {separations}.",
     )
 
 
@@ -141,7 +143,7 @@ def measures(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     }
 
 
-def _said(data: dict[str, np.ndarray], name: str) -> str:
+def _describe(data: dict[str, np.ndarray], name: str) -> str:
     area, flagged, accepted = (
         float(data[f"{measure} {name}"][0]) for measure in ("auroc", "fpr95", "fpr95 reversed")
     )
@@ -154,9 +156,9 @@ def _areas(data: dict[str, np.ndarray], name: str) -> str:
     return f", AUPR {out:.3f} with OOD positive and {test:.3f} with the test set positive"
 
 
-def _in_all(found: Sequence[dict[str, np.ndarray]]) -> list[str]:
+def _in_all(seeds: Sequence[dict[str, np.ndarray]]) -> list[str]:
     """Return the data sets that every seed has."""
-    return [name for name in found[0] if all(name in each for each in found)]
+    return [name for name in seeds[0] if all(name in seed for seed in seeds)]
 
 
 def _bare(name: str) -> str:

@@ -1,17 +1,23 @@
-r"""Square attack: random search by squares of ±ε, without gradients, in L∞.
+r"""Attacks without gradients: random noise, and the square attack.
 
-Start from vertical stripes of ±ε. At each query, a square of side h at a random place gets x ± ε,
-one random sign per channel; it stays where the loss rises. Its area is a share p of the image that
-is halved as the queries go on, at 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 of 10,000
-queries, and at the same fractions of any other number. Inputs that are no images, D numbers, are
-taken as images of 1 × D.
+Noise needs no attacker: the corners of the L∞ ball, x ± ε with random signs, or points on the L2
+sphere; of several draws the best is kept. An attack that does not beat it has no useful gradients,
+the first sign of gradient masking (Athalye et al. 2018, section 3).
 
-It looks at predictions alone. Where it succeeds and gradients did not, gradients were of no use:
+The square attack is a random search by squares of ±ε in L∞.
+
+It starts from vertical stripes of ±ε. At each query, a square of side h at a random place is set to
+x ± ε, one random sign per channel; it stays if the loss rises. Its area is a share p of the image
+that is halved at 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 of 10,000 queries, and at the
+same fractions of any other number. Inputs that are not images, D numbers, are treated as images of
+1 × D. It uses predictions only. Where it succeeds and gradients did not, gradients were useless:
 the flag `black_box` of AutoAttack.
 
-Limits: L∞ only. For a posterior that draws, all queries are judged with the same samples.
+Limits of the square attack: L∞ only; for a posterior that draws, all queries are judged with the
+same samples.
 
-References: M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, Square attack: a query-efficient
+References: A. Athalye, N. Carlini, D. Wagner, Obfuscated gradients give a false sense of security,
+ICML 2018; M. Andriushchenko, F. Croce, N. Flammarion, M. Hein, Square attack: a query-efficient
 black-box adversarial attack via random search, ECCV 2020, algorithms 1 and 2; the flag: F. Croce,
 M. Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free
 attacks, ICML 2020.
@@ -30,6 +36,27 @@ from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.search import Search
 
 HALVED = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries
+
+
+@KINDS.register("noise", summary="random signs of size eps", gradients=False, keep="best")
+def noise(search: Search, *, draws: int = 1) -> list[Tensor]:
+    """Try random points at distance ε; return the inputs on the way.
+
+    Args:
+        draws: random points per example, ≥ 1; the best is kept.
+    """
+    check_steps("noise", draws=draws)
+    ball = search.ball
+    if not math.isfinite(ball.eps):
+        raise ValueError("`eps` of noise must be finite: it is the size of the noise, got inf")
+    path = [ball.centre]
+    for number in range(draws):
+        moved = torch.stack(
+            [_direction(ball.centre[0], ball.norm, s) for s in search.streams("noise", number)]
+        )
+        path.append(ball.project(ball.centre + ball.eps * moved.to(ball.centre)))
+        search.look(path[-1])
+    return path
 
 
 @KINDS.register(
@@ -52,16 +79,16 @@ def square(search: Search, *, queries: int = 500, area: float = 0.8) -> list[Ten
     draws = torch.stack([torch.rand(queries, 2 + channels, generator=s) for s in streams], 1)
     moved = (eps * stripes).expand(-1, *shape).reshape(centre.shape)
     x = start = search.ball.project(centre + moved.to(centre))
-    seen = search.look(x)
+    best = search.look(x)
     for number in range(1, queries):
         sides = sides_of(area * share_of(number, queries), height, width)
         mask, signs = _squares(draws[number].to(centre.device), sides, shape)
         tried = torch.where(mask, centre.view(-1, *shape) + eps * signs, x.view(-1, *shape))
         tried = search.ball.project(tried.reshape(centre.shape).to(centre))
-        found = search.look(tried, record=False)
-        better = found.rise > seen.rise
+        trial = search.look(tried, record=False)
+        better = trial.rise > best.rise
         x = torch.where(better.view(-1, *[1] * (x.dim() - 1)), tried, x)
-        seen = seen._replace(rise=torch.where(better, found.rise, seen.rise))
+        best = best._replace(rise=torch.where(better, trial.rise, best.rise))
     if queries > 1:
         search.look(x)
     return [start, x]
@@ -82,7 +109,7 @@ def _check(search: Search, area: float) -> None:
 
 
 def share_of(number: int, queries: int) -> float:
-    """Return by how much the area has shrunk at a query.
+    """Return the factor by which the area has shrunk at a query.
 
     >>> share_of(1, 10_000), share_of(300, 10_000), share_of(9000, 10_000) == 2.0**-9
     (1.0, 0.125, True)
@@ -91,7 +118,7 @@ def share_of(number: int, queries: int) -> float:
 
 
 def sides_of(share: float, height: int, width: int) -> tuple[int, int]:
-    """Return the sides of a window that has this share of the image, at least one pixel.
+    """Return the sides of a window with this share of the image, at least one pixel.
 
     >>> sides_of(0.25, 28, 28), sides_of(0.25, 1, 20), sides_of(1e-9, 8, 8)
     ((14, 14), (1, 5), (1, 1))
@@ -121,3 +148,8 @@ def _squares(
         inside.append((place >= first) & (place < first + side))
     mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]
     return mask, _signs([draws[:, 2:]])[0][:, :, None, None]
+
+
+def _direction(like: Tensor, norm: str, stream: torch.Generator) -> Tensor:
+    drawn = torch.randn(like.shape, generator=stream, dtype=torch.float64)
+    return drawn.sign() if norm == "linf" else drawn / drawn.norm()

@@ -1,8 +1,8 @@
-"""The reference posterior: HMC fitted once and kept, and how far a posterior is from it.
+"""The reference posterior: HMC fitted once and cached, and the distance of a posterior from it.
 
-`reference(task, net=...)` runs `hmc` with enough chains and trajectories to be a yardstick, keeps
-it in the user's cache, and shows by the examination `chains` whether it is one. The examination
-`reference` holds another posterior's predictions against it.
+`reference(task, net=...)` runs `hmc` with enough chains and trajectories to serve as a yardstick,
+keeps it in the user's cache, and checks it by the examination `chains`. The examination `reference`
+compares another posterior's predictions with it.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from polymode.training.data import Arrays, Data
 USUAL: dict[str, Any] = {
     "num_modes": 8, "epochs": 2000, "leapfrog_steps": 50, "samples_per_mode": 100,
 }  # fmt: skip
-UNMIXED = 1.1
+UNMIXED = 1.1  # R-hat above which the chains have not mixed
 TRAINING_BATCH = 128
-SCHEMA = 1  # of what is kept; another one is another key
-MARK = "reference.json"  # says that the posterior beside it is the reference of this key
+SCHEMA = 1  # of the cached files; a new one changes the key
+MARK = "reference.json"  # marks the posterior beside it as the reference of this key
 
 
 @dataclass(frozen=True, repr=False)
 class Reference:
-    """A reference posterior, and whether it can be one.
+    """A reference posterior with the convergence of its chains.
 
     Attributes:
         post: the posterior of `hmc`. convergence: of its chains, see the examination `chains`.
-        folder: where it is kept.
+        folder: in the cache.
     """
 
     post: Posterior
@@ -84,12 +84,12 @@ class Reference:
         return self.post.predict(x, **options)
 
     def __repr__(self) -> str:
-        return f"reference posterior, {self._said()}\n{self.convergence.table()}"
+        return f"reference posterior, {self._summary()}\n{self.convergence.table()}"
 
     def _repr_html_(self) -> str:
-        return html_block(f"Reference posterior: {self._said()}", self.convergence._repr_html_())
+        return html_block(f"Reference posterior: {self._summary()}", self.convergence._repr_html_())
 
-    def _said(self) -> str:
+    def _summary(self) -> str:
         post = self.post
         return f"{post.num_modes} chains × {post.weights.samples_per_mode} draws, {self.folder}"
 
@@ -103,19 +103,19 @@ def reference(
     progress: str = "auto",
     **options: Any,
 ) -> Reference:
-    """Return the reference posterior of a network on a task: fitted by `hmc` once, then kept.
+    """Return the reference posterior of a network on a task, fitted by `hmc` once and cached.
 
-    It is kept in `references/` of the cache (`$POLYMODE_CACHE`, or `polymode` in
-    `$XDG_CACHE_HOME`), by the values of the training data, the likelihood, the network with its
-    code and initial values, the options, the seed and the release. An interrupted fit goes on from
-    its last checkpoint.
+    It is stored in `references/` of the cache (`$POLYMODE_CACHE`, or `polymode` in
+    `$XDG_CACHE_HOME`), under a key of the training data, the likelihood, the network with its code
+    and initial values, the options, the seed and the release. An interrupted fit resumes from its
+    last checkpoint.
 
     Args:
         task: with training data; a name stands for `pm.task(name)`.
         net: as in `fit`: a builder or a function that returns a new network.
         seed: of the chains. progress: as in `fit`.
-        training_steps: of `deep_ensemble`, which the chains begin at (Adam, rate 0.01, cosine,
-            batches of at most 128), so that burn-in is not spent on finding a maximum; 0 begins at
+        training_steps: of the `deep_ensemble` from which the chains start (Adam, rate 0.01, cosine,
+            batches of at most 128), so that burn-in is not spent on finding a maximum; 0 starts at
             new networks.
         options: of `hmc`; by default 8 chains of 2,000 trajectories with 50 leapfrog steps, half of
             them burn-in, and 100 kept draws each.
@@ -135,7 +135,7 @@ def reference(
     check_options("hmc", options)
     config = HMC(**(USUAL | options))
     steps = config.kept_steps(config.total_steps(task.train.num_batches(config.batch_size)))
-    check(torch.empty(len(steps), config.num_modes or HMC.usual_modes))  # before anything is run
+    check(torch.empty(len(steps), config.num_modes or HMC.usual_modes))  # before the fit
     networks = networks_for(net, task.input_shape, task.num_outputs)
     if isinstance(networks, (nn.Module, list, tuple)):
         raise ValueError(
@@ -152,27 +152,27 @@ def reference(
     with _held(folder):
         post = _kept(folder, key, networks)
         if post is None:
-            given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+            settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
             begin = networks
             if training_steps:
                 begin = _trained(task, networks, config, seed, training_steps, folder)
             post = fit(
                 "hmc", net=begin, task=task, seed=seed, progress=progress,
-                checkpoint=folder / "training", **given,
+                checkpoint=folder / "training", **settings,
             )  # fmt: skip
             _keep(folder, key, post)
             post = load(folder, net=networks)
-    found = chains(post, task).signed("chains")
-    _warn(found, config)
-    return Reference(post, found, folder)
+    convergence = chains(post, task).signed("chains")
+    _warn(convergence, config)
+    return Reference(post, convergence, folder)
 
 
 def _trained(
     task: Task, networks: Any, config: HMC, seed: int, steps: int, folder: Path
 ) -> Posterior:
-    """Return the members of a deep ensemble, which the chains begin at."""
+    """Return a deep ensemble, at whose members the chains start."""
     assert task.train is not None
-    batches: dict[str, Any] = {}  # a loader keeps its own
+    batches: dict[str, Any] = {}  # a loader has its batch size
     if isinstance(task.train, Arrays):
         batches["batch_size"] = min(TRAINING_BATCH, len(task.train))
     return fit(
@@ -183,20 +183,20 @@ def _trained(
     )  # fmt: skip
 
 
-def _warn(found: Findings, config: HMC) -> None:
-    value = r_hat_of(found["r_hat"])
-    if value is not None and value > UNMIXED and config.burn_in != 0 and found["r_hat"].n:
+def _warn(convergence: Findings, config: HMC) -> None:
+    value = r_hat_of(convergence["r_hat"])
+    if value is not None and value > UNMIXED and config.burn_in != 0 and convergence["r_hat"].n:
         total = config.num_epochs(1)
-        if total >= 100:  # shorter ones are trials
+        if total >= 100:  # shorter runs are trials
             warn(
                 f"the chains of the reference have not mixed: R-hat of predictions is up to"
                 f" {value:.3g}, more than {UNMIXED}; take more epochs (now {total}) or"
-                f" leapfrog_steps (now {config.leapfrog_steps})",
+                f" leapfrog_steps (now {config.leapfrog_steps})"
             )
 
 
 def _key(task: Task, networks: Any, config: HMC, seed: int, training_steps: int) -> str:
-    """Return the name under which a reference is kept."""
+    """Return the key of a reference in the cache."""
     stack = Stack(networks, 1, seed=seed)
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in stack.tensors().items():
@@ -220,7 +220,7 @@ def _key(task: Task, networks: Any, config: HMC, seed: int, training_steps: int)
 
 
 def _mark(data: Data) -> str:
-    """Return a hash of the values of the training data; a loader is passed over once."""
+    """Return a hash of the values of the training data; a loader is read once."""
     if isinstance(data, Arrays):
         return data.fingerprint()
     pairs = list(data.epoch(256, fold(0, "whole")))
@@ -229,9 +229,9 @@ def _mark(data: Data) -> str:
 
 
 def _kept(folder: Path, key: str, networks: Any) -> Posterior | None:
-    """Return the reference that `_keep` kept, None where there is none.
+    """Return the cached reference, or None if there is none.
 
-    Whatever else lies in its place does not count, with a warning: it is fitted anew.
+    Anything else in its place is ignored with a warning: the reference is fitted again.
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
@@ -244,13 +244,13 @@ def _kept(folder: Path, key: str, networks: Any) -> Posterior | None:
     except FileProblem as problem:
         warn(
             f"what is kept in {folder} is not the reference asked for ({problem}): it is fitted"
-            " anew",
+            " anew"
         )
         return None
 
 
 def _keep(folder: Path, key: str, post: Posterior) -> None:
-    """Keep a reference; its mark comes last, so what a killed process left is fitted to its end."""
+    """Store a reference; its mark comes last, so that an interrupted fit is completed."""
     (folder / MARK).unlink(missing_ok=True)
     post.save(folder)
     digest = _digest(folder / MANIFEST)
@@ -260,18 +260,18 @@ def _keep(folder: Path, key: str, post: Posterior) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a posterior's manifest, which holds those of its tensors."""
+    """Return the digest of a posterior's manifest, which contains the digests of its tensors."""
     return json_digest(read_json(path, POSTERIOR_SCHEMA))
 
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold the folder; another process that wants the same reference waits for it.
+    """Lock the folder, so that other processes that need the same reference wait for it.
 
-    A cache that cannot be written is read, where it has the reference.
+    A read-only cache is used without a lock if it has the reference.
     """
     path = folder / "reference.lock"
-    if path.is_fifo():  # to open it would wait for a reader
+    if path.is_fifo():  # opening it would wait for a reader
         raise FileProblem(f"{path} is not a plain file; remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -290,12 +290,12 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def fresh(template: nn.Module) -> nn.Module:
-    """Return a network of this architecture with new values."""
+    """Return a network of this architecture with new initial values."""
     module = copy.deepcopy(template).to_empty(device="cpu").requires_grad_(True)
     for layer in module.modules():
-        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
         reset = getattr(layer, "reset_parameters", None)
-        if own and reset is None:
+        if tensors and reset is None:
             raise ValueError(
                 f"layers of type {type(layer).__name__} have no `reset_parameters`, so no new"
                 " networks can be made of this posterior's; call pm.reference(task, net=...), which"
@@ -340,22 +340,22 @@ def against_reference(
     net: str | None = None,
     hidden: Sequence[int] | None = None,
 ) -> Findings:
-    """Return how far a posterior's predictions are from the reference's, on test and OOD inputs.
+    """Return the distance of predictions from the reference's, on test and OOD inputs.
 
     The reference has the network and the `prior_precision` of the posterior; it is fitted at the
-    first call and kept.
+    first call and cached.
 
     Args:
-        chains, trajectories, leapfrog_steps, draws: of the reference: chains, trajectories of each,
-            mean leapfrog steps, and draws that each chain keeps.
+        chains, trajectories, leapfrog_steps, draws: of the reference: number of chains,
+            trajectories per chain, mean leapfrog steps, and kept draws per chain.
         mass: of the reference, as in `hmc`.
-        seed: of the reference, other than those of the posteriors that are held against it.
-        net: of `pm.nets`, the reference's network; None takes the posterior's own.
-        hidden: its hidden layers, where it has such an option.
+        seed: of the reference, different from the seeds of the posteriors compared with it.
+        net: of `pm.nets`, the reference's network; None takes the posterior's.
+        hidden: its hidden layers, if it has such an option.
     """
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
-    found = reference(
+    yardstick = reference(
         task,
         net=_network(post, net, hidden),
         seed=seed,
@@ -367,23 +367,23 @@ def against_reference(
         mass=mass,
         prior_precision=float(post.config.get("prior_precision", 1.0)),
     )
-    rows = list(_distances(post.predict(task.test), found.predict(task.test), ""))
-    outside = [data for data in task.ood.values()]
+    rows = list(_distances(post.predict(task.test), yardstick.predict(task.test), ""))
+    outside = list(task.ood.values())
     if outside:
-        pairs = [(post.predict(data), found.predict(data)) for data in outside]
-        mine, theirs = (Prediction.cat(list(each)) for each in zip(*pairs, strict=True))
-        rows += _distances(mine, theirs, "_ood")
+        pairs = [(post.predict(data), yardstick.predict(data)) for data in outside]
+        ours, theirs = (Prediction.cat(list(side)) for side in zip(*pairs, strict=True))
+        rows += _distances(ours, theirs, "_ood")
     for name in ("r_hat", "r_hat_median"):
-        own = found.convergence[name]
-        rows.append(measure(f"reference_{name}", own.value, direction="down", n=own.n))
+        row = yardstick.convergence[name]
+        rows.append(measure(f"reference_{name}", row.value, direction="down", n=row.n))
     if chains > 1:
-        rows.append(_yardstick(found.post, task.test))
+        rows.append(_yardstick(yardstick.post, task.test))
     return Findings(tuple(rows))
 
 
 def _yardstick(post: Posterior, test: Any) -> Row:
-    """Return how far one half of the reference's chains is from the other: what is closer to the
-    reference than that cannot be told from it."""
+    """Return the distance between the halves of the reference's chains: a posterior closer to the
+    reference than that is indistinguishable from it."""
     half = post.num_modes // 2
     parts = post[:half].predict(test), post[half:].predict(test)
     row = next(row for row in _distances(*parts, "") if row.direction == "down")
@@ -394,7 +394,7 @@ def _yardstick(post: Posterior, test: Any) -> Row:
 
 
 def _network(post: Posterior, net: str | None, hidden: Sequence[int] | None) -> Any:
-    """Return what makes the reference's networks."""
+    """Return the builder of the reference's networks."""
     if net is None:
         template = post.weights.like.template
         return lambda: fresh(template)
@@ -403,9 +403,9 @@ def _network(post: Posterior, net: str | None, hidden: Sequence[int] | None) -> 
     return partial(getattr(nets, net), **({} if hidden is None else {"hidden": tuple(hidden)}))
 
 
-def _distances(mine: Prediction, theirs: Prediction, suffix: str) -> Iterator[Row]:
+def _distances(ours: Prediction, theirs: Prediction, suffix: str) -> Iterator[Row]:
     """Yield the distances of two predictions of the same inputs."""
-    classes = hasattr(mine, "log_probs")
+    classes = hasattr(ours, "log_probs")
     metrics: dict[str, tuple[PairMetric, str, str]] = (
         {
             "agreement": (agreement, "fraction", "up"),
@@ -415,11 +415,11 @@ def _distances(mine: Prediction, theirs: Prediction, suffix: str) -> Iterator[Ro
         else {"w1": (w1, "units of y", "down"), "w2": (w2, "units of y", "down")}
     )
     for name, (metric, unit, direction) in metrics.items():
-        score = metric(mine, theirs)
+        score = metric(ours, theirs)
         yield measure(
             f"{name}{suffix}", score.value, unit=unit, direction=direction, n=score.n,
             standard_error=score.standard_error,
         )  # fmt: skip
     if not classes:
-        ratio = (mine.std / theirs.std).double().log().mean().exp()
-        yield measure(f"std_ratio{suffix}", float(ratio), n=len(mine))
+        ratio = (ours.std / theirs.std).double().log().mean().exp()
+        yield measure(f"std_ratio{suffix}", float(ratio), n=len(ours))

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.core.files import FileProblem, cache_folder
-from polymode.examinations import reference as module
-from polymode.examinations.reference import fresh
+from polymode.examinations import reference_posterior as module
+from polymode.examinations.reference_posterior import fresh
 from polymode.likelihoods.kinds import Gaussian
 
 X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Loss curves of one fit: training and validation, each member and their mean."""
+"""Figures of the examinations that belong to no subject: loss curves, and diversity of pairs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polymode.examinations import DISPLAYS, Findings
+from polymode.examinations.findings import DISPLAYS, Findings
 from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, Display, Style
+from polymode.plots.pair_density import pair_density
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,10 +61,10 @@ def convergence(
     """
     data = {name: np.asarray(values) for name, values in findings.arrays.items()}
     train = data["train loss"]
-    said = f"train loss {train[0].mean():.4g} to {train[-1].mean():.4g}"
+    summary = f"train loss {train[0].mean():.4g} to {train[-1].mean():.4g}"
     if "validation NLL" in data:
         val = data["validation NLL"].mean(1)
-        said += f"; validation NLL {np.nanmin(val):.4g} at best, {val[-1]:.4g} at the end"
+        summary += f"; validation NLL {np.nanmin(val):.4g} at best, {val[-1]:.4g} at the end"
     members = f"{train.shape[1]} members" if train.shape[1] > 1 else "one member"
     name = label or "fit"
     return {
@@ -73,7 +74,53 @@ def convergence(
             style=style,
             caption="Loss curves of one seed. Train losses are means over windows of steps; thin"
             " lines are single members.",
-            own=f"{name}, {members}: {said}.",
-            alt=f"Loss curves of {name}: {said}.",
+            own=f"{name}, {members}: {summary}.",
+            alt=f"Loss curves of {name}: {summary}.",
         )
     }
+
+
+class ModeCurve(Display):
+    """Mutual information on both sets against the number of modes."""
+
+    size = (3.8, 2.8)
+
+    def plot(self, ax: Axes) -> Axes:
+        data = self.data
+        ax.plot(data["modes"], data["id"], marker="o", color=self.style.color, label="test set")
+        ax.plot(data["modes"], data["ood"], marker="s", color=INK, linestyle="--", label="OOD set")
+        ax.set(title=self.title, xlabel="modes", ylabel="mutual information [nats]")
+        ax.set_xscale("log", base=2)
+        ax.set_ylim(bottom=0)
+        ax.legend()
+        return ax
+
+
+@DISPLAYS.register("pairs")
+def pairs(findings: Findings, *, label: str = "", style: Style | None = None) -> dict[str, Display]:
+    """Return the figures by name: "density", and "modes" where there are several.
+
+    Args:
+        findings: of the examination "pairs". label, style: of the method.
+    """
+    data = {name: np.asarray(values) for name, values in findings.arrays.items()}
+    ood = findings.label.partition("ood=")[2].partition(",")[0] or "the OOD set"
+    figures: dict[str, Display] = {
+        "density": pair_density(
+            data["id pairs"], data["ood pairs"], ood=ood, label=label, style=style
+        )
+    }
+    sizes = data["modes"]
+    if len(sizes) > 1:
+        inside, outside = (data[f"{side} mutual information"] for side in ("id", "ood"))
+        summary = f"from {inside[0]:.3g} with one mode to {inside[-1]:.3g} with {sizes[-1]:.0f}"
+        figures["modes"] = ModeCurve(
+            {"modes": sizes, "id": inside, "ood": outside},
+            label=label or "posterior",
+            style=style,
+            caption="Mutual information of the first modes together, all samples of each:"
+            f" {summary} on the test set, {outside[0]:.3g} to {outside[-1]:.3g} on {ood}, nats.",
+            alt=f"Mutual information against the number of modes: {summary} on the test set,"
+            f" {outside[0]:.3g} to {outside[-1]:.3g} on {ood}.",
+        )
+    return figures

@@ -1,13 +1,13 @@
-r"""What the data say of a Laplace posterior: its evidence, effective weights, pruned groups.
+r"""What the data tell about a Laplace posterior: its evidence, effective weights, pruned groups.
 
 With γ the effective number of weights, Σ over a group of 1 − λ (H⁻¹)_ii, a group of the prior is
-*pruned* where the data determine less than 0.001 of its weights: the prior holds it where it is. A
-weight has no curvature where the posterior variance is the prior's, (H⁻¹)_ii = 1/λ, within 1e-5. If
-all weights of a subnetwork are such, predictions are the trained network's: `largest_change` is
-then 0 (see `methods/laplace/subnetwork.py`).
+*pruned* if the data determine less than 0.001 of its weights: the prior determines it. A weight has
+no curvature if its posterior variance is the prior's, (H⁻¹)_ii = 1/λ, within 1e-5. If this holds
+for all weights of a subnetwork, predictions are the trained network's and `largest_change` is 0
+(see `methods/laplace/subnetwork.py`).
 
-Traps: the log evidence is of all training data, so only models of the same data compare; with the
-evidence at the trained weights it is not that of any model (`methods/laplace/evidence.py`).
+Traps: the log evidence belongs to all training data, so only models of the same data compare; with
+the evidence at the trained weights it belongs to no model (`methods/laplace/evidence.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polymode.posterior import Posterior
 from polymode.tasks import Task
 from polymode.training.data import Data
 
-MOST = 200  # test inputs that are looked at
+MOST = 200  # test inputs, at most
 
 
 @EXAMINATIONS.register(
@@ -49,7 +49,7 @@ MOST = 200  # test inputs that are looked at
     },
 )
 def evidence(post: Posterior, task: Task) -> Findings:
-    """Return what is known of the Gaussians of a posterior by `laplace` or `laplace_map`."""
+    """Return the evidence and effective weights of a `laplace` or `laplace_map` posterior."""
     weights = post.weights
     if not isinstance(weights, LaplaceWeights):
         raise NotApplicable(
@@ -75,7 +75,7 @@ def evidence(post: Posterior, task: Task) -> Findings:
                 total += size
     modes, size = weights.num_modes, total // weights.num_modes
     pruned = (effective < PRUNED).sum(1).astype(float)
-    found = [
+    rows = [
         measure("weights", size, n=1),
         measure("effective_weights", effective.sum(1).mean(), n=modes),
         measure("groups", len(groups), n=1),
@@ -84,29 +84,27 @@ def evidence(post: Posterior, task: Task) -> Findings:
     ]
     if weights.log_evidence is not None:
         value = float(np.mean(weights.log_evidence))
-        found.insert(0, measure("log_evidence", value, unit="nats", n=modes))
-    found += _of_outputs(weights, task)
-    return Findings(tuple(found), {"precision": precision, "effective": effective})
+        rows.insert(0, measure("log_evidence", value, unit="nats", n=modes))
+    rows += _of_outputs(weights, task)
+    return Findings(tuple(rows), {"precision": precision, "effective": effective})
 
 
 def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
-    """Return what is measured at some test inputs, or training inputs where there is no test."""
+    """Return the measures at some test inputs, or training inputs without a test set."""
     x = _inputs(weights, task.test if task.test is not None else task.train)
-    seen = _inputs(weights, task.train)
+    inputs = _inputs(weights, task.train)
     logits = task.likelihood.name == "categorical"
     models = [_model(weights, k) for k in range(weights.num_modes)]
     close = [_closeness(tangent, multiply, x) for tangent, multiply in models]
     far = [
-        distance(
-            multiply, tangent.point, tangent.slices, [(seen, tangent.outputs(seen))], logits=logits
-        )
-        for tangent, multiply in models
+        distance(m, t.point, t.slices, [(inputs, t.outputs(inputs))], logits=logits)
+        for t, m in models
     ]
     with torch.no_grad():
         change = largest_change(weights.linearised(x))
     return [
         measure("closeness", float(np.mean(close)), n=len(x)),
-        measure("span_distance", float(np.mean(far)), n=len(seen)),
+        measure("span_distance", float(np.mean(far)), n=len(inputs)),
         measure("largest_change", change, n=len(x)),
     ]
 

@@ -1,4 +1,4 @@
-"""What `attack` is given, checked at the border."""
+"""Checks of the arguments of `attack`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from polymode.posterior import Posterior
 _CLEARLY = 0.25  # by how much scaled inputs must be nearer to mean 0 and deviation 1
 
 
-def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
-    """Refuse a word that is none of the known ones."""
-    if value not in known:
-        words = [each for each in known if each is not None]
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Refuse a value that is not one of the choices."""
+    if value not in choices:
+        words = [choice for choice in choices if choice is not None]
         near = suggest(str(value), words)
         raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {shown(value)}.{near}")
 
 
 def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = False) -> None:
-    """Refuse what is no number > 0 (≥ 0 with `zero`), or not finite unless `infinite`."""
+    """Refuse values that are not numbers > 0 (≥ 0 with `zero`), finite unless `infinite`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and (value > 0 or (zero and value == 0)) and (infinite or math.isfinite(value))
     if not fits:
@@ -39,15 +39,9 @@ def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = 
 
 
 def check_inputs(
-    post: Posterior,
-    x: Any,
-    y: Any,
-    norm: str,
-    box: Box | None,
-    scaling: Scaling | None,
-    eps: float,
+    post: Posterior, x: Any, y: Any, norm: str, scaling: Scaling | None
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels as the attack takes them, or say what is wrong with them."""
+    """Return inputs and labels on the posterior's device, or raise what is wrong with them."""
     if not post.likelihood.classification:
         raise ValueError(
             f"attacks are on predicted classes, and this posterior ({post.method}) is of a"
@@ -70,7 +64,6 @@ def check_inputs(
     x = x.detach().to(like.device, like.dtype, copy=True)
     if rows := int((~x.flatten(1).isfinite().all(1)).sum()):
         raise ValueError(f"{rows:,} of {len(x):,} inputs hold NaN or infinity")
-    _check_box(x, box, eps)
     labels = check_labels(y, post.target_size).to(like.device)
     if len(labels) != len(x):
         raise ValueError(f"{len(labels):,} label(s) for {len(x):,} input(s)")
@@ -80,11 +73,10 @@ def check_inputs(
 
 
 def warn_of_raw_inputs(post: Posterior, x: Tensor) -> None:
-    """Warn of inputs that the networks get as they are, though they look like those from before
-    the scaling that the networks were trained with.
+    """Warn of inputs that look unscaled although the networks were trained on scaled ones.
 
     Scaled training inputs have mean 0 and standard deviation 1; whichever of x and scaling(x) is
-    nearer to that, by mean² + log² of the standard deviation, is taken for scaled.
+    nearer to that, by mean² + log² of the standard deviation, counts as scaled.
     """
     scaling = post.input_scaling
     if scaling is None:
@@ -95,17 +87,18 @@ def warn_of_raw_inputs(post: Posterior, x: Tensor) -> None:
             f"inputs of mean {x.mean():.3g} and standard deviation {x.std(correction=0):.3g} go to"
             f" the networks as they are, but these were trained on scaled ones, and scaled they"
             f" would have {scaling(x).mean():.3g} and {scaling(x).std(correction=0):.3g}; give"
-            " scaling=post.input_scaling",
+            " scaling=post.input_scaling"
         )
 
 
 def _distance(x: Tensor) -> float:
-    """Return how far inputs are from mean 0 and standard deviation 1."""
+    """Return the distance of the inputs from mean 0 and standard deviation 1."""
     std, mean = torch.std_mean(x.double(), correction=0)
     return float(mean**2 + std.log() ** 2)
 
 
-def _check_box(x: Tensor, box: Box | None, eps: float) -> None:
+def check_box(x: Tensor, box: Box | None, eps: float) -> None:
+    """Refuse a box that is not a pair or does not contain the inputs, and unbounded attacks."""
     if box is None:
         if not math.isfinite(eps):
             raise ValueError("`eps` is inf and there is no `box`: nothing bounds the attack")
