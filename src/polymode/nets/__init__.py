@@ -1,6 +1,8 @@
 """Reference networks: functions from (input_shape, num_outputs) to a plain `nn.Module`.
 
-From small to large; `docs/nets.md` has the table with sources and parameter counts.
+One file per network, from small to large; `docs/nets.md` has the table with sources and parameter
+counts. `activations`, `filter_response` and `sizes` are what they share; `user_network` builds and
+checks networks that users bring.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from polymode.core.checks import Count, Probability, Shape, Sizes, check_call
-from polymode.nets.checks import check_image, check_sizes
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 

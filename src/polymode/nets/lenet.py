@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from polymode.core.checks import Probability, Shape, check_call
-from polymode.nets.checks import check_image, check_sizes
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 SMALL = 20  # pixels: below, the convolutions are padded so that something is left of the image

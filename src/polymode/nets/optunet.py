@@ -5,8 +5,8 @@ the network whose thousands of solutions are compared in O. Laurent, E. Aldea, G
 symmetry-aware exploration of Bayesian neural network posteriors", ICLR 2024; its sizes were found
 by the hyperparameter search Optuna. `B` batch, `K` outputs.
 
-The paper's own OptuNet has a few more parameters (392 by hearsay) and is in no public code that we
-know; this is the public one.
+The paper's OptuNet has slightly more parameters (reportedly 392), and we know of no public code for
+it; this is the public one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import nn
 
 from polymode.core.checks import Shape, check_call
-from polymode.nets.checks import check_image, check_sizes
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 
