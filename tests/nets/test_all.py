@@ -20,7 +20,7 @@ from polymode import nets
 from polymode.core.rng import global_stream
 from polymode.likelihoods.kinds import Categorical
 from polymode.nets.filter_response import FilterResponseNorm2d
-from polymode.nets.fixup import Scale, Shift
+from polymode.nets.resnet import Scale, Shift
 from polymode.stack.fast import plan as choice
 from polymode.stack.fast.plan import Plan
 from polymode.stack.stack import Stack

@@ -1,4 +1,4 @@
-"""Tables of text that fit the terminal: cells that are too long go on in the next line."""
+"""Tables of text that fit the terminal: long cells are wrapped."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def _wrap(cell: str, size: int) -> list[str]:
 
 
 def _widths(lines: list[list[str]], width: int | None) -> list[int]:
-    """Return the columns' widths: as wide as they are, or the widest cut to one common size.
+    """Return the columns' widths: their natural ones, or the widest reduced to a common size.
 
-    No column becomes narrower than its longest word, as long as there is room for these.
+    No column becomes narrower than its longest word, if these fit.
     """
     columns = list(zip(*lines, strict=True))
     natural = [max(1, *map(len, column)) for column in columns]
@@ -91,7 +91,7 @@ def _widths(lines: list[list[str]], width: int | None) -> list[int]:
         words = [min(word, _LEAST) for word in words]
     cut = natural
     for size in range(max(natural), 0, -1):
-        cut = [max(word, min(own, size)) for word, own in zip(words, natural, strict=True)]
+        cut = [max(word, min(length, size)) for word, length in zip(words, natural, strict=True)]
         if sum(cut) <= room:
             break
     for place in reversed(range(len(cut))):  # what is left of the room

@@ -1,4 +1,4 @@
-"""Devices that users name, checked before anything is computed on them."""
+"""Devices by name, checked before anything is computed on them."""
 
 from __future__ import annotations
 

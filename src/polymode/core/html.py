@@ -1,7 +1,8 @@
 """Small pieces of HTML for notebooks: a heading, facts, tables.
 
-Everything given is text and is escaped. Colours are those of the page around, light or dark; lines
-are half-transparent grey. Styles stand on the elements, since notebooks drop style sheets.
+All arguments are text and are escaped, unless they are said to be HTML. Colours are those of the
+surrounding page, light or dark; lines are half-transparent grey. Styles are set on the elements,
+because notebooks drop style sheets.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def html_facts(facts: Mapping[str, Any]) -> str:
 
 
 def html_block(title: str, *parts: str, note: str = "") -> str:
-    """Return parts that are HTML already below a title, in a box that scrolls by itself.
+    """Return parts, already HTML, below a title, in a box that scrolls by itself.
 
     Args:
         title: text. parts: HTML, from the functions of this module. note: text below.
@@ -68,7 +69,7 @@ def html_block(title: str, *parts: str, note: str = "") -> str:
 
 
 def html_details(summary: str, *parts: str) -> str:
-    """Return parts that are HTML already, folded behind a line of text."""
+    """Return parts, already HTML, folded behind a line of text."""
     line = f'<summary style="cursor:pointer">{escape(summary)}</summary>'
     return f"<details>{line}{''.join(parts)}</details>"
 

@@ -1,4 +1,4 @@
-"""Memory is asked before it is used, and kept while it is needed again and again."""
+"""Free memory: looked up before large allocations, and kept by the process for the next step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def free_bytes(device: torch.device | str = "cpu") -> int:
     """Return the memory that can still be taken on `device`, in bytes."""
     if torch.device(device).type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept  # what torch holds can be taken, too
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached  # torch's cache can be taken, too
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(
@@ -33,8 +33,8 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
 
 
 def _left(limit: Path, used: Path, statistics: Path) -> float:
-    """Return what a control group may still take; files of others that it has cached are given
-    back when needed."""
+    """Return the bytes that a control group may still take; its cached files are released on
+    demand."""
     try:
         lines = (line.split() for line in statistics.read_text().splitlines())
         cached = {name: int(value) for name, value in lines}
@@ -48,9 +48,9 @@ def _left(limit: Path, used: Path, statistics: Path) -> float:
 def _limits(
     groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> tuple[tuple[Path, Path, Path], ...]:
-    """Return where limits, use and statistics of the control groups of this process are, those
-    above it included: containers and job schedulers give less memory than the machine has."""
-    found = []
+    """Return the files with limit, use and statistics of each control group of this process and
+    its parents: containers and job schedulers give less memory than the machine has."""
+    limits = []
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
     except OSError:
@@ -67,8 +67,8 @@ def _limits(
             if folder == top or top in folder.parents:
                 limit, used = (folder / name for name in names)
                 if limit.is_file() and used.is_file():
-                    found.append((limit, used, folder / "memory.stat"))
-    return tuple(found)
+                    limits.append((limit, used, folder / "memory.stat"))
+    return tuple(limits)
 
 
 def require_free(need: float, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
@@ -89,13 +89,13 @@ class refuse_huge(TorchDispatchMode, ContextDecorator):
         self.what, self.remedy = what, remedy
 
     def _recreate_cm(self) -> refuse_huge:
-        return refuse_huge(self.what, self.remedy)  # one per call: calls may nest, and have threads
+        return refuse_huge(self.what, self.remedy)  # one per call: calls may nest or run in threads
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        named = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
         size, dtype, device = ({**named, **kwargs}.get(n) for n in ("size", "dtype", "device"))
         if size is not None and "self" not in named and torch.device(device or "cpu").type == "cpu":
             need = math.prod(size) * (dtype or torch.get_default_dtype()).itemsize
@@ -107,40 +107,40 @@ class refuse_huge(TorchDispatchMode, ContextDecorator):
 
 def saved_bytes(work: Callable[[], Any]) -> int:
     """Return how many bytes `work()` keeps for its backward passes, each storage counted once."""
-    seen: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself, it would hold the graph that holds it
 
-    notes = _here.notes
+    notes = _counters.notes
     notes.append(note)
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             work()
     finally:
         notes.pop()
-    return sum(seen.values())
+    return sum(sizes.values())
 
 
 def count_saved(tensor: Tensor) -> None:
     """Count a tensor that is kept for a backward pass without autograd, if `saved_bytes` counts."""
-    for note in _here.notes:
+    for note in _counters.notes:
         note(tensor)
 
 
-_SMALL = 2**24  # bytes that nobody needs to ask for
+_SMALL = 2**24  # bytes, below which free memory is not looked up
 
 
-class _Here(threading.local):
-    """Who counts in this thread."""
+class _Counters(threading.local):
+    """The functions that count saved tensors in this thread."""
 
     def __init__(self) -> None:
         self.notes: list[Callable[[Tensor], Tensor]] = []
 
 
-_here = _Here()
+_counters = _Counters()
 
 
 def human(num_bytes: float) -> str:

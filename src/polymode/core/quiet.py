@@ -1,7 +1,7 @@
-"""One warning of another library left out, whatever other threads do with theirs.
+"""Ignore a warning of another library, safely with threads.
 
-`warnings.catch_warnings` puts the whole list of filters back as it was: of two threads inside, one
-undoes what the other has set, or leaves it set for good.
+`warnings.catch_warnings` restores the list of all filters: of two threads inside, one undoes what
+the other has set, or leaves it set for good.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 class without_warning:
     """A context in which warnings that begin with a pattern are not shown, in any thread.
 
-    The filter is there while at least one such context is open, and is then taken out alone.
+    The filter is installed while at least one such context is open; then only it is removed.
     """
 
     _lock = threading.Lock()

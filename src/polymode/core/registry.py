@@ -24,28 +24,28 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered thing with what is said of it in lists and reports."""
+    """A registered object and its metadata for lists and reports."""
 
     name: str
     value: T
     metadata: dict[str, Any]
 
 
-_tables: dict[str, Registry[Any]] = {}  # by kind, the last one of each
+_tables: dict[str, Registry[Any]] = {}  # by kind, the latest of each
 
 
 def metadata_of(kind: str, name: str) -> dict[str, Any]:
-    """Return what is said of a registered thing; nothing if it is not known in this process."""
+    """Return the metadata of a registered object; empty if it is not registered in this process."""
     table = _tables.get(kind)
     return table.get(name).metadata if table is not None and name in table else {}
 
 
 class Registry(Generic[T]):
-    """A table from names to things of one `kind` ("method", "task", ...).
+    """A table from names to objects of one `kind` ("method", "task", ...).
 
     Args:
         kind: for messages.
-        modules: names of modules that enter things; imported when a name is first looked up.
+        modules: names of modules that register objects; imported at the first lookup.
     """
 
     def __init__(self, kind: str, modules: Sequence[str] = ()) -> None:

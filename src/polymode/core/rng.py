@@ -1,8 +1,8 @@
-"""Random streams by name: every number drawn is a function of the seed and of what it is drawn for.
+"""Random streams by name: every number is a function of the seed and of its purpose.
 
-A stream is addressed by a path, `fold(seed, "init", member)`, instead of being handed on from one
-draw to the next. Therefore member 3 draws the same numbers in a stack of 4 and of 40, and a run
-that resumes at step 1,000 needs no saved generator state.
+A stream is addressed by a path, `fold(seed, "init", member)`, instead of being passed on from one
+draw to the next. Therefore member 3 draws the same numbers in stacks of 4 and of 40, and a run that
+resumes at step 1,000 needs no saved generator state.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def fold_each(seed: int, name: str, count: int, first: int = 0) -> Iterator[int]
     """Yield `fold(seed, name, k)` for `first` ≤ k < `count`, no two of which torch starts alike.
 
     Its CPU generators take 32 bits of a seed, so among 93,000 streams one pair is alike by chance.
-    Of such, the later one is that of (name, k, "again", 1), or 2, ...
+    The later one of such a pair is then that of (name, k, "again", 1), or 2, ...
     """
-    taken: set[int] = set()
+    used: set[int] = set()
     for k in range(count):
         stream, again = fold(seed, name, k), 0
-        while stream % 2**32 in taken:
+        while stream % 2**32 in used:
             again += 1
             stream = fold(seed, name, k, "again", again)
-        taken.add(stream % 2**32)
+        used.add(stream % 2**32)
         if k >= first:
             yield stream
 
@@ -51,22 +51,22 @@ def generator(seed: int, *path: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(fold(seed, *path))
 
 
-_GLOBAL = threading.RLock()  # of all who set torch's global stream here
+_GLOBAL = threading.RLock()  # held while torch's global stream is set here
 
 
 class global_stream:
-    """Start torch's global CPU stream, and `others`, at `seed`; put them back after.
+    """Start torch's global CPU stream, and `extra` ones, at `seed`; put them back after.
 
-    It can be entered again, and goes on where it was left. One thread at a time is inside: wait
-    for nothing there that another may hold. `torch.manual_seed` would also note the call for every
-    kind of accelerator, which takes longer than to build a small network.
+    Entered again, it continues where it was left. One thread at a time is inside: do not wait there
+    for anything that another thread may hold. `torch.manual_seed` would also record the call for
+    every kind of accelerator, which takes longer than building a small network.
 
     Args:
         seed: None begins where the streams are.
     """
 
-    def __init__(self, seed: int | None, *others: torch.Generator) -> None:
-        self._seed, self._streams = seed, (torch.default_generator, *others)
+    def __init__(self, seed: int | None, *extra: torch.Generator) -> None:
+        self._seed, self._streams = seed, (torch.default_generator, *extra)
         self._inside: list[Tensor] | None = None
 
     def __enter__(self) -> None:
@@ -99,8 +99,8 @@ class private_stream(TorchDispatchMode):
         seed: what it starts at.
         follows: whether `torch.manual_seed` and the like are obeyed. Then the block is inside of
             `global_stream(seed)`: the global stream shows where this one is, and is looked at
-            before each draw. That others have drawn from it meanwhile is overlooked, unless it was
-            set anew just before.
+            before each draw. That others have drawn from it meanwhile is ignored, unless it was
+            set again just before.
     """
 
     def __init__(self, seed: int, *, follows: bool = False) -> None:
@@ -138,7 +138,7 @@ class private_stream(TorchDispatchMode):
         return func(*args, **{**kwargs, "generator": self._stream})
 
     def _swap(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call an operation that knows the global stream alone."""
+        """Call an operation that takes no generator, on the global stream."""
         with global_stream(None):
             torch.default_generator.set_state(self._stream.get_state())
             result = func(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""CSV that a spreadsheet opens without running what is in it.
+"""CSV that a spreadsheet opens without running formulas.
 
-A cell that begins with `=`, `+`, `-` or `@` is a formula to a spreadsheet, and labels, paths and
-names of data sets are whatever somebody wrote. Such text gets an apostrophe in front, by which a
-spreadsheet takes it as text; numbers stay numbers (OWASP, "CSV injection").
+A spreadsheet takes a cell that begins with `=`, `+`, `-` or `@` for a formula, and labels, paths
+and names of data sets are untrusted. Such text gets an apostrophe in front, which marks it as
+text; numbers stay numbers (OWASP, "CSV injection").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?( ?%)?|[+-]?(inf|n
 
 
 def safe_cell(value: Any) -> Any:
-    """Return what stands in a cell; text that would be a formula with an apostrophe in front.
+    """Return the value of a cell; text that would be a formula gets an apostrophe in front.
 
     >>> [safe_cell(value) for value in ("=1+1", "-0.5", -0.5, "@map", "a-b")]
     ["'=1+1", '-0.5', -0.5, "'@map", 'a-b']

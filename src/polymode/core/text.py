@@ -1,4 +1,4 @@
-"""Values in few letters, as command lines and labels have them; texts of others as to be shown."""
+"""Values as command lines and labels write them; untrusted text escaped before it is printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")  # bytes of file names that are no t
 
 
 def plain(text: str) -> str:
-    r"""Return text of others as it may be printed: nothing that a terminal takes for a command.
+    r"""Escape untrusted text before it is printed: remove what a terminal takes for a command.
 
     Names of files and classes, and what servers answer, may move the cursor, rename the window or
     turn the direction of reading. Line ends and tabs stay.

@@ -1,4 +1,4 @@
-"""Members side by side: one Python thread a core, one intra-operation thread in each.
+"""Members in parallel: one Python thread per core, one intra-operation thread in each.
 
 Convolutions of one small network do not keep several cores busy; several networks do. Torch
 releases the interpreter lock inside its operations and during the backward pass, so plain threads
@@ -24,23 +24,23 @@ _lock = threading.Lock()
 
 
 class _Caller:
-    """Stands for a thread, and for the workers that work for it."""
+    """Identifies a thread and the workers that serve it."""
 
 
-class _Here(threading.local):
-    """Who calls: made at the first look in each thread."""
+class _Thread(threading.local):
+    """The caller of each thread, made at its first look."""
 
     def __init__(self) -> None:
         self.caller = _Caller()
 
 
-_here = _Here()
+_thread = _Thread()
 
 
 class PerThread(Generic[Value]):
-    """A value of each thread's own, made at its first look and dropped when the thread ends.
+    """A value per thread, made at its first look and dropped when the thread ends.
 
-    Workers of `for_each_member` see that of the thread they work for. Copies begin without values.
+    Workers of `for_each_member` see the value of the thread they serve. Copies begin empty.
     """
 
     def __init__(self, make: Callable[[], Value]) -> None:
@@ -48,7 +48,7 @@ class PerThread(Generic[Value]):
         self._values: WeakKeyDictionary[_Caller, Value] = WeakKeyDictionary()
 
     def __call__(self) -> Value:
-        caller = _here.caller
+        caller = _thread.caller
         value = self._values.get(caller)
         if value is None:
             value = self._values[caller] = self._make()
@@ -94,8 +94,8 @@ def _setter() -> ThreadPoolExecutor:
 def use_threads(number: int) -> None:
     """Let operations of this thread use `number` threads, and those of new threads as many as now.
 
-    Torch sets both at once, so another thread sets the second back. While this is the only one,
-    there is nobody who could begin a new one.
+    Torch sets both at once, so another thread restores the second. While this is the only thread,
+    no other can start a new one.
     """
     before = torch.get_num_threads()
     if number != before:
@@ -117,10 +117,10 @@ def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
         return
     todo = iter(range(num_modes))
     guard = threading.Lock()
-    grad_enabled, caller = torch.is_grad_enabled(), _here.caller
+    grad_enabled, caller = torch.is_grad_enabled(), _thread.caller
 
     def run() -> None:
-        before, _here.caller = _here.caller, caller
+        before, _thread.caller = _thread.caller, caller
         try:
             with torch.set_grad_enabled(grad_enabled):
                 while True:
@@ -130,7 +130,7 @@ def for_each_member(num_modes: int, work: Callable[[int], None]) -> None:
                         return
                     work(k)
         finally:
-            _here.caller = before
+            _thread.caller = before
 
     pool = _pool(torch.get_num_threads())
     futures = [pool.submit(run) for _ in range(workers)]

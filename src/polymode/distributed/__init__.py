@@ -1,6 +1,5 @@
 """Processes that share the work.
 
-`ranks` first: the processes of torchrun, each of which holds some of the modes. `meeting` says when
-they stop together, `failures` how one learns why another failed. `ray` runs independent pieces of
-work on a Ray cluster.
+Read `ranks` first: the processes of torchrun, each of which holds some of the modes. `meeting` is
+where they write checkpoints and stop together. `ray` runs independent tasks on a Ray cluster.
 """

@@ -1,12 +1,11 @@
-"""Ranks: processes that share the modes of one posterior, and what they say to each other.
+"""Ranks: processes that share the modes of one posterior, and the messages between them.
 
-Under torchrun every process runs the same program. Rank r of k holds about M / k
-modes in a row, and what a member draws depends on its number alone (`core/rng.py`), so members that
-do not see each other need no message at all. Members that do exchange what couples them by
-`gather`. Outside such a group, and in a group of one, every function here returns what it was
-given: there is one code.
+Under torchrun every process runs the same program. Rank r of k holds about M / k consecutive modes,
+and what a member draws depends only on its number (`core/rng.py`), so uncoupled members need no
+messages. Coupled members exchange what they need by `gather`. Outside such a group, and in a group
+of one, every function here returns its argument, so the same code runs in all cases.
 
-Everything here but `launched` and `place` is a meeting: every rank must call it, in the same order.
+Everything here but `launched` and `place` is collective: every rank calls it, in the same order.
 
 Shapes: `M` modes of all ranks, `m` modes of one.
 """
@@ -28,12 +27,13 @@ from torch import Tensor
 
 from polymode._version import __version__
 from polymode.core.text import first_line
-from polymode.distributed.failures import Words
 
 T = TypeVar("T")
 
 REACH_SECONDS = 10.0  # to reach the address where all meet; torch tries twice
 START_SECONDS = 60.0  # for others to come there: longer than a slow disk takes to import torch
+SAME_SECONDS = 5.0  # within which ranks that fail alike have all failed
+READ_SECONDS = 2.0  # for others to read a note before the process ends that may hold the store
 WAIT_SECONDS = 1800.0  # for another rank within a run, which may score predictions meanwhile
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -43,7 +43,7 @@ class RankProblem(RuntimeError):
 
 
 class OtherFailed(RuntimeError):
-    """Another rank could not go on; the group is whole."""
+    """Another rank failed; the group is intact."""
 
 
 class Share(NamedTuple):
@@ -59,20 +59,77 @@ class Share(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What `gather` has brought to this rank from the others."""
+    """What this rank has received by `gather`."""
 
     calls: int = 0
     num_bytes: int = 0
 
 
-_share: list[Share | None] = [None]  # that of the fit at work, the innermost last
+class FailureBoard:
+    """Notes in the common store by which ranks learn why another failed.
+
+    A rank that waits for a message hears nothing else, so a failing rank must not leave it waiting.
+    If all have failed at the same point, after as many messages, nobody waits and the group is
+    intact. A rank that fails by itself posts why and closes its connections; those that waited for
+    it then read the note.
+
+    Args:
+        store: a store of torch.distributed. rank: the number of this one. size: of all.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._count = 0  # failures of all ranks so far
+
+    def post(self, messages: int, why: str) -> bool:
+        """Post a failure after so many messages; return whether all ranks failed there."""
+        keys = self._keys("failed", range(self._size))
+        try:
+            self._store.set(keys[self._rank], f"{messages} {why}")
+            self._store.wait(keys, timedelta(seconds=SAME_SECONDS))
+            points = {self._store.get(key).split()[0] for key in keys}
+        except RuntimeError:  # a rank does not come, or the store is gone
+            return False
+        self._count += len(points) == 1
+        return len(points) == 1
+
+    def read(self) -> str | None:
+        """Return the note of another rank, None if there is none."""
+        try:
+            for rank in self._others:
+                (key,) = self._keys("failed", [rank])
+                if self._store.check([key]):
+                    why = self._store.get(key).decode().partition(" ")[2]
+                    self._store.set(*self._keys("heard", [self._rank]), "")
+                    return f"rank {rank} failed: {why}"
+        except RuntimeError:
+            pass
+        return None
+
+    def wait_until_read(self) -> None:
+        """Wait briefly for the others to read the note of this rank."""
+        try:
+            read = self._keys("heard", self._others)
+            self._store.wait(read, timedelta(seconds=READ_SECONDS))
+        except RuntimeError:
+            pass
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
+    def _keys(self, kind: str, ranks: Any) -> list[str]:
+        return [f"{kind}/{self._count}/{rank}" for rank in ranks]
+
+
+_share: list[Share | None] = [None]  # of the running fits, the innermost last
 _traffic = Traffic()
-_messages = 0  # that this rank has begun
-_words: Words | None = None
+_messages = 0  # begun by this rank
+_board: FailureBoard | None = None
 
 
 class _Lost(NamedTuple):
-    """Which rank this one was in a group that is no more, and why."""
+    """The number of this rank in a group that has broken up, and why."""
 
     rank: int
     size: int
@@ -116,7 +173,7 @@ def start() -> None:
             " with torchrun, or unset WORLD_SIZE to run alone"
         )
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    global _words
+    global _board
     limit = float(os.environ.get("POLYMODE_START_SECONDS", START_SECONDS))
     reach = timedelta(seconds=min(limit, REACH_SECONDS))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -128,7 +185,7 @@ def start() -> None:
         _compare_versions(store, rank, size)
         wait = timedelta(seconds=float(os.environ.get("POLYMODE_WAIT_SECONDS", WAIT_SECONDS)))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
-        _words = Words(store, rank, size)
+        _board = FailureBoard(store, rank, size)
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, RankProblem):
             raise
@@ -143,14 +200,14 @@ def start() -> None:
 
 
 def leave() -> None:
-    """Leave the group; others that wait for this rank are told at once.
+    """Leave the group; others that wait for this rank learn of it at once.
 
     The store goes with it: one that is still held when the interpreter ends aborts the process.
     """
-    global _words
+    global _board
     if dist.is_initialized():
         dist.destroy_process_group()
-    _words = None
+    _board = None
     gc.collect()
 
 
@@ -162,15 +219,15 @@ def leave_together() -> None:
 
 def _compare_versions(store: Any, rank: int, size: int) -> None:
     """Refuse to work with ranks whose numbers may differ."""
-    mine = f"polymode {__version__}, torch {torch.__version__.split('+')[0]}"
-    store.set(f"version/{rank}", mine)
-    every = [store.get(f"version/{other}").decode() for other in range(size)]
+    version = f"polymode {__version__}, torch {torch.__version__.split('+')[0]}"
+    store.set(f"version/{rank}", version)
+    versions = [store.get(f"version/{r}").decode() for r in range(size)]
     store.set(f"read/{rank}", "")
-    for other, theirs in enumerate(every):
-        if theirs != mine:
-            store.wait([f"read/{each}" for each in range(size)])  # rank 0 may hold it
+    for r, theirs in enumerate(versions):
+        if theirs != version:
+            store.wait([f"read/{reader}" for reader in range(size)])  # rank 0 may hold it
             raise RankProblem(
-                f"rank {rank} ({platform.node()}) has {mine}, rank {other} has {theirs}: members"
+                f"rank {rank} ({platform.node()}) has {version}, rank {r} has {theirs}: members"
                 " would not be trained alike; install the same versions everywhere"
             )
 
@@ -198,7 +255,7 @@ def _ends(num_modes: int, size: int) -> list[int]:
 
 @contextmanager
 def sharing(share: Share | None) -> Iterator[None]:
-    """Let `gather` and the like speak of these modes; None: of a rank by itself, as in trials."""
+    """Let `gather` and the like refer to these modes; None: to a rank by itself, as in trials."""
     _share.append(share)
     try:
         yield
@@ -211,46 +268,46 @@ def sharing_now() -> Share | None:
     return _share[-1] if place()[1] > 1 else None
 
 
-def num_modes(mine: int) -> int:
-    """Return M of all ranks where this one works on `mine`."""
+def num_modes(local_count: int) -> int:
+    """Return M of all ranks where this one works on `local_count` modes."""
     share = sharing_now()
-    return mine if share is None else share.num_modes
+    return local_count if share is None else share.num_modes
 
 
-def mode_number(mine: int) -> int:
-    """Return the number among all modes of this rank's mode `mine`."""
+def mode_number(local_index: int) -> int:
+    """Return the number among all modes of this rank's mode `local_index`."""
     share = sharing_now()
-    return mine if share is None else share.first + mine
+    return local_index if share is None else share.first + local_index
 
 
-def own(whole: Tensor) -> Tensor:
-    """Return this rank's modes of a tensor (M, ...)."""
+def own(modes: Tensor) -> Tensor:
+    """Return this rank's part of a tensor (M, ...) of all modes."""
     share = sharing_now()
-    return whole if share is None else whole[share.modes]
+    return modes if share is None else modes[share.modes]
 
 
 # ---------------------------------------------------------------- messages
 
 
-def gather(mine: Tensor, axis: int = 0) -> Tensor:
+def gather(part: Tensor, axis: int = 0) -> Tensor:
     """Return what all ranks hold of a tensor, joined along `axis` in the order of modes."""
     if sharing_now() is None:
-        return mine
+        return part
     rank, size = place()
-    mine = mine.detach().contiguous()
+    part = part.detach().contiguous()
     lengths = _lengths(size)
-    shapes = [(*mine.shape[:axis], length, *mine.shape[axis + 1 :]) for length in lengths]
-    parts = [mine if r == rank else mine.new_empty(s) for r, s in enumerate(shapes)]
-    assert mine.shape == shapes[rank], (mine.shape, shapes[rank])
-    with _told():
+    shapes = [(*part.shape[:axis], length, *part.shape[axis + 1 :]) for length in lengths]
+    parts = [part if r == rank else part.new_empty(s) for r, s in enumerate(shapes)]
+    assert part.shape == shapes[rank], (part.shape, shapes[rank])
+    with _message():
         if len(set(lengths)) == 1:
-            dist.all_gather([torch.empty_like(mine) if p is mine else p for p in parts], mine)
+            dist.all_gather([torch.empty_like(part) if p is part else p for p in parts], part)
         else:
-            for source, part in enumerate(parts):
-                dist.broadcast(part, source)
+            for source, tensor in enumerate(parts):
+                dist.broadcast(tensor, source)
     global _traffic
-    came = sum(part.numel() for part in parts) - mine.numel()
-    _traffic = Traffic(_traffic.calls + 1, _traffic.num_bytes + came * mine.element_size())
+    received = sum(p.numel() for p in parts) - part.numel()
+    _traffic = Traffic(_traffic.calls + 1, _traffic.num_bytes + received * part.element_size())
     return torch.cat(parts, axis)
 
 
@@ -271,10 +328,10 @@ def everyones(value: T) -> list[T]:
     _, size = place()
     if size == 1:
         return [value]
-    found: list[Any] = [None] * size
-    with _told():
-        dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * size
+    with _message():
+        dist.all_gather_object(values, value)
+    return values
 
 
 def firsts(make: Callable[[], T]) -> T:
@@ -282,20 +339,21 @@ def firsts(make: Callable[[], T]) -> T:
     rank, size = place()
     if size == 1:
         return make()
-    made, failed = None, None
+    result, failure = None, None
     try:
-        made = make() if rank == 0 else None
+        result = make() if rank == 0 else None
     except Exception as error:
-        failed = error
-    told: list[Any] = [made, failed and _text(failed)]
-    with _told():
-        dist.broadcast_object_list(told, 0)
-    if failed is not None:
-        failed.told = True  # type: ignore[attr-defined]
-        raise failed
-    if told[1] is not None:
-        raise OtherFailed(f"rank 0 of {size} failed: {told[1]}")
-    return told[0]
+        failure = error
+    message: list[Any] = [result, failure and _text(failure)]
+    with _message():
+        dist.broadcast_object_list(message, 0)
+    if failure is not None:
+        failure.announced = True  # type: ignore[attr-defined]
+        raise failure
+    result, cause = message
+    if cause is not None:
+        raise OtherFailed(f"rank 0 of {size} failed: {cause}")
+    return result  # type: ignore[no-any-return]
 
 
 def agreed(choose: Callable[[], T]) -> T:
@@ -313,23 +371,23 @@ def agreed(choose: Callable[[], T]) -> T:
 @contextmanager
 def together() -> Iterator[None]:
     """Do something in which ranks do not meet; if it fails on one, all stop."""
-    mine: Exception | None = None
+    failure: Exception | None = None
     try:
         yield
     except Exception as error:
         if sharing_now() is None:
             raise
-        mine = error
+        failure = error
     if sharing_now() is not None:
-        stop_together(mine)
+        stop_together(failure)
 
 
-def stop_together(mine: Exception | None) -> None:
+def stop_together(failure: Exception | None) -> None:
     """Raise what failed here, or else what failed on another rank."""
-    texts = everyones(mine and _text(mine))
-    if mine is not None:
-        mine.told = True  # type: ignore[attr-defined]
-        raise mine
+    texts = everyones(failure and _text(failure))
+    if failure is not None:
+        failure.announced = True  # type: ignore[attr-defined]
+        raise failure
     for rank, text in enumerate(texts):
         if text is not None:
             raise OtherFailed(f"rank {rank} of {len(texts)} failed: {text}")
@@ -337,26 +395,30 @@ def stop_together(mine: Exception | None) -> None:
 
 @contextmanager
 def in_step() -> Iterator[None]:
-    """Do what all ranks do. If it fails on all alike, each raises its error; if on one alone, that
-    one leaves word for the others and the group, so that they do not wait for it."""
+    """Do what all ranks do. If it fails on all alike, each raises its error. A rank that fails by
+    itself posts why and leaves the group, so that the others do not wait for it."""
     try:
         yield
     except Exception as error:
-        told = getattr(error, "told", False) or isinstance(error, RankProblem | OtherFailed)
-        if place()[1] > 1 and not told:
-            error.told = True  # type: ignore[attr-defined]
-            if _words is None or not _words.fail(_messages, _text(error)):
+        if place()[1] > 1 and not is_announced(error):
+            error.announced = True  # type: ignore[attr-defined]
+            if _board is None or not _board.post(_messages, _text(error)):
                 _lose(f"has left the others since it failed alone: {_text(error)}")
         raise
 
 
+def is_announced(error: Exception) -> bool:
+    """Whether the other ranks have learned of this error."""
+    return getattr(error, "announced", False) or isinstance(error, RankProblem | OtherFailed)
+
+
 def _lose(why: str) -> None:
-    """Leave the group for good: it is not whole."""
+    """Leave the group for good: it has lost a member."""
     global _lost
-    _lost, words = _Lost(*place(), why), _words
+    _lost, board = _Lost(*place(), why), _board
     leave()
-    if _lost.rank == 0 and words is not None:
-        words.wait_until_heard()
+    if _lost.rank == 0 and board is not None:
+        board.wait_until_read()
 
 
 def _refuse_if_lost() -> None:
@@ -378,23 +440,23 @@ def same(what: str, value: Any) -> None:
             )
 
 
-def numbers(mine: Sequence[int]) -> Tensor:
+def numbers(local: Sequence[int]) -> Tensor:
     """Return integers of all ranks, (k, ...): cheaper than `everyones`."""
     _, size = place()
-    sent = torch.tensor(list(mine))
-    found = [torch.empty_like(sent) for _ in range(size)]
-    with _told():
-        dist.all_gather(found, sent)
-    return torch.stack(found)
+    sent = torch.tensor(list(local))
+    received = [torch.empty_like(sent) for _ in range(size)]
+    with _message():
+        dist.all_gather(received, sent)
+    return torch.stack(received)
 
 
 class _Joined(torch.autograd.Function):
     """`gather` whose gradient is that of this rank's part, of a loss that every rank computes."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor) -> Tensor:
+    def forward(ctx: Any, part: Tensor) -> Tensor:
         ctx.share = sharing_now()
-        return gather(mine)
+        return gather(part)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
@@ -411,14 +473,14 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         grad = grad.contiguous()
-        with _told():
+        with _message():
             dist.all_reduce(grad)
         return grad
 
 
-def joined(mine: Tensor) -> Tensor:
+def joined(part: Tensor) -> Tensor:
     """`gather` along the first axis, differentiable together with `spread`."""
-    return mine if sharing_now() is None else _Joined.apply(mine)  # type: ignore[no-any-return]
+    return part if sharing_now() is None else _Joined.apply(part)  # type: ignore[no-any-return]
 
 
 def spread(x: Tensor) -> Tensor:
@@ -427,8 +489,8 @@ def spread(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Say in one line that a rank is gone; the library's words are of sockets."""
+def _message() -> Iterator[None]:
+    """Count a message, and say in one line that a rank is gone; the library speaks of sockets."""
     _refuse_if_lost()
     global _messages
     _messages += 1
@@ -437,8 +499,8 @@ def _told() -> Iterator[None]:
     except RuntimeError as error:
         late = "imed out" in str(error) or "imeout" in str(error)
         why = "does not answer" if late else "has ended"
-        word = None if _words is None else _words.found()
-        _lose(f"waits for another that {why} ({word or first_line(error)})")
+        note = None if _board is None else _board.read()
+        _lose(f"waits for another that {why} ({note or first_line(error)})")
     _refuse_if_lost()
 
 

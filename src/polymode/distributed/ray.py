@@ -1,7 +1,7 @@
 """Many independent pieces of work as tasks of Ray, on this machine or on a cluster.
 
-Ray places the tasks, and starts those again whose worker died; what they tell on the way comes
-through an actor. The caller alone hears of results and writes them, so none is written twice.
+Ray places the tasks and restarts those whose worker died; their events come through an actor. Only
+the caller receives results and writes them, so none is written twice.
 Needs the extra `polymode[ray]`; on a cluster all machines need the same release of polymode.
 """
 
@@ -51,7 +51,7 @@ class Lost(NamedTuple):
 
 
 Tell = Callable[[int, Any], None]
-"""Called with the number of a task and `Started`, `Done`, `Lost` or what it said itself."""
+"""Called with the number of a task and `Started`, `Done`, `Lost` or an event of its own."""
 
 
 class Cluster(NamedTuple):
@@ -84,16 +84,16 @@ class Cluster(NamedTuple):
         variables = {"OMP_NUM_THREADS": str(self.threads)}
         if self.address is None:
             variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            here: dict[str, Any] = {
+            cluster: dict[str, Any] = {
                 "num_cpus": self.workers * self.threads,
                 "include_dashboard": False,
             }
         else:
             _reach(self.address)
-            here = {"address": self.address}
+            cluster = {"address": self.address}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a warning of the future
         try:
-            ray.init(**here, **quiet, runtime_env={"env_vars": variables})
+            ray.init(**cluster, **quiet, runtime_env={"env_vars": variables})
         except Exception as error:  # a plain one where a node does not start in time
             ray.shutdown()
             raise ClusterProblem(
@@ -106,7 +106,7 @@ class Cluster(NamedTuple):
 
 
 def _run(ray: Any, work: Work, jobs: Sequence[Any], tell: Tell, threads: int) -> None:
-    # Started again where it dies: what it held were words on the way, results do not pass it.
+    # Restarted where it dies: it holds only events, results do not pass through it.
     again = {"max_restarts": RETRIES, "max_task_retries": RETRIES}
     news = ray.remote(num_cpus=0, **again)(_News).remote()
     task = ray.remote(num_cpus=threads, max_retries=RETRIES)(_task)
@@ -116,8 +116,8 @@ def _run(ray: Any, work: Work, jobs: Sequence[Any], tell: Tell, threads: int) ->
 
     def listen(timeout: float) -> None:
         done, _ = ray.wait(list(busy), num_returns=len(busy), timeout=timeout)
-        for number, said in ray.get(news.take.remote()):
-            tell(number, said)
+        for number, event in ray.get(news.take.remote()):
+            tell(number, event)
         for reference in done:
             tell(busy.pop(reference), _outcome(ray, reference))
 
@@ -133,7 +133,7 @@ def _run(ray: Any, work: Work, jobs: Sequence[Any], tell: Tell, threads: int) ->
 
 
 def _cancel(ray: Any, busy: dict[Any, int], listen: Callable[[float], None]) -> None:
-    """Ask all tasks to stop, and hear what they still finish."""
+    """Ask all tasks to stop, and receive what they still finish."""
     for reference in busy:
         ray.cancel(reference)
     until = time.monotonic() + PATIENCE
@@ -142,17 +142,17 @@ def _cancel(ray: Any, busy: dict[Any, int], listen: Callable[[float], None]) -> 
 
 
 class _News:
-    """An actor that holds what tasks say until the caller takes it."""
+    """An actor that holds the events of tasks until the caller takes them."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[int, Any]] = []
+        self.events: list[tuple[int, Any]] = []
 
-    def add(self, number: int, said: Any) -> None:
-        self.said.append((number, said))
+    def add(self, number: int, event: Any) -> None:
+        self.events.append((number, event))
 
     def take(self) -> list[tuple[int, Any]]:
-        said, self.said = self.said, []
-        return said
+        events, self.events = self.events, []
+        return events
 
 
 def _task(work: Work, job: Any, number: int, news: Any, version: str) -> Any:
@@ -163,8 +163,8 @@ def _task(work: Work, job: Any, number: int, news: Any, version: str) -> Any:
             " same on all machines"
         )
 
-    def say(said: Any) -> None:
-        news.add.remote(number, said)
+    def say(event: Any) -> None:
+        news.add.remote(number, event)
 
     say(Started(os.getpid()))
     return work(job, say)
@@ -191,7 +191,7 @@ def _library() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Say soon that nobody is at an address: Ray itself waits for minutes."""
+    """Fail soon where nobody answers at an address: Ray itself waits for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address in ("auto", "local"):
         return

@@ -46,7 +46,7 @@ from polymode.methods.fit import check_options
 from polymode.metrics.reference import agreement, total_variation, w1, w2
 from polymode.metrics.results import Row
 from polymode.metrics.score import PairMetric
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.posterior import Posterior, load
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.manifest import SCHEMA as POSTERIOR_SCHEMA

@@ -26,7 +26,7 @@ from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
-from polymode.nets.network import check_network, networks_for
+from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.stack import Stack

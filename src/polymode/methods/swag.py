@@ -47,7 +47,7 @@ from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room, require_room_for_draws
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
 from polymode.posterior.weights import with_own_statistics
 from polymode.stack.stack import Stack

@@ -1,14 +1,14 @@
 """Reference networks: functions from (input_shape, num_outputs) to a plain `nn.Module`.
 
-From small to large; `docs/nets.md` has the table with sources and parameter counts.
+From small to large; `docs/nets.md` has the table with sources and parameter
+counts. `activations`, `filter_response` and `sizes` are what they share; `user_network` builds and
+checks networks that users bring.
 """
 
 from __future__ import annotations
 
-from polymode.nets.cnn import cnn
-from polymode.nets.lenet import lenet
+from polymode.nets.convolutional import cnn, lenet, optunet
 from polymode.nets.mlp import mlp
-from polymode.nets.optunet import optunet
 from polymode.nets.resnet import resnet, resnet8, resnet18, resnet20
 from polymode.nets.unet import unet
 from polymode.nets.vit import vit

@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def activation_maker(net: str, activation: Activation) -> Callable[[], nn.Module]:
-    """Return what makes a new module of the nonlinearity; `net` is the network's name in errors.
+    """Return a function that makes the nonlinearity; `net` is the network's name in errors.
 
     >>> activation_maker("mlp", "silu")()
     SiLU()

@@ -15,7 +15,7 @@ from torch import nn
 
 from polymode.core.checks import Probability, Shape, Sizes, check_call
 from polymode.nets.activations import Activation, activation_maker
-from polymode.nets.checks import check_probability, check_sizes
+from polymode.nets.sizes import check_probability, check_sizes
 from polymode.tracing.modules import not_too_large
 
 NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}

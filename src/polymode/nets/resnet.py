@@ -7,14 +7,19 @@ a linear layer. No max-pooling. With phi the activation, a block is one of
     phi(norm(conv(phi(norm(conv(x))))) + shortcut(x))      (He et al., 2016a)
     conv(phi(norm(conv(phi(norm(x)))))) + shortcut(x)      (`preactivation`: He et al., 2016b)
 
-and without norm as in `fixup.py`. A shortcut that must change the shape is a 1x1 convolution with
-norm ("projection", option B of He et al.) or takes every second pixel and adds channels of zeros
-("padding", option A, no parameters). The sources of He et al. for small images have padding; the
-networks that are compared to here, of Izmailov et al., 2021, and Laurent et al., 2024, have
-projections, and so has the default.
+and without norm FixUp (Zhang et al., 2019): a residual branch of m layers in a network of L
+branches has its last layer start at 0, the others at He's initialisation times L^(-1/(2m-2)), the
+classifier at 0; a scalar bias stands before each convolution, linear layer and activation, and one
+scalar multiplier in each branch. Here m = 2.
+
+A shortcut that must change the shape is a 1x1 convolution with norm ("projection", option B of He
+et al.) or takes every second pixel and adds channels of zeros ("padding", option A, no parameters).
+He et al. use padding for small images. Izmailov et al., 2021, and Laurent et al., 2024, use
+projections, and so does the default here.
 
 Sources: K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition", CVPR 2016
-(a), "Identity mappings in deep residual networks", ECCV 2016 (b). Dropout stands where
+(a), "Identity mappings in deep residual networks", ECCV 2016 (b); H. Zhang, Y. N. Dauphin, T. Ma,
+"Fixup initialization: residual learning without normalization", ICLR 2019. Dropout stands where
 TorchUncertainty has it. Submodules have the names of the usual public checkpoints for CIFAR (conv1,
 bn1, layer1.0.conv1, ..., layer2.0.shortcut.0, linear), also where the norm is another one. `B`
 batch, `K` outputs.
@@ -25,14 +30,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core.checks import Count, Few, Probability, Shape, check_call
 from polymode.nets.activations import Activation, activation_maker
-from polymode.nets.checks import check_image, check_sizes
 from polymode.nets.filter_response import FilterResponseNorm2d
-from polymode.nets.fixup import FixupBlock, Shift, start_fixup
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 NORMS: dict[str | None, Callable[[int], nn.Module]] = {
@@ -241,6 +246,74 @@ class PreactivationBlock(nn.Module):
         h = self.dropout(self.activation2(self.bn2(self.conv1(first))))
         same = isinstance(self.shortcut, nn.Identity)
         return self.conv2(h) + (x if same else self.shortcut(first))
+
+
+class Shift(nn.Module):
+    """x + b with one scalar b, at first 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Scale(nn.Module):
+    """a x with one scalar a, at first 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class FixupBlock(nn.Module):
+    """phi(shortcut(x) + a conv2(phi(conv1(x + b1) + b2) + b3) + b4).
+
+    A shortcut that changes the shape sees x + b1, an identity sees x.
+    """
+
+    def __init__(
+        self,
+        conv1: nn.Conv2d,
+        conv2: nn.Conv2d,
+        shortcut: nn.Module,
+        make_activation: Callable[[], nn.Module],
+        dropout: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.shift1, self.conv1, self.shift2 = Shift(), conv1, Shift()
+        self.shift3, self.conv2, self.scale, self.shift4 = Shift(), conv2, Scale(), Shift()
+        self.shortcut, self.dropout = shortcut, dropout
+        self.activation1, self.activation2 = make_activation(), make_activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted = self.shift1(x)
+        h = self.dropout(self.activation1(self.shift2(self.conv1(shifted))))
+        h = self.shift4(self.scale(self.conv2(self.shift3(h))))
+        same = isinstance(self.shortcut, nn.Identity)
+        return self.activation2(h + (x if same else self.shortcut(shifted)))
+
+
+def start_fixup(net: nn.Module, classifier: nn.Linear) -> None:
+    """Set the parameters of a network of `FixupBlock`s to FixUp's start.
+
+    Convolutions outside of branches (stem, projections) start as He's, with the number of outgoing
+    connections, like the branches' first ones.
+    """
+    blocks = [module for module in net.modules() if isinstance(module, FixupBlock)]
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+    with torch.no_grad():
+        for block in blocks:
+            block.conv1.weight.mul_(len(blocks) ** -0.5)
+            block.conv2.weight.zero_()
+        classifier.weight.zero_()
+        classifier.bias.zero_()
 
 
 class ResNet(nn.Module):

@@ -15,13 +15,14 @@ the sigmoid to [-9, 9]; here it does not, so that derivatives do not vanish.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core.checks import Probability, Shape, Sizes, check_call
-from polymode.nets.checks import check_image, check_sizes
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 
@@ -76,9 +77,8 @@ def unet(
             "`blank_skips` of unet must be False without a norm, got True: zeros would stay zeros"
             ' and their weights unused; take norm="group"'
         )
-    return UNet(
-        inputs, num_outputs, channels, skips, norm is not None, sigmoid, blank_skips, dropout
-    )
+    style = _Style(norm is not None, sigmoid, blank_skips, dropout)
+    return UNet(inputs, num_outputs, channels, skips, style)
 
 
 def _check_scales(channels: Sequence[int], skips: Sequence[int], norm: str | None) -> None:
@@ -148,6 +148,15 @@ class Up(nn.Module):
         return self.conv(h if self.skip is None else torch.cat([h, self.skip(fine)], dim=1))
 
 
+class _Style(NamedTuple):
+    """Whether there are norms, a sigmoid at the end, blank skips; the probability of dropout."""
+
+    norm: bool
+    sigmoid: bool
+    blank_skips: bool
+    dropout: float
+
+
 class UNet(nn.Module):
     """Down to the coarsest scale and up again."""
 
@@ -157,12 +166,10 @@ class UNet(nn.Module):
         num_outputs: int,
         channels: Sequence[int],
         skips: Sequence[int],
-        norm: bool,
-        sigmoid: bool,
-        blank_skips: bool,
-        dropout: float,
+        style: _Style,
     ) -> None:
         super().__init__()
+        norm, sigmoid, blank_skips, dropout = style
         groups = 4 if norm else 0
         self.first = nn.Sequential(*_conv(inputs, channels[0], 2 if norm else 0, dropout))
         pairs = list(zip(channels[:-1], channels[1:], skips, strict=True))  # from fine to coarse

@@ -13,11 +13,13 @@ no `vmap` on a processor. `B` batch, `T` patches and token, `K` outputs.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from polymode.core.checks import Count, Few, Probability, Shape, check_call
-from polymode.nets.checks import check_image, check_sizes
+from polymode.nets.sizes import check_image, check_sizes
 from polymode.tracing.modules import not_too_large
 
 
@@ -75,7 +77,8 @@ def vit(
     if pool not in ("token", "mean"):
         raise ValueError(f'`pool` of vit must be "token" or "mean", got {pool!r}')
     patches = (height // patch, width // patch)
-    return ViT(channels, num_outputs, patches, patch, dim, depth, heads, hidden, pool, dropout)
+    sizes = _Sizes(patch, dim, depth, heads, hidden)
+    return ViT(channels, patches, num_outputs, sizes, pool, dropout)
 
 
 def _divisors(a: int, b: int) -> str:
@@ -113,23 +116,30 @@ class Block(nn.Module):
         return z + self.dropout(self.linear2(h))
 
 
+class _Sizes(NamedTuple):
+    """Side of a patch, features, blocks, heads, and units of the MLPs."""
+
+    patch: int
+    dim: int
+    depth: int
+    heads: int
+    hidden: int
+
+
 class ViT(nn.Module):
     """Patches, positions, blocks, norm, linear layer."""
 
     def __init__(
         self,
         channels: int,
-        num_outputs: int,
         patches: tuple[int, int],
-        patch: int,
-        dim: int,
-        depth: Few,
-        heads: int,
-        hidden: int,
+        num_outputs: int,
+        sizes: _Sizes,
         pool: str,
         dropout: float,
     ) -> None:
         super().__init__()
+        patch, dim, depth, heads, hidden = sizes
         self.patches, self.patch, self.pool = patches, patch, pool
         self.embed = nn.Linear(channels * patch**2, dim)
         length = patches[0] * patches[1]

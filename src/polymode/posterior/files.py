@@ -38,7 +38,7 @@ from polymode.core.rng import fold
 from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.posterior.folder import Draft, discard, draft_path, make_folder, publish
 from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (

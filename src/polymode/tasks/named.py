@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from polymode.core.checks import check_call
@@ -16,6 +17,28 @@ TASKS: Registry[Callable[..., Task]] = Registry(
 """Builders `(*, seed, **options) -> Task`, each with the metadata description, source, licence,
 kind ("toy" or "real"), size (examples in train / val / test at the default options) and, for those
 that need files, data (names of data sets)."""
+
+
+def toy_task(
+    name: str,
+    *,
+    description: str,
+    size: str,
+    source: str = "own code",
+    licence: str = "Apache-2.0 (generated)",
+) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
+    """Return a decorator that registers a toy task; its options are checked at each call."""
+
+    def enter(build: Callable[..., Task]) -> Callable[..., Task]:
+        @wraps(build)
+        def checked(**options: Any) -> Task:
+            check_call(build, options)
+            return build(**options)
+
+        facts = {"description": description, "source": source, "licence": licence}
+        return TASKS.register(name, **facts, kind="toy", size=size)(checked)
+
+    return enter
 
 
 def task(name: str, seed: int = 0, **options: Any) -> Task:

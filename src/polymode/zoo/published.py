@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polymode.core.checks import check_call
 from polymode.core.files import FileProblem, open_plain
 from polymode.likelihoods.kinds import Categorical
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.posterior import Posterior, Samples
 from polymode.stack.stack import Stack
 from polymode.tasks.readers.archives import members

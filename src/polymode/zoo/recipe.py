@@ -17,7 +17,7 @@ from polymode.core.checks import check_call
 from polymode.core.files import FileProblem, json_safe
 from polymode.core.registry import Registry
 from polymode.methods.fit import check_options
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.tasks.named import task as make_task
 from polymode.tasks.task import Task
 

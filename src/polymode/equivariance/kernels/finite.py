@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,15 @@ class Linear(nn.Module):
         return f"{inputs}, {outputs}, factor={self.factor:.4g}, bias_std={self.bias_std:g}"
 
 
+class Window(NamedTuple):
+    """The window of a convolution: its sides, steps, padding, and whether that is circular."""
+
+    sides: tuple[int, int]
+    stride: int
+    pads: tuple[int, int]
+    circular: bool
+
+
 class Conv(nn.Module):
     """A convolution with unit normal parameters."""
 
@@ -55,16 +65,13 @@ class Conv(nn.Module):
         self,
         inputs: int,
         outputs: int,
-        sides: tuple[int, int],
-        stride: int,
-        pads: tuple[int, int],
-        circular: bool,
+        window: Window,
         weight_std: float,
         bias_std: float,
     ) -> None:
         super().__init__()
-        self.factor = weight_std / math.sqrt(inputs * math.prod(sides))
-        self.bias_std, self.stride, self.pads, self.circular = bias_std, stride, pads, circular
+        sides, self.stride, self.pads, self.circular = window
+        self.factor, self.bias_std = weight_std / math.sqrt(inputs * math.prod(sides)), bias_std
         self.weight = nn.Parameter(torch.randn(outputs, inputs, *sides))
         self.bias = nn.Parameter(torch.randn(outputs)) if bias_std else None
 

@@ -163,10 +163,8 @@ class Conv(Layer):
         _weigh(covariance, self.weight_std**2 / math.prod(self.sides), self.bias_std**2)
 
     def build(self, shape: tuple[int, ...], width: int) -> tuple[nn.Module, tuple[int, ...]]:
-        layer = finite.Conv(
-            shape[0], width, self.sides, self.stride, self.pads, self.padding == "circular",
-            self.weight_std, self.bias_std,
-        )  # fmt: skip
+        window = finite.Window(self.sides, self.stride, self.pads, self.padding == "circular")
+        layer = finite.Conv(shape[0], width, window, self.weight_std, self.bias_std)
         return layer, (width, *self.shape_after(shape)[1:])
 
     def shape_after(self, shape: tuple[int, ...]) -> tuple[int, ...]:

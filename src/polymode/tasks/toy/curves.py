@@ -20,11 +20,11 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 from polymode.tasks.toy.functions import (
     Function,
@@ -36,7 +36,6 @@ from polymode.tasks.toy.functions import (
     noisy_function,
 )
 
-LICENCE = "Apache-2.0 (generated)"
 RDE = "own code after D'Angelo and Fortuin (2021)"
 DUN = "own code after Antoran, Allingham and Hernandez-Lobato (2020)"
 
@@ -118,12 +117,10 @@ WIGGLE_MEAN, WIGGLE_STD = 5.0, 2.5
 TAILS = ((-6.0, -4.0), (4.0, 6.0))  # of the wiggle, in standard deviations from the mean
 
 
-@TASKS.register(
+@toy_task(
     "x_sin_x",
     description="x sin x on two stretches of the line; OOD between and around them",
     source=RDE,
-    licence=LICENCE,
-    kind="toy",
     size="90 / 90 / 200",
 )
 def x_sin_x(
@@ -144,17 +141,14 @@ def x_sin_x(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0. The paper's 0.25 is one, no variance.
     """
-    check_call(x_sin_x, locals())
     return X_SIN_X.task("x_sin_x", seed, (num_train, num_val, num_test), noise, noise_std)
 
 
-@TASKS.register(
+@toy_task(
     "curve",
     description="five more curves of one variable: cubic, linear, quadratic, shifted_cubic,"
     " rising_sine",
     source=RDE + "; the cubic is of Hernandez-Lobato and Adams (2015)",
-    licence=LICENCE,
-    kind="toy",
     size="90 / 90 / 200",
 )
 def curve(
@@ -185,7 +179,6 @@ def curve(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0; None takes that of the table.
     """
-    check_call(curve, locals())
     if function not in CURVES:
         raise ValueError(
             f"`function` of curve is unknown: {function!r}.{suggest(function, CURVES)}"
@@ -195,13 +188,11 @@ def curve(
     return CURVES[function].task("curve", seed, sizes, noise, noise_std)
 
 
-@TASKS.register(
+@toy_task(
     "three_clusters",
     description="a bent cosine of one variable, seen in three clusters, standardised; OOD between"
     " and around them",
     source=DUN + ", there my_1d",
-    licence=LICENCE,
-    kind="toy",
     size="501 / 150 / 501",
 )
 def three_clusters(
@@ -224,7 +215,6 @@ def three_clusters(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
-    check_call(three_clusters, locals())
     sizes = (num_train, num_val, num_test)
     return THREE_CLUSTERS.task("three_clusters", seed, sizes, noise, noise_std, standardise=True)
 
@@ -234,12 +224,10 @@ def wiggle_truth(x: Tensor) -> Tensor:
     return torch.sin(math.pi * x) + 0.2 * torch.cos(4 * math.pi * x) - 0.3 * x
 
 
-@TASKS.register(
+@toy_task(
     "wiggle",
     description="a fast wiggle on a falling line, inputs normal, standardised; OOD in the tails",
     source=DUN,
-    licence=LICENCE,
-    kind="toy",
     size="300 / 100 / 300",
 )
 def wiggle(
@@ -261,8 +249,6 @@ def wiggle(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
-
-    check_call(wiggle, locals())
 
     def seen(num: int, stream: Generator) -> Tensor:
         return WIGGLE_MEAN + WIGGLE_STD * torch.randn(num, 1, generator=stream)
@@ -289,12 +275,9 @@ def gap_truth(x: Tensor) -> Tensor:
     return torch.sin(3 * x) + x / 2
 
 
-@TASKS.register(
+@toy_task(
     "gap_regression",
     description="a curve of one variable, seen on both sides of a gap; OOD in the gap and outside",
-    source="own code",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="100 / 50 / 200",
 )
 def gap_regression(
@@ -316,7 +299,6 @@ def gap_regression(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0.
     """
-    check_call(gap_regression, locals())
 
     def draw(split: str, num: int, low: float, high: float) -> tuple[Tensor, Tensor]:
         stream = generator(seed, "gap_regression", split)

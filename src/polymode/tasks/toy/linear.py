@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 
 
@@ -90,12 +90,10 @@ def correlated_features(name: str, split: str, num: int, num_features: int) -> T
     return math.sqrt(0.8) * common + math.sqrt(0.2) * separate
 
 
-@TASKS.register(
+@toy_task(
     "linear_regression",
     description="conjugate Bayesian linear regression with its exact posterior and evidence",
     source="own code after Bishop (2006), section 3.3",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="50 / 50 / 200",
 )
 def linear_regression(
@@ -120,7 +118,6 @@ def linear_regression(
         noise: known standard deviation of the targets, > 0.
         prior_precision: of the normal prior on weights and bias, > 0.
     """
-    check_call(linear_regression, locals())
     stream = generator(seed, "linear_regression", "weights")
     weights = torch.randn(num_features + 1, 1, generator=stream, dtype=torch.float64)
     weights = weights / math.sqrt(prior_precision)

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Bernoulli
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 from polymode.tasks.toy.linear import correlated_features, design
 from polymode.tasks.toy.quadrature import Nodes, climb, moments, trapezoid
@@ -97,12 +97,10 @@ class LogisticPosterior:
         return torch.stack([1 - probs, probs], dim=1)
 
 
-@TASKS.register(
+@toy_task(
     "logistic_regression",
     description="Bayesian logistic regression; posterior, evidence and predictive by quadrature",
     source="own code after Bishop (2006), sections 4.4 and 4.5",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="50 / 50 / 200",
 )
 def logistic_regression(
@@ -127,7 +125,6 @@ def logistic_regression(
         prior_precision: of the normal prior on weights and bias, > 0.
     """
     name = "logistic_regression"
-    check_call(logistic_regression, locals())
     if num_features > 2:
         raise ValueError(f"`num_features` of {name} must be 1 or 2, for quadrature: {num_features}")
     stream = generator(seed, name, "weights")

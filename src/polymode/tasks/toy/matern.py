@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.rng import generator
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 from polymode.tasks.toy.functions import NoiseKind, by_length, evenly, noisy_function
 from polymode.training.data import Arrays
@@ -84,13 +84,11 @@ class GaussianProcess:
         return cross @ self.solution, variance
 
 
-@TASKS.register(
+@toy_task(
     "matern",
     description="a rough curve drawn from a Gaussian process, seen on two stretches, standardised;"
     " the process's posterior is the exact answer",
     source="own code after Antoran, Allingham and Hernandez-Lobato (2020)",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="400 / 100 / 400",
 )
 def matern(
@@ -118,7 +116,6 @@ def matern(
         noise: "known" (the likelihood is told the true standard deviation) or "learned".
         noise_std: standard deviation of the noise in y, > 0, before standardising.
     """
-    check_call(matern, locals())
     places = torch.arange(OUTER[0], OUTER[1] + SPACING / 2, SPACING, dtype=torch.float64)[:, None]
     root = torch.linalg.cholesky(matern_32((places - places.T).abs(), VARIANCE, LENGTHSCALE))
     stream = generator(seed, "matern", "function")

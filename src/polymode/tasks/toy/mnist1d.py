@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.checks import Count, check_call
+from polymode.core.checks import Count
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Categorical
 from polymode.likelihoods.scaling import Scaling
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 
 TEMPLATES = (
@@ -118,13 +118,12 @@ def resampling() -> Tensor:
     return (1 - (place[:, None] - torch.arange(LONG)).abs()).clamp(min=0).float()
 
 
-@TASKS.register(
+@toy_task(
     "mnist1d",
     description="ten classes of signals of 40 numbers, a procedural stand-in for MNIST; OOD signals"
     " without a digit and with shuffled places, shift by noise",
     source="own code after Greydanus and Kobak (2024)",
     licence="Apache-2.0 (generated; templates of the package mnist1d, Apache-2.0)",
-    kind="toy",
     size="4,000 / 500 / 1,000",
 )
 def mnist1d(
@@ -140,7 +139,6 @@ def mnist1d(
     signals of the task with their places in one other order (far). Shift `noise` of the test set,
     severities 1 to 5: white noise of 0.1 to 0.5 standard deviations of the inputs.
     """
-    check_call(mnist1d, locals())
     shapes = templates()
 
     def pairs(split: str, num: int) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.checks import Count, check_call
+from polymode.core.checks import Count
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Likelihood
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 
 Real = float | Tensor
@@ -44,13 +44,11 @@ NUM_CLASSES, RADIUS = 5, 5.0
 CENTRE_VARIANCE = 0.4
 
 
-@TASKS.register(
+@toy_task(
     "five_gaussians",
     description="five Gaussian clouds on a ring in the plane, a class each; OOD at the centre and"
     " on a wide ring around",
     source="own code after D'Angelo and Fortuin (2021)",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="200 / 100 / 100",
 )
 def five_gaussians(
@@ -63,7 +61,6 @@ def five_gaussians(
     (far), and `centre`, 50 points from N(0, 0.4 I), 0.4 being the variance (near). `task.truth`
     gives the class probabilities.
     """
-    check_call(five_gaussians, locals())
     turns = torch.arange(NUM_CLASSES, dtype=torch.float64) / NUM_CLASSES
     angle = math.pi / 2 + 2 * math.pi * turns
     means = RADIUS * torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -84,13 +81,11 @@ def five_gaussians(
     )
 
 
-@TASKS.register(
+@toy_task(
     "tiny_nets",
     description="two Gaussian clouds in the plane, two classes, for networks of 2-2-1 units; OOD is"
     " a ring far away",
     source="own code after Laurent, Aldea and Franchi (2024), figure 1",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="400 / 100 / 1,000",
 )
 def tiny_nets(
@@ -105,7 +100,6 @@ def tiny_nets(
     a set need not be separable. OOD set `ring`: 200 points at distance 10 to 12 of the origin
     (far). `task.truth` gives the class probabilities, those of the log-odds 4 (x_1 + x_2).
     """
-    check_call(tiny_nets, locals())
     return _clouds(
         "tiny_nets",
         torch.tensor([[-2.0, -2.0], [2.0, 2.0]], dtype=torch.float64),
@@ -167,13 +161,11 @@ def donut_probs(x: Tensor) -> Tensor:
     return torch.stack([outer, 1 - outer], dim=1)
 
 
-@TASKS.register(
+@toy_task(
     "donuts",
     description="two concentric rings in the plane, two classes; OOD in the hole, between and"
     " around them",
     source="own code after D'Angelo and Fortuin (2021)",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="200 / 100 / 400",
 )
 def donuts(
@@ -187,7 +179,6 @@ def donuts(
     200 points at distance 5 to 8 (near; ours); `ring`, 200 points at distance 11 to 30 (far). The
     classes do not overlap, so `task.truth` is 0 or 1.
     """
-    check_call(donuts, locals())
 
     def draw(split: str, num: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(num) % 2
@@ -219,12 +210,10 @@ MOONS_CENTRE = (0.5, 0.25)
 SMALLEST = 0.01  # `noise` with a truth: the nodes that the quadrature needs grow as 1 / noise
 
 
-@TASKS.register(
+@toy_task(
     "two_moons",
     description="two interleaved half circles in the plane, two classes; OOD is a ring far away",
     source="own code; the set is known from scikit-learn's make_moons",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="200 / 100 / 1,000",
 )
 def two_moons(
@@ -242,7 +231,6 @@ def two_moons(
     balanced. OOD set `ring`: 200 points at distance 6 to 7 of the moons' common centre (1/2, 1/4).
     `task.truth` gives the class probabilities for `noise` >= 0.01.
     """
-    check_call(two_moons, locals())
     if noise < 0:
         raise ValueError(f"`noise` of two_moons must be >= 0, got {noise}")
 

@@ -19,9 +19,9 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.rng import generator
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 from polymode.tasks.toy.functions import Inputs, Interval, NoiseKind, by_length, noisy_function
 
@@ -43,13 +43,11 @@ def featured(law: Inputs) -> Inputs:
     return lambda num, stream: features(law(num, stream))
 
 
-@TASKS.register(
+@toy_task(
     "synthetic_regression",
     description="a draw from the prior of a 2-100-100-100-1 network on three stretches, inputs (x,"
     " x^2); OOD between and around them",
     source="own code after Izmailov, Vikram, Hoffman and Wilson (2021)",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="120 / 60 / 240",
 )
 def synthetic_regression(
@@ -81,7 +79,6 @@ def synthetic_regression(
             the published function does. Without it the first draw is taken, and over seeds the
             posterior under the prior is calibrated.
     """
-    check_call(synthetic_regression, locals())
     grid = features(torch.linspace(*AROUND, 120)[:, None])
     stream = generator(seed, "synthetic_regression", "network")
     layers = _draw_network(prior_precision, stream)

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Positive, check_call
+from polymode.core.checks import Count, Positive
 from polymode.core.rng import generator
 from polymode.likelihoods.kinds import Gaussian
-from polymode.tasks.named import TASKS
+from polymode.tasks.named import toy_task
 from polymode.tasks.task import Task
 from polymode.tasks.toy.quadrature import NEGLIGIBLE, Nodes, climb, trapezoid
 
@@ -219,13 +219,10 @@ def _moments(nodes: Nodes, means: Tensor, covariances: Tensor) -> tuple[Tensor, 
     return mean, covariance
 
 
-@TASKS.register(
+@toy_task(
     "two_modes",
     description="regression with one tanh unit, whose posterior of two mirrored modes is known by"
     " quadrature",
-    source="own code",
-    licence="Apache-2.0 (generated)",
-    kind="toy",
     size="30 / 30 / 200",
 )
 def two_modes(
@@ -251,7 +248,6 @@ def two_modes(
         noise: known standard deviation of the targets, > 0.
         prior_precision: of the normal prior on all parameters, > 0.
     """
-    check_call(two_modes, locals())
 
     def truth(x: Tensor) -> Tensor:
         return unit(x, torch.tensor(TRUE)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What no network of this room can be built from, refused with the number, the cause, a remedy."""
+"""Sizes, shapes and probabilities from which no reference network can be built, and the remedy."""
 
 from __future__ import annotations
 

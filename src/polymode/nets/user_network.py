@@ -1,4 +1,4 @@
-"""A user's network and what a task asks of it."""
+"""A user's network: how a stack builds it, and whether it fits the task."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _named(name: str) -> Any:
     """Return the builder of `polymode.nets` that has this name."""
     nets = import_module("polymode.nets")  # by name: the package imports this module
     if name not in nets.__all__:
-        near, known = suggest(name, nets.__all__), ", ".join(nets.__all__)
-        raise ValueError(f"Unknown net '{name}'.{near} Known: {known}.")
+        listed = ", ".join(nets.__all__)
+        raise ValueError(f"Unknown net '{name}'.{suggest(name, nets.__all__)} Known: {listed}.")
     return getattr(nets, name)
 
 
