@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polymode.curvature.windows import Geometry, windows
+from polymode.curvature.derivatives import Geometry, windows
 
 FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CASES = {
