@@ -70,6 +70,42 @@ def test_the_best_of_all_looks_is_kept(score, targeted, loss) -> None:
     assert reached_by_any > BATCH // 2
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_restarts_begin_elsewhere_and_the_first_where_one_alone_begins(norm, monkeypatch) -> None:
+    """Each input of a later batch, too, begins where it would in one batch of all."""
+    from polymode.adversary import pgd
+
+    starts: list[Tensor] = []
+    climb = pgd.climb
+
+    def noted(search: Search, start: Tensor, **how: Any) -> list[Tensor]:
+        starts.append(start.clone())
+        return climb(search, start, **how)
+
+    monkeypatch.setattr(pgd, "climb", noted)
+    post, x = posterior("mlp"), raw_inputs(12)
+    how: dict[str, Any] = {"kind": "pgd", "eps": 0.1, "norm": norm, "steps": 2}
+    for options in ({"restarts": 1}, {"restarts": 3}, {"restarts": 3, "batch_size": 5}):
+        attack(post, x, torch.zeros(12, dtype=torch.long), scaling=None, **how, **options)
+    one, three, parts = starts[0], starts[1:4], starts[4:]
+    assert torch.equal(one, three[0])
+    assert all(not torch.isclose(a, b).all(1).any() for a, b in zip(three, three[1:], strict=False))
+    for number, whole in enumerate(three):
+        assert torch.equal(torch.cat(parts[number::3]), whole)
+
+
+def test_the_cost_counts_the_networks_of_all_modes() -> None:
+    post, x = posterior("mlp", 3, dropout=0.3, samples_per_mode=2), raw_inputs(4)
+    how: dict[str, Any] = {"kind": "pgd", "eps": 0.1, "steps": 3, "restarts": 2}
+    labels = torch.zeros(4, dtype=torch.long)
+    usual = attack(post, x, labels, scaling=None, **how).cost
+    assert (usual.gradients, usual.samples, usual.eval_samples) == (6, 3 * 2, 3 * 2)
+    own = attack(
+        post, x, labels, scaling=None, samples_per_mode=4, eval_samples_per_mode=5, **how
+    ).cost
+    assert (own.gradients, own.samples, own.eval_samples) == (6, 3 * 4, 3 * 5)
+
+
 def raw_inputs(count: int = 20) -> Tensor:
     return torch.rand(count, 6, generator=torch.Generator().manual_seed(1))
 

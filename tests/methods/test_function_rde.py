@@ -209,6 +209,27 @@ def test_function_prior_is_ssge_of_fresh_networks() -> None:
     assert not torch.equal(drawn, flat(state.prior.params.values()))
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.3])
+def test_the_kernel_of_svgd_smooths_the_prior_as_it_does_the_likelihood(gamma) -> None:
+    """The force of the prior of other estimators, mixed by K / M; repulsion is the same without."""
+    problem, stack = Problem(Categorical(), N, 2, 3), stack_of(4)
+    values = stack(POINTS).detach()
+    forces = {}
+    for prior in ("function", "weight"):
+        for estimator in ("svgd", "sge"):
+            config = FunctionRDE(
+                estimator=estimator, prior=prior, prior_precision=4.0, outputs="logits", **SGD
+            )
+            state = init(config, problem, stack_of(4))
+            found = function_force(config, problem, state, values, POINTS, gamma)
+            forces[prior, estimator] = found[1].flatten(1)
+            if estimator == "svgd":
+                mixing = found[0]
+    driving = forces["function", "sge"] - forces["weight", "sge"]
+    smoothed = forces["function", "svgd"] - forces["weight", "svgd"]
+    torch.testing.assert_close(smoothed, mixing @ driving, rtol=1e-7, atol=1e-12)
+
+
 def test_function_prior_of_a_linear_network() -> None:
     """Oracle: f = Φ w with w ~ N(0, I), so Φᵀ ∇ log p(f) = −w.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,22 @@ A, B = [0.10, 0.14, 0.12], [0.09, 0.12, 0.11]
 def board():
     first = [result("map", seed, value) for seed, value in enumerate(A)]
     return compare([*first, *(result("other", seed, value) for seed, value in enumerate(B))])
+
+
+def test_costs_have_the_units_of_their_names() -> None:
+    """Milliseconds for 1,000 inputs, each seed by the inputs it predicted; MB are 10⁶ bytes."""
+    first, second = result("map", 0, 0.1), result("map", 1, 0.2)
+    made = compare(
+        [
+            replace(first, cost=Cost(2, 6, 100, 0.5, 1000, 2.0, 3_500_000)),
+            replace(second, cost=Cost(2, 6, 100, 3.0, 2000, 4.0, 3_500_000)),
+        ]
+    )
+    found = made.to_dict()["costs"]["map"]
+    assert found == {
+        "train_seconds": 3.0, "predict_ms": pytest.approx(1000.0), "num_modes": 2, "num_samples": 6,
+        "parameters": 100, "memory_mb": 3.5,
+    }  # fmt: skip
 
 
 def test_mean_and_standard_error_over_seeds(board):

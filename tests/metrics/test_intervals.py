@@ -81,6 +81,17 @@ def test_band_is_binomial(count, bins):
     assert (low, high) == tuple(stats.binom.ppf([0.025, 0.975], count, 1 / bins))
 
 
+def test_each_output_has_a_histogram_and_a_band_of_its_examples():
+    """Columns are those of the outputs by themselves, with the same band."""
+    prediction, y = draw(outputs=3, batch=120)
+    found = i.pit_histogram(prediction, y, num_bins=6)
+    for d in range(3):
+        part = MixturePrediction(prediction.loc[..., d : d + 1], prediction.scale[..., d : d + 1])
+        alone = i.pit_histogram(part, y[:, d : d + 1], num_bins=6)
+        assert torch.equal(found.counts[:, d : d + 1], alone.counts)
+        assert (found.expected, found.low, found.high) == (20, alone.low, alone.high)
+
+
 def test_histogram_of_the_truth_keeps_to_the_band():
     """400 bins of independent sets, each outside with a chance of at most 5 %: 20 expected, and
     more than 45 has p < 1e-6. Of a prediction half as wide, the outermost bins are all outside."""

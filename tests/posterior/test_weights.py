@@ -137,6 +137,21 @@ def test_samples_are_what_was_kept() -> None:
             assert torch.equal(tensor, weights.kept[name][number]), name
 
 
+@pytest.mark.parametrize("where", [slice(None), slice(1, None), slice(None, None, 2)])
+def test_samples_that_change_in_place_are_seen_after_a_prediction(where) -> None:
+    """Also those of some modes, which lie apart in memory, and of fewer samples than are kept."""
+    weights = made_up("samples")[where]
+    assert isinstance(weights, Samples) and weights.kept is not None
+    for number in (3, 2):
+        before = weights.outputs(number, 0)(X)
+        with torch.no_grad():
+            weights.kept["network/0.weight"] += 0.5
+        after = weights.outputs(number, 0)(X)
+        expected = torch.stack([weights.draw(k, 0)(X) for k in range(number)], 1)
+        torch.testing.assert_close(after, expected)
+        assert not torch.allclose(before, after)
+
+
 def test_a_gaussian_draw_is_its_formula() -> None:
     """mean + std ε + Σ_r z_r d_r, with what the streams give for ε and z."""
     weights = made_up("gaussian")

@@ -50,6 +50,22 @@ def test_against_scipy_and_what_stays(samples, outputs, df) -> None:
     assert again == pytest.approx(1.0, abs=1e-8)
 
 
+@pytest.mark.parametrize("modes", [1, 2])
+def test_the_share_of_the_weights_stays(modes) -> None:
+    """Gaussians around networks, unlike in share: both variances have the factor squared, and what
+    is known of modes is kept."""
+    prediction, targets = draw(4, 2)
+    share = torch.rand(4, 200, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    given = MixturePrediction(prediction.loc, prediction.scale, None, share, num_modes=modes)
+    map_ = recalibrate(given, targets, "scale")
+    after, square = map_(given), map_.parameters["factor"] ** 2
+    assert (after.num_modes, after.samples_per_mode) == (modes, 4 // modes)
+    for name in ("aleatoric_variance", "epistemic_variance"):
+        torch.testing.assert_close(getattr(after, name), square * getattr(given, name))
+    torch.testing.assert_close(after.mutual_information, given.mutual_information)
+    torch.testing.assert_close(after.within_modes, given.within_modes)
+
+
 def test_a_spread_too_wide_is_narrowed() -> None:
     """Members far apart: a factor on their scales alone would not help, this one does."""
     loc = torch.tensor([-5.0, 5.0]).view(2, 1, 1).expand(2, 400, 1)

@@ -208,6 +208,34 @@ def test_dropout_masks_differ_between_members_and_passes() -> None:
         assert len({tuple(mask.flatten().tolist()) for mask in first}) == 4
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("mode", ["train", "noisy"])
+def test_members_of_later_chunks_have_masks_of_their_own(mode, own, graph, size) -> None:
+    """Those of the same members in one computation, pinned or not; gradients follow the masks."""
+    stream = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 6, 4, generator=stream), torch.arange(6) % 3
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Tanh(), nn.Linear(16, 3))
+
+    x, y = (x, y.expand(5, 6)) if own else (x[0], y)
+    results = []
+    for options in ({"execution": "batched"}, {"execution": "chunked", "chunk_size": size}):
+        stack = Stack(net, 5, seed=3, **options)
+        found = []
+        for pinned in (None, 8) if mode == "noisy" and not own else (None,):
+            stack.set_mode(mode, pinned)
+            with torch.set_grad_enabled(graph):
+                found.append(stack(x, own=own, step=4).detach())
+            found.append(stack.gradients(loss, x, y, own=own, step=5))
+            found += [leaf.grad.clone() for leaf in stack.leaves()]
+        results.append(found)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_other_randomness_in_the_forward_pass_has_member_streams(data) -> None:
     """Noise that is no dropout layer: Gaussian noise, dropout inside attention, Gumbel softmax."""
 

@@ -42,6 +42,23 @@ def test_random_elements_are_of_the_orbit_and_uniform(name) -> None:
     assert ((share - p).abs() < 5 * (p * (1 - p) / 4000) ** 0.5).all()
 
 
+@pytest.mark.parametrize("elements", [(0, 2), (1, 3), (3,)])
+def test_random_elements_of_a_part_are_of_that_part(elements) -> None:
+    """Targets move by the same element as their inputs."""
+    orbit = Orbit("C4", "random", elements)
+    x, _ = orbit.pairs(X[:1].expand(60, -1, -1, -1), torch.arange(60), generator(2))
+    near = (x[:, None] - group("C4").orbit(X[0])[None]).abs().amax((2, 3, 4)) < 1e-5
+    assert tuple(near.any(0).nonzero().flatten().tolist()) == elements
+    pairs = torch.randn(40, 6, generator=generator(3), dtype=torch.float64)
+    chosen = tuple(4 * element + 1 for element in elements)
+    name = "SO3-octahedral->input"
+    moved, targets = Orbit(name, "random", chosen).pairs(pairs, pairs, generator(5))
+    torch.testing.assert_close(moved, targets)
+    found = group(name)
+    whole = torch.stack([found.act(pairs, element) for element in chosen])
+    assert ((moved - whole).abs().amax(2) < 1e-9).any(0).all()
+
+
 def test_targets_move_where_the_group_acts_on_them() -> None:
     x = torch.randn(5, 6, generator=generator(3), dtype=torch.float64)
     y = torch.linalg.cross(x[:, :3], x[:, 3:])

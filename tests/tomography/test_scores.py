@@ -107,6 +107,16 @@ def test_calibration_bins_pixels_by_predicted_deviation() -> None:
     np.testing.assert_allclose(found.actual / found.predicted, 2.0, atol=2 * 5 / np.sqrt(1000))
 
 
+def test_a_bin_predicts_the_root_of_its_mean_variance() -> None:
+    """Of pixels of two images that are pooled, unequal within a bin; the floor is a variance."""
+    variances = torch.tensor([[1.0, 16.0], [4.0, 25.0]]).double()
+    posteriors = [ImagePosterior((1, 2), torch.zeros(2).double(), each) for each in variances]
+    truths = [torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 6.0]])]
+    found = calibration(posteriors, truths, bins=2, floor=0.5)
+    np.testing.assert_allclose(found.predicted, [3.0**0.5, 21.0**0.5])
+    np.testing.assert_allclose(found.actual, [5.0**0.5, 18.0**0.5])
+
+
 def test_truth_of_another_shape_is_refused(case) -> None:
     with pytest.raises(ValueError, match=r"must have the shape \(5, 4\) of the image, got \(4, 5"):
         log_density(case[0], case[1].T)

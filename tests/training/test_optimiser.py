@@ -233,6 +233,49 @@ def test_two_groups_resume_where_they_were() -> None:
         assert torch.equal(mine, theirs)
 
 
+MOVED = {
+    "steps": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5),
+    "cycle of rate and betas": lambda o: torch.optim.lr_scheduler.OneCycleLR(
+        o, max_lr=0.1, total_steps=12
+    ),
+    "cosine of torch": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
+    "two after another": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, total_iters=4),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.8),
+        ],
+        [4],
+    ),
+    "ramp": "ramp",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "sgd"])
+@pytest.mark.parametrize("schedule", MOVED)
+def test_rates_that_moved_are_taken_up_again(schedule, name, unit) -> None:
+    """Rates and betas are those of the moment, not of the beginning, for the noise as well."""
+    unit_option = {} if schedule == "ramp" else {"schedule_unit": unit}
+    momentum = 0.0 if name == "adam" else 0.5
+    training = Training(
+        optimizer=name, lr=0.02, momentum=momentum, schedule=MOVED[schedule], clip_norm=2.0,
+        **unit_option,
+    )  # fmt: skip
+    straight, broken = noisy_stack(), noisy_stack()
+    runs = [Optimization(training, s.leaves(), 2, 10, num_noise=1) for s in (straight, broken)]
+    descend(runs[0], straight, range(10))
+    for begin, end in ((0, 5), (5, 8), (8, 10)):
+        run = Optimization(training, broken.leaves(), 2, 10, num_noise=1)
+        if begin:
+            run.load(runs[1].tensors(), runs[1].numbers())
+        descend(run, broken, range(begin, end))
+        runs[1] = run
+    for mine, theirs in zip(straight.leaves(), broken.leaves(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_small_data_are_passed_over_until_there_are_a_thousand_steps() -> None:
     usual = Training()
     assert [usual.num_epochs(steps) for steps in (1, 2, 3, 20, 21, 500)] == [

@@ -221,3 +221,23 @@ def test_a_step_that_leaves_the_numbers_is_not_taken_and_bounds_the_next() -> No
     tuning = tune(tuning, move, 0, 1000, 5e-4)
     assert tuning["largest"].flatten().tolist() == [math.inf, 0.4]
     assert tuning["step_size"][1].item() <= 0.4
+
+
+def test_a_lost_chain_turns_to_a_new_direction_where_it_was() -> None:
+    """Its density has no number ahead; the direction behind that step has none either."""
+    point = Point(START, *banana(START))
+
+    def target(position: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = banana(position)
+        value[1], gradient[1] = math.nan, math.nan
+        return value, gradient
+
+    noise = torch.randn(5, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
+    steps = torch.full((5, 1), 0.1, dtype=DOUBLE), torch.full((5, 1), 2.0, dtype=DOUBLE)
+    move = langevin_step(target, point, VELOCITY, noise, *steps)
+    usual = langevin_step(banana, point, VELOCITY, noise, *steps)
+    assert move.lost.tolist() == [False, True, False, False, False]
+    torch.testing.assert_close(move.velocity[1], directions(noise)[1])
+    torch.testing.assert_close(move.velocity[::2], usual.velocity[::2])
+    torch.testing.assert_close(move.point.position[1], START[1])
+    assert move.energy_change[1] == 0

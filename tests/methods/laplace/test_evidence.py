@@ -33,10 +33,12 @@ VALUES = (X @ WEIGHTS[:, :2]).sin() + 0.1 * torch.randn(24, 2, generator=STREAM)
 LABELS = (X @ WEIGHTS).argmax(1)
 CASES = {
     "gaussian": (Gaussian(noise=0.3), VALUES, 2),
+    "noise of each output": (Gaussian(noise=(0.3, 0.7)), VALUES, 2),
     "categorical": (Categorical(), LABELS, 3),
     "bernoulli": (Bernoulli(), (LABELS > 0).long(), 1),
 }
 BETA = torch.tensor([9.0], dtype=torch.float64)
+BETAS = {"gaussian": BETA, "noise of each output": torch.tensor([9.0, 2.0], dtype=torch.float64)}
 NONE = BETA[:0]
 
 
@@ -48,9 +50,9 @@ class Problem:
         make = lambda: nets.mlp((2,), size, hidden=(5,), norm="layer")  # noqa: E731
         self.stack = Stack(make, seed=1, dtype=torch.float64)
         self.tangent = Tangent(self.stack, form=form)
-        self.data = observed(likelihood, targets, 1 / 3)
+        self.beta = BETAS.get(kind, NONE)
+        self.data = observed(likelihood, targets, self.beta.rsqrt() if len(self.beta) else 1 / 3)
         self.data = self.data._replace(precision=self.data.precision.double())
-        self.beta = BETA if kind == "gaussian" else NONE
         self.index = self.tangent.index(prior_groups(self.stack, groups))
         self.jacobian, self.shift = self.tangent.jacobian(X), self.tangent.shift(X)
         self.kernels = kernels_between(self.jacobian, self.jacobian, self.index)
@@ -97,7 +99,7 @@ def test_primal_dual_and_optimiser_find_one_optimum(kind, form) -> None:
     dual = solve_dual(p.kernels.combined(p.precision), p.shift, p.data)
     theta = (p.jacobian.flatten(0, 1).T @ dual.alpha.flatten()) / full
     iterative = solve_iterative(p.products(), full, tolerance=1e-16, steps=50, inner=500)
-    if kind == "gaussian":  # its conjugate gradients stop at 1e-5; go on from there
+    if kind in BETAS:  # its conjugate gradients stop at 1e-5; go on from there
         iterative = solve_iterative(p.products(), full, start=iterative, tolerance=1e-16, inner=500)
     torch.testing.assert_close(theta, primal, rtol=0, atol=1e-8)
     torch.testing.assert_close(iterative, primal, rtol=0, atol=1e-6)

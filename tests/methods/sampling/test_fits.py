@@ -181,6 +181,14 @@ def test_chains_that_run_hot_say_so() -> None:
     with pytest.warns(UserWarning, match=r"ran at a kinetic temperature of \d.*, not 1: .*lr=0.01"):
         fit("sghmc", batch_size=1, **options)
     fit("sghmc", **options | {"epochs": 300})
+    fit("sghmc", temperature=4.0, **options | {"epochs": 300})  # as hot as they should be
+
+
+def test_cold_chains_that_run_at_the_temperature_of_the_posterior_are_hot() -> None:
+    options = {"lr": 5e-4, "epochs": 20, "prior_precision": 1.0, "batch_size": 1}
+    fit("sghmc", **options)
+    with pytest.warns(UserWarning, match=r"ran at a kinetic temperature of 0\.\d.*, not 0.05: "):
+        fit("sghmc", temperature=0.05, **options)
 
 
 def test_preconditioned_chains_take_learned_noise_and_resume(tmp_path) -> None:
