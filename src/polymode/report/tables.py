@@ -244,7 +244,7 @@ def examinations(board: Leaderboard) -> list[Table]:
 def joined(title: str, tables: Sequence[Table]) -> list[Table]:
     """Return tables of the same methods as one, their titles over their columns, if it is not wide.
 
-    The first heading of each table says of which metric it is.
+    The first heading of each table names its metric.
     """
     if len(tables) < 2 or sum(len(part.heads) for part in tables) > JOINED:
         return list(tables)
