@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from polymode.core.sheets import csv_text
@@ -68,8 +68,7 @@ def markdown(board: Leaderboard, full: bool = False) -> str:
             ]
             for label, cells in table.lines
         ]
-        lines = [[as_markdown(table.title), *heads], ["---", *["---:"] * len(heads)], *rows]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
+        parts.append(pipe_table([as_markdown(table.title), *heads], rows) + "\n")
     return "\n".join(parts)
 
 
@@ -92,18 +91,22 @@ def latex(board: Leaderboard, full: bool = False) -> str:
                 rf"$\mathbf{{{n}}}$" if cell.best else text
                 for n, text, cell in zip(numbers, texts, cells, strict=True)
             ]
-            rows.append(" & ".join([as_tex(label), *bold]) + r" \\")
-        lines = [
-            rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
-            r"\toprule",
-            " & ".join([as_tex(table.title), *heads]) + r" \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-        parts.append("\n".join(lines) + "\n")
+            rows.append([as_tex(label), *bold])
+        parts.append(tabular([as_tex(table.title), *heads], rows) + "\n")
     return "\n".join(parts)
+
+
+def pipe_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in GitHub's Markdown, numbers to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def tabular(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a `tabular` with the rules of booktabs, numbers to the right."""
+    first, *body = [" & ".join(line) + r" \\" for line in (head, *rows)]
+    begin = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", first, r"\midrule"]
+    return "\n".join([*begin, *body, r"\bottomrule", r"\end{tabular}"])
 
 
 def as_csv(board: Leaderboard, full: bool = False) -> str:

@@ -52,7 +52,7 @@ class RunOptions:
         return in_jobs(self.jobs, self.cluster)
 
     def look_ahead(self, plan: Plan, folder: RunFolder) -> Outlook:
-        """Return what is to be done; writes nothing."""
+        """Return which cells are missing, with an estimate; writes nothing."""
         return look_ahead(plan, folder, jobs=self.jobs, fresh=self.fresh)
 
     def run(self, plan: Plan, folder: RunFolder) -> Outcome:

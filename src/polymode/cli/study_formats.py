@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Sequence
 
-from polymode.cli.formats import as_markdown, as_tex
+from polymode.cli.formats import as_markdown, as_tex, pipe_table, tabular
 from polymode.core.sheets import csv_text
 from polymode.metrics.table import align, decimals_for, number
 from polymode.plots.forest import Comparison
@@ -58,33 +58,19 @@ def study_text(tables: Sequence[Table], claims: Sequence[Claim]) -> str:
 def _markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
-        rule = ["---", *["---:"] * (len(table.head) - 1)]
-        rows = [[as_markdown(text) for text in line] for line in (table.head, *table.lines)]
-        lines = [f"| {' | '.join(line)} |" for line in (rows[0], rule, *rows[1:])]
-        parts.append("\n".join([f"**{as_markdown(table.title)}**", "", *lines]))
+        head, *rows = [[as_markdown(text) for text in line] for line in (table.head, *table.lines)]
+        parts += [f"**{as_markdown(table.title)}**", pipe_table(head, rows)]
         if table.note:
-            parts[-1] += f"\n\n{as_markdown(table.note)}."
+            parts.append(f"{as_markdown(table.note)}.")
     return "\n\n".join(parts) + "\n"
 
 
 def _latex(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
-        rows = [" & ".join(map(as_tex, line)) + r" \\" for line in (table.head, *table.lines)]
-        parts.append(
-            "\n".join(
-                [
-                    f"% {table.title}: {table.note}; needs \\usepackage{{booktabs}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}",
-                    r"\toprule",
-                    rows[0],
-                    r"\midrule",
-                    *rows[1:],
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                ]
-            )
-        )
+        head, *rows = [[as_tex(text) for text in line] for line in (table.head, *table.lines)]
+        needs = f"% {table.title}: {table.note}; needs \\usepackage{{booktabs}}"
+        parts.append(f"{needs}\n{tabular(head, rows)}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -57,8 +57,8 @@ def listed(names: Sequence[str]) -> str:
     >>> listed(["a", "b"]), listed(list("abcdef"))
     ('a, b', 'a, b, c, d and 2 more')
     """
-    rest = len(names) - NAMED
-    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:NAMED])} and {rest} more"
+    more = len(names) - NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {more} more"
 
 
 def _failed(failures: Failures) -> Iterator[Alert]:
@@ -67,10 +67,10 @@ def _failed(failures: Failures) -> Iterator[Alert]:
         return
     text = "They are missing from the leaderboard; failures.jsonl has the tracebacks."
     if not isinstance(failures, int):
-        said = [f"{f.get('method', '?')}, seed {f.get('seed', '?')}" for f in failures]
+        cells = [f"{f.get('method', '?')}, seed {f.get('seed', '?')}" for f in failures]
         reasons = dict.fromkeys(str(f.get("error", "")) for f in failures)
         errors = "; ".join(reason[:200] for reason in list(reasons)[:2] if reason)
-        text = f"{listed(said)}{f': {errors}' if errors else ''}. {text}"
+        text = f"{listed(cells)}{f': {errors}' if errors else ''}. {text}"
     yield Alert(f"{count} cell{'s' if count > 1 else ''} failed", text, "error")
 
 
@@ -86,9 +86,11 @@ def _one_seed(board: Leaderboard) -> Iterator[Alert]:
 
 def _unmixed(entry: Entry) -> Iterator[Alert]:
     """Warn where R-hat of predictions says so; numbers whose name starts with r_hat."""
-    rows = [row for each in entry.results for row in each.rows if row.metric.startswith("r_hat")]
-    known = [(value, row) for row in rows if (value := r_hat_of(row)) is not None]
-    value, row = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    rows = [
+        row for results in entry.results for row in results.rows if row.metric.startswith("r_hat")
+    ]
+    measured = [(value, row) for row in rows if (value := r_hat_of(row)) is not None]
+    value, row = max(measured, key=lambda pair: pair[0], default=(0.0, None))
     if row is not None and value > UNMIXED:
         where = "" if row.dataset == "test" else f" on {row.dataset}"
         yield Alert(
@@ -129,36 +131,36 @@ def _most(entry: Entry, metric: str, of: str = "") -> float | None:
             base = results.get(row.dataset, of) if of else None
             if row.metric != metric or row.value is None or (of and base is None):
                 continue
-            whole = base.value if base is not None else 1.0
-            if whole:
-                values.append(row.value / whole)
+            scale = base.value if base is not None else 1.0
+            if scale:
+                values.append(row.value / scale)
     return max(values, default=None)
 
 
 def _not_converged(board: Leaderboard) -> Iterator[Alert]:
     """Warn where the train loss still falls clearly at the end of training."""
-    said = []
+    labels = []
     for label in board.labels:
         slope, drop = (_curve(board, label, name) for name in ("train_slope", "train_drop"))
         error = _largest_error(board, label, "train_slope")
         if slope is None or drop is None or drop <= 0:
             continue
         if slope + 2 * error < 0 and -slope > FALLING * drop:
-            said.append(
+            labels.append(
                 f"{label} by {-slope:.2g} ± {error:.1g} nats/example, {100 * -slope / drop:.0f} %"
                 " of its whole fall"
             )
-    if said:
+    if labels:
         yield Alert(
             "Not converged",
-            f"The train loss was still falling over the last fifth of training: {listed(said)}."
+            f"The train loss was still falling over the last fifth of training: {listed(labels)}."
             " Train for more epochs (--set epochs=...), or with a larger learning rate.",
         )
 
 
 def _overfits(board: Leaderboard) -> Iterator[Alert]:
     """Warn where the validation NLL of members was clearly lower before the end of training."""
-    said = []
+    labels = []
     for label in board.labels:
         names = ("val_rise", "best_val_nll", "best_val_at")
         rise, best, place = (_curve(board, label, name) for name in names)
@@ -166,13 +168,13 @@ def _overfits(board: Leaderboard) -> Iterator[Alert]:
             continue
         error = _largest_error(board, label, "val_rise")
         if rise - 2 * error > 0 and rise > max(RISING * abs(best), LEAST_RISE):
-            said.append(
+            labels.append(
                 f"{label} from {best:.3g} at {100 * place:.0f} % of training to {best + rise:.3g}"
             )
-    if said:
+    if labels:
         yield Alert(
             "Overfits",
-            f"The members' validation NLL was lower before training ended: {listed(said)}. Train"
+            f"The members' validation NLL was lower before training ended: {listed(labels)}. Train"
             " for fewer epochs, or with a larger prior precision, more data or augmentation. The"
             " mixture of the members may be better than they are: see its test NLL.",
         )
@@ -193,7 +195,7 @@ def _largest_error(board: Leaderboard, label: str, metric: str) -> float:
 
 def _backwards(board: Leaderboard) -> Iterator[Alert]:
     """Warn where an OOD score ranks clearly worse than chance, one alert per score."""
-    found: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
     for column in board.columns:
         name = column.dataset.removeprefix("ood:")
         if not column.metric.startswith("auroc_") or not is_headline(column.metric):
@@ -203,12 +205,12 @@ def _backwards(board: Leaderboard) -> Iterator[Alert]:
         for label in board.labels:
             cell = board[label, column.dataset, column.metric]
             if cell.mean is not None and cell.mean + 2 * (cell.standard_error or 0.0) < 0.5:
-                found.setdefault(column.title, []).append(f"{label} on {name} {cell.mean:.3f}")
-    for title, said in found.items():
+                below.setdefault(column.title, []).append(f"{label} on {name} {cell.mean:.3f}")
+    for title, labels in below.items():
         yield Alert(
             f"{title} below 0.5",
-            f"{listed(said)}: the score is lower on these inputs than on the test set, so it would"
-            " accept them as familiar. This happens when all members extrapolate alike.",
+            f"{listed(labels)}: the score is lower on these inputs than on the test set, so it"
+            " would accept them as familiar. This happens when all members extrapolate alike.",
         )
 
 

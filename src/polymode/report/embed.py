@@ -68,9 +68,9 @@ def rows(displays: Sequence[Display], labels: Collection[str] = ()) -> list[list
     The last group of a row takes what is left of it.
     """
     packed: list[list[Group]] = []
-    for (_, caption), same in groupby(displays, lambda each: (type(each), each.shared)):
+    for (_, caption), same in groupby(displays, lambda display: (type(display), display.shared)):
         drawn = [figure(display, labels) for display in same]
-        used = min(ACROSS, sum(each.cells for each in drawn))
+        used = min(ACROSS, sum(fig.cells for fig in drawn))
         left = ACROSS - sum(group.span for group in packed[-1]) if packed else 0
         if used > left:
             packed.append([])
@@ -140,10 +140,10 @@ def file_name(text: str) -> str:
 def compact(svg: str) -> str:
     """Return the same drawing in fewer bytes: no prologue, little white space, short names."""
     svg = re.sub(PROLOGUE, "", svg, flags=re.S)
-    svg = re.sub(r"base64,[^\"]*", lambda found: re.sub(r"\s+", "", found[0]), svg)
+    svg = re.sub(r"base64,[^\"]*", lambda match: re.sub(r"\s+", "", match[0]), svg)
     svg = re.sub(r">\s+<", "><", svg)
     svg = re.sub(r'(<use [^>]*?)transform="translate\((\S+) 0\)"', r'\1x="\2"', svg)
-    svg = re.sub(r'(?<= d=")[^"]*', lambda found: re.sub(r"\s*([A-Za-z])\s*", r"\1", found[0]), svg)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda match: re.sub(r"\s*([A-Za-z])\s*", r"\1", match[0]), svg)
     return _rename(svg).strip()
 
 
@@ -152,7 +152,7 @@ def _rename(svg: str) -> str:
     used = dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     names = {name: f"{place:x}".translate(LETTERS) for place, name in enumerate(used)}
     svg = re.sub(r' id="([^"]*)"', lambda f: f' id="{names[f[1]]}"' if f[1] in names else "", svg)
-    return re.sub(r'((?:href="|url\()#)([^")]+)', lambda found: found[1] + names[found[2]], svg)
+    return re.sub(r'((?:href="|url\()#)([^")]+)', lambda match: match[1] + names[match[2]], svg)
 
 
 def _few(text: str) -> list[list[str]]:

@@ -6,18 +6,22 @@ section, for the methods with the lowest test NLL; tables have them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from polymode.examinations import findings_of
+from polymode.metrics.diversity import ensemble_size_curve, pairwise_disagreement
 from polymode.metrics.leaderboard import Entry, Leaderboard
 from polymode.metrics.results import Results
 from polymode.plots import (
     Display,
+    Style,
     confidence_gap,
     cost_pareto,
+    diversity_heat_map,
+    diversity_plane,
     entropy_scatter,
     map_limits,
     ood_histogram,
@@ -28,6 +32,7 @@ from polymode.plots import (
     risk_coverage,
     severity,
     severity_spread,
+    size_curve,
     uncertainty_maps,
 )
 from polymode.plots.ood_histogram import scores
@@ -35,13 +40,16 @@ from polymode.plots.regression_band import default_view
 from polymode.plots.reliability import default_start, pooled
 from polymode.plots.severity import shifts
 from polymode.prediction import CategoricalPrediction
-from polymode.report.diversity import curves, maps, planes, styles_of
 from polymode.report.mistakes import Plain, by_class, confusions, example_rows, pictures
 from polymode.report.tables import ood_sets, ranked
 
 MOST = 4  # methods with a figure of their own
 POOLED = 20_000  # confidences that a diagram pools: fewer seeds if the test set is large
 SCATTERS = 2  # methods with a scatter of their entropies, which takes many bytes
+EXAMPLES = 1000  # of the test set, that members are compared on
+SIZES = 6  # numbers of modes on the curve, at most
+SUBSETS = 10  # of modes that each of them is averaged over
+REFERENCE = "deep_ensemble"  # its networks are the unit in which others are counted
 SHIFTS = 3  # with more kinds of shift than this, none has a figure of its own
 
 Maker = Callable[[Leaderboard], Sequence[Display]]
@@ -49,20 +57,20 @@ Maker = Callable[[Leaderboard], Sequence[Display]]
 
 def figures(board: Leaderboard) -> tuple[dict[str, list[Display]], dict[str, list[str]]]:
     """Return the displays by section, and why something was not drawn where that is so."""
-    made: dict[str, list[Display]] = {}
+    displays: dict[str, list[Display]] = {}
     reasons: dict[str, list[str]] = {}
     for anchor, makers in MAKERS.items():
         for maker in makers:
             try:
-                made.setdefault(anchor, []).extend(maker(board))
+                displays.setdefault(anchor, []).extend(maker(board))
             except ValueError as reason:  # these data cannot be drawn so; the page is worth more
                 reasons.setdefault(anchor, []).append(str(reason))
-    return made, reasons
+    return displays, reasons
 
 
 def _gaps(board: Leaderboard) -> list[Display]:
     able = _pooled(_with_classes(board))
-    return [confidence_gap(able, styles=styles_of(board, able))] if len(able) > 1 else []
+    return [confidence_gap(able, styles=_styles_of(board, able))] if len(able) > 1 else []
 
 
 def _reliability(board: Leaderboard) -> list[Display]:
@@ -70,27 +78,30 @@ def _reliability(board: Leaderboard) -> list[Display]:
     able = _pooled(_first(_with_classes(board)))
     if not able:
         return []
-    made = {k: reliability(kept, label=k, style=styles[k]) for k, kept in able.items()}
-    start = default_start(list(made.values()))
-    for label, display in made.items():  # not drawn yet: the axes of all begin at the same place
+    diagrams = {k: reliability(seeds, label=k, style=styles[k]) for k, seeds in able.items()}
+    start = default_start(list(diagrams.values()))
+    for (
+        label,
+        display,
+    ) in diagrams.items():  # not drawn yet: all axes begin at the same place
         confidence, _ = pooled(able[label], "test", "reliability")
         counts, edges = np.histogram(confidence, len(display.data["histogram"]), (start, 1))
         display.data |= {"histogram": counts, "histogram_edges": edges, "start": np.array([start])}
-    return list(made.values())
+    return list(diagrams.values())
 
 
 def _quantiles(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
     able = {k: r for k, r in _keeping(board, "test").items() if not _classes(r[0])}
     return [
-        regression_calibration(kept, label=label, style=styles[label])
-        for label, kept in _first(able).items()
+        regression_calibration(seeds, label=label, style=styles[label])
+        for label, seeds in _first(able).items()
     ]
 
 
 def _risks(board: Leaderboard) -> list[Display]:
     able = _with_classes(board)
-    return [risk_coverage(able, styles=styles_of(board, able))] if able else []
+    return [risk_coverage(able, styles=_styles_of(board, able))] if able else []
 
 
 def _confusions(board: Leaderboard) -> list[Display]:
@@ -108,7 +119,7 @@ def mistakes(board: Leaderboard) -> tuple[list[Plain], list[Plain]]:
 
 def _with_examples(board: Leaderboard) -> dict[str, Results]:
     """Return the first seed's results of the methods that keep examples."""
-    return {label: kept[0] for label, kept in _first(_keeping(board, "examples")).items()}
+    return {label: seeds[0] for label, seeds in _first(_keeping(board, "examples")).items()}
 
 
 def _maps(board: Leaderboard) -> list[Display]:
@@ -150,7 +161,7 @@ def _scatters(board: Leaderboard) -> list[Display]:
 
 def _bands(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
-    first = {k: kept[0] for k, kept in _first(_keeping(board, "curve", "train")).items()}
+    first = {k: seeds[0] for k, seeds in _first(_keeping(board, "curve", "train")).items()}
     single = [r for r in first.values() if r.kept["curve"].prediction.mean.shape[-1] == 1]
     if not single or len(single) < len(first):
         return []
@@ -175,13 +186,13 @@ def _histograms(board: Leaderboard) -> list[Display]:
         able = with_ood
         if score != "predictive_entropy":
             able = {k: r for k, r in able.items() if r[0].kept["test"].prediction.has_epistemic}
-        values = [each for r in able.values() for one in r for each in scores(one, score).values()]
+        values = [v for seeds in able.values() for r in seeds for v in scores(r, score).values()]
         if not values:
             continue
         limits = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
         displays += [
-            ood_histogram(kept, score=score, label=label, limits=limits, style=styles[label])
-            for label, kept in able.items()
+            ood_histogram(seeds, score=score, label=label, limits=limits, style=styles[label])
+            for label, seeds in able.items()
         ]
     return displays
 
@@ -203,26 +214,96 @@ def _costs(board: Leaderboard) -> list[Display]:
 
 
 def _planes(board: Leaderboard) -> list[Display]:
-    return planes(board, _with_members(board))
+    """Return accuracy and disagreement of all methods' pairs, in one figure."""
+    pairs, classes = {}, 2
+    for label, results in _with_members(board).items():
+        prediction, targets, _ = results.kept["test"]
+        if not isinstance(prediction, CategoricalPrediction) or targets is None:
+            return []
+        first, classes = prediction[:EXAMPLES], prediction.mean.shape[-1]
+        assert isinstance(first, CategoricalPrediction)
+        hits = first.log_probs.argmax(-1) == targets[:EXAMPLES].to(first.log_probs.device)
+        pairs[label] = (hits.double().mean(-1).tolist(), pairwise_disagreement(first))
+    if not pairs:
+        return []
+    plane = diversity_plane(pairs, num_classes=classes, styles=_styles_of(board, pairs))
+    return [_with_sample(plane, board)]
 
 
 def _curves(board: Leaderboard) -> list[Display]:
-    return curves(board, _with_members(board))
+    """Return the NLL against the number of modes, all methods in one figure, if any has several."""
+    members, by_size = _with_members(board), {}
+    for label, results in members.items():
+        prediction, targets, _ = results.kept["test"]
+        if targets is not None:
+            by_size[label] = ensemble_size_curve(
+                prediction[:EXAMPLES],
+                targets[:EXAMPLES],
+                sizes=_sizes(prediction.num_modes),
+                num_subsets=SUBSETS,
+            )
+    if not any(len(curve.sizes) > 1 for curve in by_size.values()):
+        return []
+    reference = next((k for k in by_size if members[k].method == REFERENCE), None)
+    curve = size_curve(by_size, reference=reference, styles=_styles_of(board, by_size))
+    return [_with_sample(curve, board)]
 
 
 def _pairs(board: Leaderboard) -> list[Display]:
-    return maps(board, _first(_with_members(board)))
+    """Return the disagreement of each pair of members, one figure per method, on shared colours."""
+    matrices = {}
+    for label, results in _first(_with_members(board)).items():
+        prediction = results.kept["test"].prediction
+        if not isinstance(prediction, CategoricalPrediction):
+            return []
+        if prediction.num_samples > 2:
+            matrices[label] = pairwise_disagreement(prediction[:EXAMPLES])
+    top = max((float(matrix.max()) for matrix in matrices.values()), default=0.0)
+    return [
+        _with_sample(
+            diversity_heat_map(
+                matrix, label=label, limits=(0.0, top or 1.0), unit="fraction of inputs"
+            ),
+            board,
+        )
+        for label, matrix in matrices.items()
+    ]
+
+
+def _styles_of(board: Leaderboard, labels: Iterable[str]) -> dict[str, Style]:
+    """Return how some methods look: as everywhere else on the page."""
+    styles = palette(board.labels)
+    return {label: styles[label] for label in labels}
+
+
+def _sizes(modes: int) -> list[int]:
+    """Return a few numbers of modes in even ratios, from the first to the last.
+
+    >>> _sizes(5), _sizes(100)
+    ([1, 2, 3, 4, 5], [1, 3, 6, 16, 40, 100])
+    """
+    if modes <= SIZES:
+        return list(range(1, modes + 1))
+    return sorted({round(modes ** (i / (SIZES - 1))) for i in range(SIZES)})
+
+
+def _with_sample(display: Display, board: Leaderboard) -> Display:
+    """Add to the caption which data the figure shows."""
+    first = next(iter(_with_members(board).values()))
+    n = min(EXAMPLES, len(first.kept["test"].prediction))
+    display.shared += f" Test set, n = {n:,}, seed {first.seed}."
+    return display
 
 
 def _examined(board: Leaderboard) -> list[Display]:
     """Return the figures of examinations, of the first seed of each method."""
-    styles, found = palette(board.labels), list[Display]()
+    styles, displays = palette(board.labels), list[Display]()
     entries = {entry.label: entry for entry in board.entries}
     for label in _first(dict.fromkeys(ranked(board))):
         for findings in findings_of(entries[label].results[0]).values():
             if findings.arrays:
-                found += findings.displays(label=label, style=styles[label]).values()
-    return sorted(found, key=lambda display: type(display).__name__)
+                displays += findings.displays(label=label, style=styles[label]).values()
+    return sorted(displays, key=lambda display: type(display).__name__)
 
 
 MAKERS: dict[str, list[Maker]] = {
@@ -252,18 +333,18 @@ def _pooled(by_label: dict[str, list[Results]]) -> dict[str, list[Results]]:
 
 def _with_members(board: Leaderboard) -> dict[str, Results]:
     """Return the first seed's results of methods with at least two members, by label."""
-    kept = _keeping(board, "test")
-    return {k: r[0] for k, r in kept.items() if r[0].kept["test"].prediction.num_samples > 1}
+    seeds = _keeping(board, "test")
+    return {k: r[0] for k, r in seeds.items() if r[0].kept["test"].prediction.num_samples > 1}
 
 
 def _keeping(board: Leaderboard, *datasets: str) -> dict[str, list[Results]]:
     """Return the results that keep predictions of these data sets, by label, the best first."""
     entries = {entry.label: entry for entry in board.entries}
-    found = {label: _kept(entries[label], datasets) for label in ranked(board)}
-    return {label: results for label, results in found.items() if results}
+    by_label = {label: _with_predictions(entries[label], datasets) for label in ranked(board)}
+    return {label: results for label, results in by_label.items() if results}
 
 
-def _kept(entry: Entry, datasets: Sequence[str]) -> list[Results]:
+def _with_predictions(entry: Entry, datasets: Sequence[str]) -> list[Results]:
     return [r for r in entry.results if all(name in r.kept for name in datasets)]
 
 

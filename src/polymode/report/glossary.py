@@ -37,13 +37,13 @@ def glossary(board: Leaderboard) -> dict[str, Meaning]:
     order = [*FAMILIES.values(), EXAMINED_FAMILY]
     families = {name: _family(column) for name, column in columns.items()}
     names = dict.fromkeys(column.metric for column in board.columns)
-    found = {}
-    for number, name in enumerate(sorted(names, key=lambda each: order.index(families[each]))):
+    meanings = {}
+    for number, name in enumerate(sorted(names, key=lambda metric: order.index(families[metric]))):
         column = columns[name]
         summary = summaries.get(name, "a metric of your own")
         better = BETTER.get(column.direction, "")
         summary = summary.removesuffix(f"; {BETTER['']}")
-        found[name] = Meaning(
+        meanings[name] = Meaning(
             f"metric-{number + 1}-{file_name(name)}",
             title_of(name),
             column.unit,
@@ -51,7 +51,7 @@ def glossary(board: Leaderboard) -> dict[str, Meaning]:
             summary,
             families[name],
         )
-    return found
+    return meanings
 
 
 def _family(column: Column) -> str:

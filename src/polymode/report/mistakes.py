@@ -37,7 +37,7 @@ class Plain(NamedTuple):
 
 def confusions(able: Mapping[str, list[Results]], styles: Mapping[str, Style]) -> list[Display]:
     """Return one confusion matrix per method."""
-    return [confusion(kept, label=label, style=styles[label]) for label, kept in able.items()]
+    return [confusion(seeds, label=label, style=styles[label]) for label, seeds in able.items()]
 
 
 def pictures(able: Mapping[str, Results], styles: Mapping[str, Style]) -> list[Display]:
@@ -50,9 +50,9 @@ def pictures(able: Mapping[str, Results], styles: Mapping[str, Style]) -> list[D
 
 
 def _pictured(results: Results) -> bool:
-    kept = results.kept["examples"]
-    classes = isinstance(kept.prediction, CategoricalPrediction)
-    return classes and kept.inputs is not None and is_image(kept.inputs.shape[1:])
+    prediction, _, inputs = results.kept["examples"]
+    classes = isinstance(prediction, CategoricalPrediction)
+    return classes and inputs is not None and is_image(inputs.shape[1:])
 
 
 def by_class(able: Mapping[str, list[Results]]) -> list[Plain]:
@@ -62,7 +62,7 @@ def by_class(able: Mapping[str, list[Results]]) -> list[Plain]:
     """
     if not able:
         return []
-    matrices = {label: confusion(kept).data["count"] for label, kept in able.items()}
+    matrices = {label: confusion(seeds).data["count"] for label, seeds in able.items()}
     first = next(iter(able.values()))
     size = len(next(iter(matrices.values())))
     names = class_names(first[0], size)
@@ -95,14 +95,14 @@ def by_class(able: Mapping[str, list[Results]]) -> list[Plain]:
 
 def _line(counts: np.ndarray, names: Sequence[str], place: int) -> list[str]:
     """Return recall, precision and the most frequent mistake of one class."""
-    right, all_of, said = counts[place, place], counts[place].sum(), counts[:, place].sum()
+    right, all_of, answers = counts[place, place], counts[place].sum(), counts[:, place].sum()
     wrong = counts[place].copy()
     wrong[place] = 0
     most = int(wrong.argmax())
     mistake = f"{names[most]} ({100 * wrong[most] / all_of:.0f} %)" if wrong[most] else "–"
     return [
         f"{right / all_of:.3f}" if all_of else "n/a",
-        f"{right / said:.3f}" if said else "n/a",
+        f"{right / answers:.3f}" if answers else "n/a",
         mistake,
     ]
 
@@ -113,29 +113,29 @@ def example_rows(able: Mapping[str, Results]) -> list[Plain]:
 
 
 def _rows(label: str, results: Results) -> Plain:
-    kept = results.kept["examples"]
-    assert kept.targets is not None and kept.inputs is not None
-    x = numbers(kept.inputs.flatten(1))
-    shown = min(FEATURES, x.shape[1])
-    digits = [decimals_for(x[:, i].tolist()) for i in range(shown)]
-    head, texts = _answers(results, kept)
+    examples = results.kept["examples"]
+    assert examples.targets is not None and examples.inputs is not None
+    x = numbers(examples.inputs.flatten(1))
+    num_features = min(FEATURES, x.shape[1])
+    digits = [decimals_for(x[:, i].tolist()) for i in range(num_features)]
+    head, texts = _answers(results, examples)
     lines = []
-    for order, places in zip(ORDERS, telling(kept.prediction, kept.targets), strict=True):
+    for order, places in zip(ORDERS, telling(examples.prediction, examples.targets), strict=True):
         for place in places.tolist():
-            inputs = [number(float(x[place, i]), None, digits[i]) for i in range(shown)]
+            inputs = [number(float(x[place, i]), None, digits[i]) for i in range(num_features)]
             lines.append([order, *texts[place], *inputs])
-    rest = x.shape[1] - shown
-    more = f"; {rest:,} more inputs are not shown" if rest else ""
-    names = [f"input {i + 1}" for i in range(shown)] if shown > 1 else ["input"]
-    classes = isinstance(kept.prediction, CategoricalPrediction)
+    hidden = x.shape[1] - num_features
+    more = f"; {hidden:,} more inputs are not shown" if hidden else ""
+    names = [f"input {i + 1}" for i in range(num_features)] if num_features > 1 else ["input"]
+    classes = isinstance(examples.prediction, CategoricalPrediction)
     wrong = "the most confident mistakes" if classes else "the largest errors in units of std"
     note = f"Seed {results.seed}{more}. Surely wrong: {wrong}."
     return Plain(label, ["", *head, *names], lines, note)
 
 
-def _answers(results: Results, kept: Kept) -> tuple[list[str], list[list[str]]]:
+def _answers(results: Results, examples: Kept) -> tuple[list[str], list[list[str]]]:
     """Return headings and, for each example, what is true, what was predicted, and how surely."""
-    prediction, targets = kept.prediction, kept.targets
+    prediction, targets = examples.prediction, examples.targets
     assert targets is not None
     if isinstance(prediction, CategoricalPrediction):
         names = class_names(results, prediction.mean.shape[-1])

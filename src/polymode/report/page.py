@@ -96,7 +96,7 @@ def render(
     facts = environment if environment is not None else present()
     methods = list(dict.fromkeys(entry.method for entry in board.entries))
     cards = [card(name) for name in methods]
-    bibtex = "\n\n".join(each["bibtex"] for each in cards if "bibtex" in each)
+    bibtex = "\n\n".join(c["bibtex"] for c in cards if "bibtex" in c)
     all_numbers, ending = csv_uri(_csv(board))
     meanings = glossary(board)
     return fill(
@@ -108,12 +108,12 @@ def render(
         alerts=alerts(board, failures),
         sizes=sizes(board),
         numbers=(all_numbers, f"leaderboard.{ending}"),
-        comparisons=[compared(each) for each in comparisons],
+        comparisons=[compared(row) for row in comparisons],
         forest=rows([forest(comparisons)]) if comparisons else None,
         sections=sections(board),
-        cards=[{**each, "entries": _entries(board, each["name"])} for each in cards],
+        cards=[{**c, "entries": _entries(board, c["name"])} for c in cards],
         glossary=meanings,
-        families=list(dict.fromkeys(each.family for each in meanings.values())),
+        families=list(dict.fromkeys(meaning.family for meaning in meanings.values())),
         command=command,
         configs=_configurations(board),
         bibtex=bibtex,
@@ -122,32 +122,32 @@ def render(
     )
 
 
-def compared(each: Comparison) -> dict[str, str]:
+def compared(row: Comparison) -> dict[str, str]:
     """Return a number of a paper and ours as they are written, with the same decimals."""
-    spreads = [each.paper_spread, each.standard_error, each.tolerance]
-    digits = decimals_for([each.paper, each.ours], spreads)
+    spreads = [row.paper_spread, row.standard_error, row.tolerance]
+    digits = decimals_for([row.paper, row.ours], spreads)
     return {
-        "label": each.label,
-        "unit": " ".join(filter(None, [ARROWS[each.direction], each.unit])),
-        "paper": number(each.paper, each.paper_spread, digits),
-        "ours": number(each.ours, each.standard_error, digits),
-        "tolerance": f"± {number(each.tolerance, None, digits)}",
-        "verdict": each.verdict,
-        "sign": VERDICTS[each.verdict][0],
+        "label": row.label,
+        "unit": " ".join(filter(None, [ARROWS[row.direction], row.unit])),
+        "paper": number(row.paper, row.paper_spread, digits),
+        "ours": number(row.ours, row.standard_error, digits),
+        "tolerance": f"± {number(row.tolerance, None, digits)}",
+        "verdict": row.verdict,
+        "sign": VERDICTS[row.verdict][0],
     }
 
 
 def _configurations(board: Leaderboard) -> list[tuple[str, str, str, str]]:
     """Return label, colour, shape and configuration of each entry, in order."""
     styles = palette(board.labels)
-    found = []
+    configurations = []
     for entry in board.entries:
         results = entry.results[0]
         config = {"method": results.method, "net": results.net, **results.config}
         text = json.dumps({**config, "seeds": entry.seeds}, indent=1, sort_keys=True, default=str)
         color, marker = styles[entry.label]
-        found.append((entry.label, color, SHAPES[marker], text))
-    return found
+        configurations.append((entry.label, color, SHAPES[marker], text))
+    return configurations
 
 
 def _stats(
@@ -165,7 +165,7 @@ def _stats(
         ("cells", f"{len(every)} done" + (f", {failed} failed" if failed else "")),
     ]
     if comparisons:
-        good = sum(each.verdict in ("reproduced", "better") for each in comparisons)
+        good = sum(row.verdict in ("reproduced", "better") for row in comparisons)
         stats.append(("reproduced", f"{good} of {len(comparisons)}"))
     trained = [r.cost.train_seconds for r in every if r.cost.train_seconds is not None]
     if trained:
@@ -203,12 +203,12 @@ def duration(seconds: float) -> str:
 
 def _entries(board: Leaderboard, method: str) -> list[dict[str, Any]]:
     """Return what the entries of one method cost here."""
-    found = []
+    entries = []
     for place, entry in enumerate(board.entries, 1):
         if entry.method == method:
             cost = costs(entry)
             train = cost["train_seconds"]
-            found.append(
+            entries.append(
                 {
                     "label": entry.label,
                     "place": place,
@@ -216,7 +216,7 @@ def _entries(board: Leaderboard, method: str) -> list[dict[str, Any]]:
                     "predict": f"{cost['predict_ms']:,.1f} ms per 1,000 inputs",
                 }
             )
-    return found
+    return entries
 
 
 def _csv(board: Leaderboard) -> str:
@@ -230,9 +230,9 @@ def _csv(board: Leaderboard) -> str:
             for label in board.labels:
                 cell = board[label, column.dataset, column.metric]
                 numbers = (cell.mean, cell.standard_error, cell.example_error)
-                known = ["" if v is None else f"{v:.8g}" for v in numbers]
+                texts = ["" if v is None else f"{v:.8g}" for v in numbers]
                 kind = [cell.n, column.unit, column.direction, column.n]
-                lines.append([label, column.dataset, column.metric, *known, *kind])
+                lines.append([label, column.dataset, column.metric, *texts, *kind])
     return csv_text(lines)
 
 
@@ -240,6 +240,8 @@ def _facts(board: Leaderboard, environment: Mapping[str, Any]) -> list[tuple[str
     facts = [("seeds" if len(board.seeds) > 1 else "seed", ", ".join(map(str, board.seeds)))]
     versions = environment.get("versions", {})
     if isinstance(versions, Mapping) and versions:
-        facts.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))
-    rest = [(key, value) for key, value in environment.items() if key != "versions"]
-    return facts + [(key.replace("_", " "), str(value)) for key, value in rest if value is not None]
+        facts.append(
+            ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
+        )
+    further = {k: v for k, v in environment.items() if k != "versions" and v is not None}
+    return facts + [(key.replace("_", " "), str(value)) for key, value in further.items()]

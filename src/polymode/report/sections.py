@@ -133,17 +133,17 @@ class Section(NamedTuple):
 def sections(board: Leaderboard) -> list[Section]:
     """Return the sections for which there is something to show; the first is the leaderboard's."""
     drawn, reasons = figures(board)
-    made = []
+    sections = []
     for anchor, (short, title, text, unfold) in QUESTIONS.items():
         first, more = _tables(board, anchor)
-        shown = rows(drawn.get(anchor, []), board.labels)
+        figure_rows = rows(drawn.get(anchor, []), board.labels)
         missing = reasons.get(anchor, [])
         plain, examples = mistakes(board) if anchor == "mistakes" else ([], [])
-        if first or more or shown or missing or plain or examples:
-            aside = len(first) if anchor != "leaderboard" and _fit(first, shown) else 0
+        if first or more or figure_rows or missing or plain or examples:
+            aside = len(first) if anchor != "leaderboard" and _fit(first, figure_rows) else 0
             if anchor == "uncertainty" and not aside:
                 first = joined("Means over the examples of each data set", first)
-            made.append(
+            sections.append(
                 Section(
                     anchor,
                     short,
@@ -152,21 +152,21 @@ def sections(board: Leaderboard) -> list[Section]:
                     unfold,
                     first,
                     more,
-                    shown,
+                    figure_rows,
                     missing,
                     aside,
                     plain,
                     examples,
                 )  # fmt: skip
             )
-    return made
+    return sections
 
 
-def _fit(tables: list[Table], shown: list[list[Group]]) -> bool:
+def _fit(tables: list[Table], figure_rows: list[list[Group]]) -> bool:
     """Return whether tables have room next to the only row of figures, one below the other."""
-    if len(shown) != 1 or len(tables) > STACKED:
+    if len(figure_rows) != 1 or len(tables) > STACKED:
         return False
-    left = shown[0][-1].span - shown[0][-1].used
+    left = figure_rows[0][-1].span - figure_rows[0][-1].used
     fit = (len(table.heads) <= PER_CELL * left and not table.turned for table in tables)
     return left > 1 and all(fit)
 
@@ -197,8 +197,8 @@ def _tables(board: Leaderboard, anchor: str) -> tuple[list[Table], list[Table]]:
         return _known([of_metric(board, "disagreement", everywhere)]), []
     families = FAMILIES.get(anchor, ())
     first = _known(of_family(board, family, "test") for family in families)
-    rest = [name for name in _datasets(board) if name != "test"]
-    return first, [table for family in families for table in _by_dataset(board, family, rest)]
+    elsewhere = [name for name in _datasets(board) if name != "test"]
+    return first, [t for family in families for t in _by_dataset(board, family, elsewhere)]
 
 
 def _known(tables: Iterable[Table | None]) -> list[Table]:

@@ -62,7 +62,7 @@ class Head(NamedTuple):
 NO_TOPIC = Head("")
 
 
-class Shown(NamedTuple):
+class Written(NamedTuple):
     """One number as it is written; `value` is what it is sorted by, `note` counts from 1."""
 
     text: str
@@ -84,7 +84,7 @@ class Line(NamedTuple):
     color: str
     shape: str
     place: int
-    cells: list[Shown]
+    cells: list[Written]
     front: bool = False
 
 
@@ -115,16 +115,16 @@ class Table(NamedTuple):
     @property
     def marks(self) -> set[str]:
         """The marks that need a word of explanation."""
-        found = {cell.mark for line in self.lines for cell in line.cells if cell.mark}
-        return found | ({"pareto"} if any(line.front for line in self.lines) else set())
+        marks = {cell.mark for line in self.lines for cell in line.cells if cell.mark}
+        return marks | ({"pareto"} if any(line.front for line in self.lines) else set())
 
 
 def ranked(board: Leaderboard) -> list[str]:
     """Return the labels by test NLL, lowest first, and at the end those that have none."""
     cells = {label: board.cells.get((label, "test", "nll")) for label in board.labels}
-    known = {label: cell.mean for label, cell in cells.items() if cell and cell.mean is not None}
-    rest = [label for label in board.labels if label not in known]
-    return [*sorted(known, key=lambda label: known[label]), *rest]
+    nll = {label: cell.mean for label, cell in cells.items() if cell and cell.mean is not None}
+    without = [label for label in board.labels if label not in nll]
+    return [*sorted(nll, key=lambda label: nll[label]), *without]
 
 
 def leaderboard(board: Leaderboard) -> Table:
@@ -135,17 +135,17 @@ def leaderboard(board: Leaderboard) -> Table:
         if columns:
             parts.append((group_title(dataset, board), columns))
     columns = [column for _, part in parts for column in part]
-    made = table(board, "Leaderboard", [(_head(c), _cells_of(board, c)) for c in columns])
+    scores = table(board, "Leaderboard", [(_head(c), _cells_of(board, c)) for c in columns])
     heads, times = _cost_columns(board)
     front = board.pareto() if ("test", "nll") in {c[:2] for c in board.columns} else []
     lines = [
         line._replace(cells=[*line.cells, *times[line.label]], front=line.label in front)
-        for line in made.lines
+        for line in scores.lines
     ]
     place = next((i for i, c in enumerate(columns) if c[:2] == ("test", "nll")), -1)
     titles = [(title.replace("n = ", "n\u00a0=\u00a0"), len(part)) for title, part in parts]
     groups = [*((Head(title), span) for title, span in titles), (Head("cost"), len(heads))]
-    return made._replace(heads=made.heads + heads, lines=lines, groups=groups, sorted_by=place)
+    return scores._replace(heads=scores.heads + heads, lines=lines, groups=groups, sorted_by=place)
 
 
 def _in_front(column: Column) -> bool:
@@ -162,12 +162,12 @@ def _in_front(column: Column) -> bool:
 def ood_summary(board: Leaderboard) -> list[str]:
     """Return one data set each for near and far: the mean over them, or the only one there is."""
     datasets = list(dict.fromkeys(column.dataset for column in board.columns))
-    found = [mean for mean in OOD_MEANS.values() if mean in datasets]
+    summary = [mean for mean in OOD_MEANS.values() if mean in datasets]
     for name in ood_sets(board):
         near = name.removeprefix("ood:") in board.entries[0].results[0].near_ood
         if OOD_MEANS["near" if near else "far"] not in datasets:
-            found.append(name)
-    return found
+            summary.append(name)
+    return summary
 
 
 def ood_sets(board: Leaderboard) -> list[str]:
@@ -178,14 +178,14 @@ def ood_sets(board: Leaderboard) -> list[str]:
     return sorted(single, key=lambda name: name.removeprefix("ood:") not in near)
 
 
-def _cost_columns(board: Leaderboard) -> tuple[list[Head], dict[str, list[Shown]]]:
+def _cost_columns(board: Leaderboard) -> tuple[list[Head], dict[str, list[Written]]]:
     heads = [Head("train", "↓", "s"), Head("predict", "↓", "ms/1,000")]
     cells = {}
     for entry in board.entries:
         cost = costs(entry)
         cells[entry.label] = [
-            Shown(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
-            Shown(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
+            Written(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
+            Written(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
         ]
     return heads, cells
 
@@ -202,16 +202,16 @@ def sizes(board: Leaderboard) -> Table:
         Head("memory", "↓", "MB, parameters and buffers"),
     ]
 
-    def cells(entry: Entry) -> list[Shown]:
+    def cells(entry: Entry) -> list[Written]:
         cost = costs(entry)
         return [
-            Shown(str(len(entry.results)), "", len(entry.results)),
-            Shown(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
-            Shown(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
-            Shown(f"{cost['num_modes']:,}", "", cost["num_modes"]),
-            Shown(f"{cost['num_samples']:,}", "", cost["num_samples"]),
-            Shown(f"{cost['parameters']:,}", "", cost["parameters"]),
-            Shown(number(cost["memory_mb"], None, 2), "", cost["memory_mb"]),
+            Written(str(len(entry.results)), "", len(entry.results)),
+            Written(number(cost["train_seconds"], None, 1), "", cost["train_seconds"]),
+            Written(f"{cost['predict_ms']:,.1f}", "", cost["predict_ms"]),
+            Written(f"{cost['num_modes']:,}", "", cost["num_modes"]),
+            Written(f"{cost['num_samples']:,}", "", cost["num_samples"]),
+            Written(f"{cost['parameters']:,}", "", cost["parameters"]),
+            Written(number(cost["memory_mb"], None, 2), "", cost["memory_mb"]),
         ]
 
     return Table("Cost", heads, _lines(board, lambda label: cells(_entry(board, label))), [])
@@ -229,41 +229,41 @@ def of_family(board: Leaderboard, family: str, dataset: str) -> Table | None:
 
 def examinations(board: Leaderboard) -> list[Table]:
     """Return a table for each examination, with what it is."""
-    made = []
+    tables = []
     for dataset, columns in board.groups(full=True).items():
         columns = [column for column in columns if _has_values(board, column)]
         if dataset.startswith(EXAMINED) and columns:
             label = dataset.removeprefix(EXAMINED)
             name = label.partition(":")[0]
-            known = EXAMINATIONS.get(name).metadata if name in EXAMINATIONS else {}
-            title = f"{label}: {known['summary']}" if "summary" in known else label
-            made.append(table(board, title, [(_head(c), _cells_of(board, c)) for c in columns]))
-    return made
+            facts = EXAMINATIONS.get(name).metadata if name in EXAMINATIONS else {}
+            title = f"{label}: {facts['summary']}" if "summary" in facts else label
+            tables.append(table(board, title, [(_head(c), _cells_of(board, c)) for c in columns]))
+    return tables
 
 
 def joined(title: str, tables: Sequence[Table]) -> list[Table]:
     """Return tables of the same methods as one, their titles over their columns, if it is not wide.
 
-    The first heading of each table says of which metric it is.
+    The first heading of each table names its metric.
     """
-    if len(tables) < 2 or sum(len(each.heads) for each in tables) > JOINED:
+    if len(tables) < 2 or sum(len(part.heads) for part in tables) > JOINED:
         return list(tables)
     notes: list[str] = []
     lines = [line._replace(cells=[]) for line in tables[0].lines]
-    for each in tables:
-        notes += [note for note in each.notes if note not in notes]
-        places = {0: 0} | {i: notes.index(note) + 1 for i, note in enumerate(each.notes, 1)}
-        for line, other in zip(lines, each.lines, strict=True):
-            line.cells.extend(cell._replace(note=places[cell.note]) for cell in other.cells)
-    heads = [head for each in tables for head in each.heads]
-    groups = [(each.topic, len(each.heads)) for each in tables]
+    for part in tables:
+        notes += [note for note in part.notes if note not in notes]
+        places = {0: 0} | {i: notes.index(note) + 1 for i, note in enumerate(part.notes, 1)}
+        for line, part_line in zip(lines, part.lines, strict=True):
+            line.cells.extend(cell._replace(note=places[cell.note]) for cell in part_line.cells)
+    heads = [head for part in tables for head in part.heads]
+    groups = [(part.topic, len(part.heads)) for part in tables]
     return [Table(title, heads, lines, notes, groups=groups)]
 
 
 def of_metric(board: Leaderboard, metric: str, datasets: Sequence[str]) -> Table | None:
     """Return one metric with data sets as columns; None where no data set has it."""
-    known = {column[:2]: column for column in board.columns}
-    columns = [known[name, metric] for name in datasets if (name, metric) in known]
+    by_name = {column[:2]: column for column in board.columns}
+    columns = [by_name[name, metric] for name in datasets if (name, metric) in by_name]
     columns = [column for column in columns if _has_values(board, column)]
     if not columns:
         return None
@@ -294,10 +294,10 @@ def _mean_cell(entry: Entry, columns: Sequence[Column]) -> Cell:
     values = []
     for results in entry.results:
         rows = [results.get(column.dataset, column.metric) for column in columns]
-        known = [row.value for row in rows if row is not None and row.value is not None]
-        if len(known) < len(columns):
+        numbers = [row.value for row in rows if row is not None and row.value is not None]
+        if len(numbers) < len(columns):
             return Cell(None, None, 0, note="n/a (not at every severity)")
-        values.append(sum(known) / len(known))
+        values.append(sum(numbers) / len(numbers))
     return Cell(*mean_and_error(values), len(values))
 
 
@@ -309,7 +309,7 @@ def table(
 ) -> Table:
     """Return a table of columns, each a heading and the cells by label."""
     heads: list[Head] = []
-    columns: list[dict[str, Shown]] = []
+    columns: list[dict[str, Written]] = []
     notes: list[str] = []
     levels = chance_of(board)
     for head, cells in parts:
@@ -322,14 +322,14 @@ def table(
 
 def _written(
     cells: dict[str, Cell], notes: list[str], chance: float | None, arrow: str
-) -> dict[str, Shown]:
+) -> dict[str, Written]:
     """Write the cells of one column with as many decimals as they need; adds to the notes.
 
     The best of a column is marked as such only if it is not worse than `chance`.
     """
     direction = "up" if arrow == ARROWS["up"] else "down"
     digits = digits_for(cells.values())
-    shown = {}
+    written = {}
     for label, cell in cells.items():
         note = cell.note.removeprefix("n/a").strip(" ()")
         if note and note not in notes:
@@ -339,11 +339,11 @@ def _written(
         if mark == "best" and chance is not None and cell.mean is not None:
             mark = CHANCE if worse_than_chance(cell.mean, chance, direction) else mark
         place = notes.index(note) + 1 if note else 0
-        shown[label] = Shown(text, error, cell.mean, mark, place)
-    return shown
+        written[label] = Written(text, error, cell.mean, mark, place)
+    return written
 
 
-def _lines(board: Leaderboard, cells: Callable[[str], list[Shown]]) -> list[Line]:
+def _lines(board: Leaderboard, cells: Callable[[str], list[Written]]) -> list[Line]:
     styles = palette(board.labels)
     lines = []
     for label in ranked(board):

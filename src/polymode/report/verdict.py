@@ -10,16 +10,16 @@ from polymode.report.tables import ranked
 
 def verdict(board: Leaderboard) -> str:
     """Return which method has the lowest test NLL, by how much, and whether that is just noise."""
-    known = [label for label in ranked(board) if _mean(board, label) is not None]
-    if not known:
+    finite = [label for label in ranked(board) if _mean(board, label) is not None]
+    if not finite:
         return f"No method has a finite test NLL on {board.task}."
-    best = known[0]
-    cells = [board[label, "test", "nll"] for label in known]
+    best = finite[0]
+    cells = [board[label, "test", "nll"] for label in finite]
     digits = digits_for(cells)
     values = [number(cell.mean, cell.error, digits) for cell in cells]
-    if len(known) == 1:
+    if len(finite) == 1:
         return f"{best} reaches a test NLL of {values[0]} nats per example on {board.task}."
-    second = known[1]
+    second = finite[1]
     facts = f"{values[0]} nats per example against {values[1]} for {second}"
     gap = board.difference(second, best)
     if gap is None or gap.standard_error is None:
@@ -29,12 +29,12 @@ def verdict(board: Leaderboard) -> str:
     ends = [f"{end:.{digits}f}".replace("-", "−") for end in (gap.low, gap.high)]
     span = f"95 % interval {ends[0]} to {ends[1]}, {gap.n} seeds"
     size = f"{number(gap.mean, gap.standard_error, digits)} ({span})"
-    others = [label for label in known[2:] if board[label, "test", "nll"].tied]
-    also = f" Not clearly worse either: {listed(others)}." if others else ""
+    tied = [label for label in finite[2:] if board[label, "test", "nll"].tied]
+    also = f" Not clearly worse either: {listed(tied)}." if tied else ""
     if gap.clear and not board[second, "test", "nll"].tied:
         lead = f"{best} has the lowest test NLL on {board.task}"
         return f"{lead}: {facts}; paired difference {size}.{also}"
-    tests = f", too little for one of {len(known) - 1} comparisons" if gap.clear else ""
+    tests = f", too little for one of {len(finite) - 1} comparisons" if gap.clear else ""
     return (
         f"No clear winner on {board.task} by test NLL: {best} has {facts}, but the"
         f" paired difference is {size}{tests}.{also}"

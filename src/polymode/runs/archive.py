@@ -25,7 +25,7 @@ from polymode.tasks.readers.npz import npz_headers, read_npz
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 """By examination and name."""
-_ANY = 2**62  # where headers alone are read
+_ANY = 2**62  # where only headers are read
 
 
 def pack(predictions: Mapping[str, Kept], examined: Arrays | None = None) -> bytes:

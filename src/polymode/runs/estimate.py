@@ -1,7 +1,7 @@
 """How long a run will take: from cells that are finished, else from the first steps of a fit.
 
-An estimate says what it rests on. Recorded times are of whole cells; those of first steps are of
-training alone, since scoring cannot be timed without a posterior.
+An estimate says what it rests on. Recorded times are of whole cells; those of first steps
+cover only training, since scoring cannot be timed without a posterior.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cells as tasks of a Ray cluster: the same cells, told and written down in the same way.
+"""Cells as tasks of a Ray cluster, with the same events and results as in processes.
 
 A cell whose worker died is started again on another, from its last checkpoint where that machine
-sees the folder of the run. The caller alone writes results.
+sees the folder of the run. Only the caller writes results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_on_cluster(
     def hear(number: int, news: Any) -> None:
         cell = cells[number]
         if number in ended or (isinstance(news, Lost) and news.error == "cancelled"):
-            return  # words that came late; by Ctrl-C: it is to be done, not failed
+            return  # a late message; after Ctrl-C the cell is missing, not failed
         if number not in begun:  # what was said of its start may have been lost on the way
             tell(cell, None)
         begun.add(number)

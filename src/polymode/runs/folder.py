@@ -14,8 +14,8 @@
 Lines are appended and flushed to disk; one that was cut short by a crash is dropped when the next
 one is written. Nothing is removed to make room for something new: where a cell was run twice, its
 last line counts. Lines of results carry a digest of themselves and one of the predictions; a cell
-of which something was changed since is not done. Times are in `cost` and in the events; all else is
-the same for the same command.
+whose line or predictions were changed since is not done. Times are in `cost` and in the events; all
+else is the same for the same command.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class RunFolder:
     def results(self, *, predictions: bool = False) -> list[Results]:
         """Return the results in the order of the plan, the last one where a cell was run again.
 
-        Cells of which something is damaged are left out; `damage` names them.
+        Damaged cells are left out; `damage` names them.
         """
         places = {cell["key"]: n for n, cell in enumerate(self.config().get("cells", []))}
         last: dict[str, tuple[str, _Cell]] = {}

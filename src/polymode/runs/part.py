@@ -1,4 +1,4 @@
-"""What is to be run: a task and network with methods, or an experiment, each with options."""
+"""What a run consists of: a task and network with methods, or an experiment, with options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polymode.runs.settings import Setting
 
 
 class Arm(NamedTuple):
-    """A method with its options, and options of the network that are its alone."""
+    """A method with its options, and options of the network for this arm only."""
 
     method: str
     options: dict[str, Any]
@@ -60,10 +60,14 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Request:
-    """A run, before anything of it is looked up.
+    """A run, before any of its names is looked up.
 
-    `settings` are in rising precedence; `left_out` has lines for the user about what a file says
-    of methods that do not take part.
+    Attributes:
+        task, methods, seeds, net, preset: by name.
+        settings: in rising precedence.
+        out: folder; None for the default.
+        left_out: lines for the user about settings of methods that do not take part.
+        examine: examinations of each posterior.
     """
 
     task: str

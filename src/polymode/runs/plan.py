@@ -37,9 +37,9 @@ EVERY_CELL = "convergence"  # the examination that is made of all that is traine
 
 
 class Cell(NamedTuple):
-    """One fit: a method with its options, options of the network that are its alone, and a seed.
+    """One fit: a method with its options, further options of the network, and a seed.
 
-    `key` is the hash of all it depends on, `setup` that of all but the seed.
+    `key` is the hash of everything it depends on, `setup` of everything except the seed.
     """
 
     method: str

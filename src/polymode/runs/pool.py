@@ -1,8 +1,8 @@
-"""Cells in several processes: each works on one cell at a time, the parent alone writes results.
+"""Cells in several processes: each works on one cell at a time; only the parent writes results.
 
 Processes are started afresh (`spawn`), so nothing of the parent's state gets into them: task and
 network are built from their names. A process that dies takes its one cell with it, which counts as
-failed; another process takes its place. Ctrl-C reaches the parent alone, which passes it on once:
+failed; another process takes its place. Ctrl-C reaches only the parent, which passes it on once:
 training stops at a checkpoint, as in a single process.
 """
 
@@ -180,7 +180,7 @@ def _work(pipe: Connection, recipe: Recipe, threads: int) -> None:
     """Live as a worker: cells in, events and outcomes out, until the parent is gone."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if os.name == "posix":
-        os.setpgid(0, 0)  # Ctrl-C of the terminal goes to the parent alone
+        os.setpgid(0, 0)  # Ctrl-C of the terminal goes only to the parent
     signal.signal(signal.SIGINT, _leave)  # outside training, where there is nothing to keep
     try:
         if hasattr(signal, "pthread_sigmask"):

@@ -1,7 +1,7 @@
 """A run: the missing cells; a failing one does not stop the rest.
 
-What cells tell, from this process or from others, arrives in `_Book`, which alone writes the folder
-and moves the progress display.
+Events and outcomes of cells, from this process or others, arrive in `_Book`, the only writer of the
+folder and of the progress display.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Outlook(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is to be done, for people."""
+        """Number of cells, done and missing, with the estimate, for people."""
         done = len(self.cells) - len(self.todo)
         count = f"{len(self.cells)} cell{'s' if len(self.cells) > 1 else ''}"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -82,7 +82,7 @@ class Outlook(NamedTuple):
 def look_ahead(
     plan: Plan, folder: RunFolder, *, jobs: int = 1, fresh: bool = False, timed: bool = True
 ) -> Outlook:
-    """Return what is to be done and how long it may take; writes nothing.
+    """Return which cells are missing and how long they may take; writes nothing.
 
     Sums are rounded by the number of threads that share them, so a cell has as many as the folder's
     cells had before, whatever is left to do; else its share of the cores among `jobs` processes,

@@ -4,7 +4,7 @@ A study has parts; a part is one task and network with several arms (a method wi
 the name that the paper gives it), each run with several seeds; or an experiment, a function that
 is no single fit, with several sets of options and seeds. Presets choose the sizes: `smoke`
 takes seconds, `cpu` an hour or so on two cores with real data at reduced size, `paper` is the
-paper's own set-up. What a study shows is made from results alone, so that it can be made again from
+paper's own set-up. What a study shows is made only from results, so that it can be made again from
 the files of a run: tables and figures by name, claims with their verdicts, and, where the set-up is
 the paper's, its numbers compared with ours.
 """

@@ -3,7 +3,7 @@
 paper: 2 × 100 ReLUs with dropout 0.5 before every dense layer, inputs included; two 3x3
 convolutions of 32 channels, pooling, 100 ReLUs, dropout 0.5 before the two dense layers; SGD at
 0.01, batches of 128, 500 epochs; K = 10 in training, 100 in prediction; weight decay 1e-6 ‖W‖²
-beside a mean loss, which is λ = 2 · 10⁻⁶ N. The time against K is that of an MLP 4 × 1024.
+beside a mean loss, which is λ = 2 · 10⁻⁶ N. The time against K is measured with an MLP 4 × 1024.
 
 cpu: the same networks on 10,000 images, Adam, 40 and 8 epochs, 50 passes in prediction, half of the
 test set; time against K with the small MLP on 2,000 images. smoke has the small digits instead.

@@ -1,7 +1,7 @@
 """Numbers of the paper: negative log-likelihood and RMSE on UCI regressions, mean ± standard error.
 
 Source: Y. Li, Y. Gal, ICML 2017, tables 1 and 2 of the appendix; 20 standard splits. The HMC column
-is quoted there from another paper. Numbers on MNIST are in figures alone. Two cautions: naval's
+is quoted there from another paper. Numbers on MNIST are only in figures. Two cautions: naval's
 −2.80 is what a constant prediction with the targets' own standard deviation scores, so it shows no
 learning; and energy's 0.74 with an RMSE of 1.11 is better than any noise of one size could be.
 """

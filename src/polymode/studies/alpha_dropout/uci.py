@@ -7,8 +7,8 @@ noise that was learned is multiplied by the factor that is best there, since noi
 from residuals of the training data is too small. Then a new network is trained on the whole part.
 All rates are trained for the shortest length, the better half of them for the next.
 
-Two log-likelihoods are given, because papers differ: that of the mixture of passes, as in the
-paper, and that of one Gaussian with the mixture's mean and variance.
+Two log-likelihoods are given, because papers differ: of the mixture of passes, as in the paper, and
+of one Gaussian with the mixture's mean and variance.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def split(
 def tasks_of(dataset: str, seed: int) -> tuple[Task, Task]:
     """Return the task with a fifth of its training part held out, and with all of it.
 
-    The toy, which stands in where there are no files, is drawn anew for each seed and has a
+    The toy, which stands in where there are no files, is drawn again for each seed and has a
     validation set of its own.
     """
     if dataset != TOY:
@@ -169,7 +169,7 @@ def _part(name: str, preset: str) -> Experiment:
         shared |= {"rates": [0.01, 0.1], "epochs": [2, 4], "num_passes": 3}
     elif preset == "cpu":
         shared |= {"epochs": _EPOCHS.get(name, [100, 400])}
-    else:  # the optimiser is that of Li & Turner 2016, from which the paper takes it
+    else:  # the optimiser of Li & Turner 2016, from which the paper takes it
         shared |= {"epochs": [500], "lr": 0.001, "batch_size": 32}
     return Experiment(
         function=split,

@@ -56,7 +56,7 @@ TITLES = {
     "deviation": "orbit s.d. of probabilities",
     "kl": "symmetrised KL along orbits",
 }
-"""Metrics of which there are curves by the number of members."""
+"""Metrics with curves by the number of members."""
 
 Lookup = Callable[[str], dict[int, float]]
 cell = partial(mean_cell, missing="–")
@@ -208,7 +208,7 @@ def mean_over(sets: Sequence[str], look: Lookup) -> dict[int, float]:
 
 
 def scaled_ratio(runs: Runs, part: str, arm: str, where: str) -> dict[int, float]:
-    """Return √M times the ensemble's spread along orbits over that of one member, by seed.
+    """Return √M · (spread of the ensemble along orbits) / (spread of one member), by seed.
 
     1 if members are independent around an invariant mean, whose deviations average out as 1/√M;
     √M if they all deviate alike. That the ratio of spreads is at most 1 is convexity, and no

@@ -37,7 +37,7 @@ TOY, ISING, PARTIAL, CROSS = "toy", "ising", "partial", "cross_product"
 NTK = "NTK"
 PLACES = {"id": "in distribution", "ood": "out of distribution"}
 EQUIVARIANT = 0.1  # largest part of a member's squared deviation that its limit may have left
-GROUPED = (2, 5)  # sizes of sub-ensembles of which there are several
+GROUPED = (2, 5)  # sizes of sub-ensembles that occur several times
 NEAR = 0.15  # half-width of the logarithm's interval, so that "as predicted" says something
 
 
@@ -55,29 +55,33 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
     return {"smoke": _smoke, "cpu": _cpu, "paper": _paper}[preset]()
 
 
-def _made(
-    toy: dict[str, Any],
-    widths: dict[int, int],
-    ising: dict[str, Any],
-    partial: dict[str, Any],
-    cross: dict[str, Any],
-    solids: Sequence[str],
-    seeds: tuple[int, int],
+def _parts(
+    widths: dict[int, int], solids: Sequence[str], seeds: tuple[int, int], **options: dict[str, Any]
 ) -> dict[str, Part | Experiment]:
+    """Return the parts, with options of each experiment by its name.
+
+    Args:
+        widths: number of members of the Ising networks by width.
+        solids: whose rotations the cross product is trained on.
+        seeds: how many for the Ising networks, and how many for the others.
+    """
     few, many = (tuple(range(number)) for number in seeds)
-    sizes = ising["sizes"]
+    ising, cross = options[ISING], options[CROSS]
     arms = {
-        width_name(width): {**ising, "width": width, "num_modes": modes, "sizes": _to(sizes, modes)}
+        width_name(width): {
+            **ising, "width": width, "num_modes": modes,
+            "sizes": [size for size in ising["sizes"] if size <= modes],
+        }
         for width, modes in widths.items()
-    }
+    }  # fmt: skip
     return {
-        TOY: Experiment(function=experiments.toy, arms={"toy": toy}, seeds=many),
+        TOY: Experiment(function=experiments.toy, arms={"toy": options[TOY]}, seeds=many),
         ISING: Experiment(
             function=experiments.ising, arms={**arms, NTK: {**ising, "width": 0}}, seeds=few
         ),
         PARTIAL: Experiment(
             function=experiments.partial,
-            arms={name: {**partial, "rotations": name} for name in experiments.SETS},
+            arms={name: {**options[PARTIAL], "rotations": name} for name in experiments.SETS},
             seeds=many,
         ),
         CROSS: Experiment(
@@ -91,43 +95,43 @@ def _made(
     }
 
 
-def _to(sizes: Sequence[int], largest: int) -> list[int]:
-    return [size for size in sizes if size <= largest]
-
-
 def _smoke() -> dict[str, Part | Experiment]:
-    return _made(
-        {"width": 32, "num_modes": 4, "steps": [0, 1, 2, 3, 6]},
-        {32: 6, 64: 4},
-        {"num_train": 4, "num_test": 5, "steps": 4, "sizes": [1, 2, 4]},
-        {"num_train": 6, "num_test": 5, "times": [1, 100]},
-        {"width": 32, "num_modes": 4, "num_train": 4, "num_test": 3, "steps": 3},
-        ("tetrahedral", "octahedral"),
-        (2, 2),
+    return _parts(
+        widths={32: 6, 64: 4},
+        solids=("tetrahedral", "octahedral"),
+        seeds=(2, 2),
+        toy={"width": 32, "num_modes": 4, "steps": [0, 1, 2, 3, 6]},
+        ising={"num_train": 4, "num_test": 5, "steps": 4, "sizes": [1, 2, 4]},
+        partial={"num_train": 6, "num_test": 5, "times": [1, 100]},
+        cross_product={"width": 32, "num_modes": 4, "num_train": 4, "num_test": 3, "steps": 3},
     )
 
 
 def _cpu() -> dict[str, Part | Experiment]:
-    return _made(
-        {"num_modes": 100, "steps": list(experiments.STEPS)},
-        {512: 120, 1024: 40, 2048: 20},
-        {"steps": 25, "sizes": [1, 2, 5, 10, 20, 40, 120]},
-        {},
-        {},
-        ("tetrahedral", "octahedral", "icosahedral"),
-        (3, 5),
+    return _parts(
+        widths={512: 120, 1024: 40, 2048: 20},
+        solids=("tetrahedral", "octahedral", "icosahedral"),
+        seeds=(3, 5),
+        toy={"num_modes": 100, "steps": list(experiments.STEPS)},
+        ising={"steps": 25, "sizes": [1, 2, 5, 10, 20, 40, 120]},
+        partial={},
+        cross_product={},
     )
 
 
 def _paper() -> dict[str, Part | Experiment]:
-    return _made(
-        {"num_modes": 1000, "steps": list(experiments.STEPS)},
-        {512: 1000, 1024: 1000, 2048: 1000},
-        {"num_train": 128, "num_test": 200, "sizes": [1, 2, 5, 10, 20, 50, 100, 250, 500, 1000]},
-        {"num_train": 128},
-        {"num_modes": 1000, "num_train": 64, "num_test": 100},
-        ("tetrahedral", "octahedral", "icosahedral"),
-        (5, 5),
+    return _parts(
+        widths={512: 1000, 1024: 1000, 2048: 1000},
+        solids=("tetrahedral", "octahedral", "icosahedral"),
+        seeds=(5, 5),
+        toy={"num_modes": 1000, "steps": list(experiments.STEPS)},
+        ising={
+            "num_train": 128,
+            "num_test": 200,
+            "sizes": [1, 2, 5, 10, 20, 50, 100, 250, 500, 1000],
+        },
+        partial={"num_train": 128},
+        cross_product={"num_modes": 1000, "num_train": 64, "num_test": 100},
     )
 
 

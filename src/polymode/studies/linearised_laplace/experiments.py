@@ -151,7 +151,7 @@ def _wasserstein(spreads: dict[str, Tensor], end: int) -> Any:
 
 
 def _illustration(setup: Any, end: int, test: Any, gap: Any) -> list[Any]:
-    """Return evidences and held-out NLL at the talk's precisions, noise that of M at θ*."""
+    """Return evidences and held-out NLL at the talk's precisions, with the noise fitted at θ*."""
     start = torch.ones(1, dtype=torch.float64)
     beta = variant(setup, "linear", "single", start, MACKAY).choice.beta
     setup = with_one_group(setup)

@@ -1,4 +1,4 @@
-"""Tables and figures of the study, from results alone."""
+"""Tables and figures of the study, from its runs."""
 
 from __future__ import annotations
 
