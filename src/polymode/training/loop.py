@@ -199,21 +199,21 @@ def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
 def _batches(course: _Course, stack: Stack, epoch: int, position: int) -> Iterator[Batch]:
     """Yield the batches of one epoch from `position` on, augmented."""
     data, passes, seed = course.data, course.passes, course.seed
-    own, augment = passes.data_order == "own", passes.augment
+    by_member, augment = passes.data_order == "own", passes.augment
     assert not isinstance(augment, str)  # names have become functions
-    if own:
+    if by_member:
         seeds = [fold(member, "order", epoch) for member in stack.seeds]
         pairs = data.epoch_each(passes.batch_size, seeds, position)
     else:
         pairs = data.epoch(passes.batch_size, fold(seed, "order", epoch), position)
     for number, (x, y) in enumerate(pairs, position):
-        if augment is not None and own:
+        if augment is not None and by_member:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
             augmented = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
             x, y = (torch.stack(part) for part in zip(*augmented, strict=True))
         elif augment is not None:
             x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
-        yield Batch(x, y, own)
+        yield Batch(x, y, by_member)
 
 
 def _augmented(
@@ -298,13 +298,13 @@ def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None
 
 def _divergence(step: int, losses: list[float], finite: float, passes: Passes) -> Divergence:
     """Return what to raise; `losses` are those of all modes, or of this rank's."""
-    bad = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
+    faulty = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
     before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
     partial = len(losses) < ranks.num_modes(len(losses))
-    member = ranks.mode_number(bad[0]) if partial else bad[0]
+    member = ranks.mode_number(faulty[0]) if partial else faulty[0]
     return Divergence(
         f"training diverged at step {step:,}: the loss of member {member} is"
-        f" {losses[bad[0]]} ({len(bad)} of {len(losses)} members; mean loss"
+        f" {losses[faulty[0]]} ({len(faulty)} of {len(losses)} members; mean loss"
         f" {before}). {passes.advice}"
     )
 
