@@ -136,7 +136,7 @@ def test_few_snapshots(options, taken) -> None:
     state, problem, seen = path(config, modes=1)
     weights = swag.finish(config, problem, state)
     assert isinstance(weights, Gaussian)
-    steps = swag._steps(config, problem)
+    steps = swag.snapshot_steps(config, problem)
     assert len(steps) == taken
     mean, covariance = by_hand(seen[[step - 1 for step in steps], 0], 20, True)
     torch.testing.assert_close(flat(weights.stack.params)[0], mean, rtol=1e-10, atol=1e-12)

@@ -31,5 +31,5 @@ def autocovariance(draws: OnlyTensor) -> Tensor:
 def autocorrelation(draws: OnlyTensor) -> Tensor:
     """Return the autocovariance divided by that of lag 0; NaN for a chain that never moves."""
     check_call(autocorrelation, locals())
-    found = autocovariance(draws)
-    return found / found[:1]
+    covariances = autocovariance(draws)
+    return covariances / covariances[:1]

@@ -43,12 +43,12 @@ def ess_tail(draws: OnlyTensor) -> Tensor:
     check_call(ess_tail, locals())
     check(draws, chains=1)
     draws = draws.double()
-    found = []
+    sizes = []
     for level in TAILS:
         below = split((draws <= quantile(draws, level)).double())
-        found.append(ess_of(below).nan_to_num(nan=below.shape[0] * below.shape[1]))
+        sizes.append(ess_of(below).nan_to_num(nan=below.shape[0] * below.shape[1]))
     moves = draws.amax((0, 1)) > draws.amin((0, 1))
-    return torch.minimum(*found).where(moves, torch.nan)
+    return torch.minimum(*sizes).where(moves, torch.nan)
 
 
 def ess_mean(draws: OnlyTensor) -> Tensor:

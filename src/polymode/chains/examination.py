@@ -89,17 +89,17 @@ def chains(
     draws = function_draws(post, _inputs(task, inputs))
     nested = _nested(draws, superchains)
     number = len(weights.stack)
-    told = [measure("draws", float(len(draws)), unit="draws", n=number), *_facts(weights)]
+    facts = [measure("draws", float(len(draws)), unit="draws", n=number), *_facts(weights)]
     if nested and len(draws) < FEWEST:
-        return Findings((*nested, *told))
+        return Findings((*nested, *facts))
     try:
         check(draws)
     except ValueError as error:
         raise NotApplicable(str(error)) from None
-    found, size = rhat(draws), ess_bulk(draws)
+    values, size = rhat(draws), ess_bulk(draws)
     rows = [
-        _largest("r_hat", found),
-        measure("r_hat_median", _median(found), direction="down", n=len(found)),
+        _largest("r_hat", values),
+        measure("r_hat_median", _median(values), direction="down", n=len(values)),
         *nested,
         measure("ess_bulk", _least(size), unit="draws", direction="up", n=len(size)),
         measure("ess_bulk_median", _median(size), unit="draws", direction="up", n=len(size)),
@@ -107,18 +107,18 @@ def chains(
             "ess_tail", _least(ess_tail(draws)), unit="draws", direction="up", n=len(size)
         ),
         *_weights(weights),
-        *told,
+        *facts,
     ]  # fmt: skip
-    order = found.nan_to_num(nan=-1.0).argsort(descending=True)
-    shown = torch.stack([order[0], order[len(order) // 2]])
+    order = values.nan_to_num(nan=-1.0).argsort(descending=True)
+    places = torch.stack([order[0], order[len(order) // 2]])
     lags = min(LAGS, len(draws))
     return Findings(
         tuple(rows),
         {
-            "traces": draws[:, :, shown].permute(2, 0, 1).numpy(),  # worst and median; L, M
-            "autocorrelation": autocorrelation(draws[:, :, shown])[:lags].permute(2, 0, 1).numpy(),
-            "r_hat": found[shown].numpy(),
-            "r_hat of all": np.sort(found.numpy()),
+            "traces": draws[:, :, places].permute(2, 0, 1).numpy(),  # worst and median; L, M
+            "autocorrelation": autocorrelation(draws[:, :, places])[:lags].permute(2, 0, 1).numpy(),
+            "r_hat": values[places].numpy(),
+            "r_hat of all": np.sort(values.numpy()),
         },
     )
 
@@ -155,10 +155,10 @@ def _weights(weights: Samples) -> list[Row]:
     if flat.shape[2] > LOOKED_AT:
         order = torch.randperm(flat.shape[2], generator=generator(0, "chains"))
         flat = flat[:, :, order[:LOOKED_AT]]
-    found, size = rhat(flat), ess_bulk(flat)
+    values, size = rhat(flat), ess_bulk(flat)
     return [
-        _largest("weight_r_hat", found),
-        measure("weight_r_hat_median", _median(found), direction="down", n=len(found)),
+        _largest("weight_r_hat", values),
+        measure("weight_r_hat_median", _median(values), direction="down", n=len(values)),
         measure("weight_ess_median", _median(size), unit="draws", direction="up", n=len(size)),
     ]
 
@@ -190,11 +190,11 @@ def r_hat_of(row: Row) -> float | None:
     return math.inf if row.note == STUCK else row.value
 
 
-def _largest(name: str, found: Tensor) -> Row:
-    known = found[~found.isnan()]
-    value = float(known.max()) if len(known) else math.nan
+def _largest(name: str, values: Tensor) -> Row:
+    finite = values[~values.isnan()]
+    value = float(finite.max()) if len(finite) else math.nan
     note = STUCK if value == math.inf else ""
-    return measure(name, value, direction="down", n=len(found), note=note)
+    return measure(name, value, direction="down", n=len(values), note=note)
 
 
 def _least(values: Tensor) -> float:

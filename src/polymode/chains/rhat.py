@@ -120,13 +120,13 @@ def nested_rhat(draws: Draws, superchains: int) -> Tensor:
             f"`superchains` must divide the {chains} chains into at least 2 groups, got"
             f" {superchains}"
         )
-    each = chains // superchains
-    if length == 1 and each == 1:
+    per_group = chains // superchains
+    if length == 1 and per_group == 1:
         raise ValueError("nested R-hat of one draw per chain needs two chains per superchain")
-    grouped = draws.double().unflatten(1, (superchains, each))
+    grouped = draws.double().unflatten(1, (superchains, per_group))
     means = grouped.mean(0)  # (K, m, ...)
     within = grouped.var(0).mean(1) if length > 1 else torch.zeros_like(means[:, 0])
-    if each > 1:
+    if per_group > 1:
         within = within + means.var(1)
     between = means.mean(1).var(0)
     return (1 + between / within.mean(0)).sqrt()

@@ -191,6 +191,11 @@ class Config:
                     raise ValueError(rule.text.format(name=name, config=self))
 
 
+def rule(text: str, holds: Callable[[Any], bool]) -> Rule:
+    """Return what an option must be, or, among a class's `rules`, what must hold of its options."""
+    return Rule(text, holds)
+
+
 def belongs(field: str, **partner: Any) -> Rule:
     """Return the rule that an option keeps its default unless another has the value it needs.
 

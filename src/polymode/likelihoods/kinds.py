@@ -199,10 +199,10 @@ class _SharedScale(_Regression):
         """Return the likelihood of targets that are divided by `scale`; known noise is, too."""
         if self.learns:
             return self
-        known = torch.tensor(self._spec, dtype=torch.float64) / scale.double().cpu()
-        values = tuple(known.expand(target_size).tolist())
-        one = len(set(values)) == 1
-        return dataclasses.replace(self, **{self._field: values[0] if one else values})  # type: ignore[type-var]
+        noise = torch.tensor(self._spec, dtype=torch.float64) / scale.double().cpu()
+        values = tuple(noise.expand(target_size).tolist())
+        same = len(set(values)) == 1
+        return dataclasses.replace(self, **{self._field: values[0] if same else values})  # type: ignore[type-var]
 
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
         costs, constant = self._costs(outputs, targets, params)
@@ -376,10 +376,10 @@ def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
     if name not in LIKELIHOODS:
         near = suggest(str(name), LIKELIHOODS)
         raise ValueError(f"Unknown likelihood {name!r}.{near} Known: {', '.join(LIKELIHOODS)}.")
-    known = field_names(LIKELIHOODS[name])
-    for field in fields.keys() - set(known):
-        near = suggest(field, known)
-        raise ValueError(f"Likelihood '{name}' has no field '{field}'.{near} Known: {known}.")
+    names = field_names(LIKELIHOODS[name])
+    for field in fields.keys() - set(names):
+        near = suggest(field, names)
+        raise ValueError(f"Likelihood '{name}' has no field '{field}'.{near} Known: {names}.")
     return LIKELIHOODS[name](**fields)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
@@ -37,7 +37,7 @@ from polymode.training.options import kept_steps
 
 def _left_out(spread: str) -> Rule:
     """Return the rule that `at` leaves nothing to say for an option that spreads the networks."""
-    return Rule(
+    return rule(
         f"`at` of {{name}} says which networks are kept: leave out {spread}",
         lambda config: config.at is None or getattr(config, spread) is None,
     )
@@ -49,7 +49,7 @@ class CheckpointEnsemble(MAP):
 
     at: Sequence[int] | None = option(
         None,
-        rule=Rule("ascending whole numbers from 1", lambda at: _ascends(at)),
+        rule=rule("ascending whole numbers from 1", lambda at: _ascends(at)),
         doc="numbers of the epochs or steps after which the networks are kept",
         none="spreads them by the options below",
     )
@@ -67,7 +67,7 @@ class CheckpointEnsemble(MAP):
         none="is 20, or as many as there are steps for",
     )
     rules = (
-        Rule(
+        rule(
             "`unit` of {name} belongs to `at`: give both or none",
             lambda config: config.at is not None or config.unit == "epoch",
         ),
@@ -87,12 +87,12 @@ def steps_kept(config: CheckpointEnsemble, problem: Problem) -> Sequence[int]:
     total = config.total_steps(problem.steps_per_epoch)
     if config.at is None or total == 0:
         return kept_steps(total, config.burn_in, config.thinning, config.samples_per_mode)
-    each = problem.steps_per_epoch if config.unit == "epoch" else 1
-    steps = tuple(number * each for number in config.at)
+    unit = problem.steps_per_epoch if config.unit == "epoch" else 1
+    steps = tuple(number * unit for number in config.at)
     if steps[-1] > total:
         raise ValueError(
             f"`at` of CheckpointEnsemble names {config.unit} {config.at[-1]}, but there are"
-            f" {total // each}; take more epochs, or an earlier {config.unit}"
+            f" {total // unit}; take more epochs, or an earlier {config.unit}"
         )
     return steps
 

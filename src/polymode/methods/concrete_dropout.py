@@ -120,8 +120,8 @@ def init(config: ConcreteDropout, problem: Problem, stack: Stack) -> State:
     leaves = [*stack.leaves(), *odds.values()]
     per_epoch = problem.steps_per_epoch
     total = config.total_steps(per_epoch)
-    own = len(stack.extra) + len(odds)
-    return State(stack, Optimization(config, leaves, per_epoch, total, own), 0, odds)
+    num_extra = len(stack.extra) + len(odds)
+    return State(stack, Optimization(config, leaves, per_epoch, total, num_extra), 0, odds)
 
 
 def step(
@@ -180,35 +180,35 @@ def _layers(module: nn.Module, x: Tensor) -> dict[str, Layer]:
     paths = list(dropout_layers(module))
     module = set_mode(with_learned_rates(module, relaxation=0.1), "noisy")
     traced = trace(module)
-    found = {}
+    layers = {}
     for path in paths:
         weights = () if traced is None else _behind(path, *traced)
-        found[path] = Layer(weights, _masks(module, path, x))
-    alone = [path for path, layer in found.items() if not layer.weights]
-    if alone:
+        layers[path] = Layer(weights, _masks(module, path, x))
+    unseen = [path for path, layer in layers.items() if not layer.weights]
+    if unseen:
         warn(
-            f"no weights are known that multiply what the dropout layer '{alone[0]}' drops"
-            f" ({len(alone)} of {len(found)} layers): of the divergence from the prior only the"
+            f"no weights are known that multiply what the dropout layer '{unseen[0]}' drops"
+            f" ({len(unseen)} of {len(layers)} layers): of the divergence from the prior only the"
             " entropy acts on its rate, which will be too large. Put nn.Dropout before a linear or"
             " convolutional layer",
         )
-    return found
+    return layers
 
 
 def _behind(path: str, module: nn.Module, graph: fx.Graph) -> tuple[str, ...]:
     """Return the weights of linear and convolutional layers that take what a layer drops."""
     ahead = [node for node in graph.nodes if node.op == "call_module" and node.target == path]
-    found: dict[str, None] = {}
+    weights: dict[str, None] = {}
     while ahead:
         for user in ahead.pop().users:
             what, operation = called(user, module), operation_at(user, module)
             if isinstance(what, type) and issubclass(what, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-                found[f"{user.target}.weight"] = None
+                weights[f"{user.target}.weight"] = None
             elif is_flatten(user, module) or (
                 operation is not None and operation.entrywise and len(user.all_input_nodes) == 1
             ):
                 ahead.append(user)
-    return tuple(found)
+    return tuple(weights)
 
 
 def _masks(module: nn.Module, path: str, x: Tensor) -> int:
@@ -239,8 +239,8 @@ def stack_with_rates(stack: Stack, odds: Tensors, relaxation: float) -> Stack:
             "eval",
             lambda _: Network(with_learned_rates(stack.views.build(0, share=False), relaxation)),
         )
-        more = {f"{path}.log_odds": each for path, each in odds.items()}
-        stack.views.derived[name] = part_of(stack, network, more)
+        extra = {f"{path}.log_odds": log_odds for path, log_odds in odds.items()}
+        stack.views.derived[name] = part_of(stack, network, extra)
     body: Stack = stack.views.derived[name]
     body.horizon = stack.horizon
     return body.set_mode(stack.mode, stack.pinned)
@@ -262,24 +262,26 @@ class Concrete(Noisy):
         self, stack: Stack, samples_per_mode: int, odds: Tensors, relaxation: float
     ) -> None:
         super().__init__(stack, samples_per_mode)
-        self.odds = {path: each.detach() for path, each in odds.items()}
+        self.odds = {path: log_odds.detach() for path, log_odds in odds.items()}
         self.relaxation = relaxation
 
     @property
     def rates(self) -> Tensors:
         """The learned rates of each mode (M,), by the paths of the layers."""
-        return {path: each.sigmoid() for path, each in self.odds.items()}
+        return {path: log_odds.sigmoid() for path, log_odds in self.odds.items()}
 
     @property
     def networks(self) -> Stack:
         return stack_with_rates(self.stack, self.odds, self.relaxation)
 
     def __getitem__(self, modes: slice) -> Concrete:
-        odds = {path: each[modes] for path, each in self.odds.items()}
+        odds = {path: log_odds[modes] for path, log_odds in self.odds.items()}
         return Concrete(self.stack[modes], self.samples_per_mode, odds, self.relaxation)
 
     def tensors(self) -> Tensors:
-        return super().tensors() | {f"odds/{path}": each for path, each in self.odds.items()}
+        return super().tensors() | {
+            f"odds/{path}": log_odds for path, log_odds in self.odds.items()
+        }
 
     def numbers(self) -> dict[str, Any]:
         return super().numbers() | {"relaxation": self.relaxation}
@@ -297,7 +299,7 @@ class Concrete(Noisy):
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Concrete:
-        odds = {name.removeprefix("odds/"): each for name, each in tensors.items()}
+        odds = {name.removeprefix("odds/"): tensor for name, tensor in tensors.items()}
         return cls(stack, numbers["samples_per_mode"], odds, numbers["relaxation"])
 
 

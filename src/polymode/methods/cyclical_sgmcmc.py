@@ -38,8 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.methods.sampling.chains import first_metric, posterior_gradients, scales
@@ -95,7 +94,7 @@ class CyclicalSGMCMC(Members, Passes):
         more=f"'{FROZEN}' learns it while cycles explore.",
     )
     rules = (
-        Rule(
+        rule(
             "`preconditioner` '{config.preconditioner}' of {name} is learnt during exploration,"
             " which is 0 of a cycle; take exploration=0.8, or None",
             lambda config: config.preconditioner is None or config.exploration > 0,
@@ -165,7 +164,7 @@ def _steps_kept(
     total_steps: int, num_cycles: int, exploration: float, samples_per_cycle: int | None
 ) -> tuple[int, ...]:
     ends = cycle_ends(total_steps, num_cycles)
-    kept: list[int] = []
+    steps: list[int] = []
     for start, end in zip((0, *ends), ends, strict=False):
         sampling = _sampling_steps(end - start, exploration)
         number = samples_per_cycle or min(_SAMPLES, sampling)
@@ -176,8 +175,8 @@ def _steps_kept(
                 " of num_cycles, samples_per_cycle or exploration"
             )
         apart = sampling // number
-        kept += range(end - (number - 1) * apart, end + 1, apart)
-    return tuple(kept)
+        steps += range(end - (number - 1) * apart, end + 1, apart)
+    return tuple(steps)
 
 
 def _total(config: CyclicalSGMCMC, problem: Problem) -> int:
@@ -188,15 +187,15 @@ def init(config: CyclicalSGMCMC, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     momentum = torch.zeros_like(stack.normal_rows("cyclical", "start"))
-    kept = room_for(len(steps_kept(config, _total(config, problem))), stack)
-    return State(stack, momentum, first_metric(config.preconditioner, stack), kept, step=0)
+    samples = room_for(len(steps_kept(config, _total(config, problem))), stack)
+    return State(stack, momentum, first_metric(config.preconditioner, stack), samples, step=0)
 
 
 def step(
     config: CyclicalSGMCMC, problem: Problem, state: State, batch: Batch
 ) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, metric, kept, number = state
+    stack, momentum, metric, samples, number = state
     total = _total(config, problem)
     lr, temperature, explores = stage(config, total, number)
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
@@ -214,9 +213,9 @@ def step(
         scale=math.sqrt((1 - keeps**2) * temperature * variance),
         metric=scales(metric, stack, grads, number, explores) if metric else None,
     )
-    keep_sample(stack, kept, steps_kept(config, total), number + 1)
+    keep_sample(stack, samples, steps_kept(config, total), number + 1)
     info = Info(losses, kinetic_temperature(momentum, variance), lr)
-    return State(stack, momentum, metric, kept, number + 1), info
+    return State(stack, momentum, metric, samples, number + 1), info
 
 
 def finish(config: CyclicalSGMCMC, problem: Problem, state: State) -> Samples:

@@ -120,9 +120,9 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     body = without_head(stack, head)
     features = body(batch.x, step=number)  # (M, B, F)
     stack.channels_last = body.channels_last
-    own = [stack.params[name] for name in _names(head) if name in stack.params]
+    head_params = [stack.params[name] for name in _names(head) if name in stack.params]
     losses = problem.likelihood.nll(_apply(stack, head, features), batch.y, stack.extra)
-    beside = [*own, *stack.extra.values()]
+    beside = [*head_params, *stack.extra.values()]
     by_features, *by_beside = torch.autograd.grad(losses.sum(), [features, *beside])
     weight = weight_of(config.weight, problem, len(batch.x))
     if torch.isfinite(ranks.gather(losses)).all():  # else the loop tells of divergence
@@ -130,8 +130,8 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     leaves = list(body.params.values())
     by_body = torch.autograd.grad(features, leaves, by_features, materialize_grads=True)
     if config.head == "shared":
-        by_beside[: len(own)] = [
-            ranks.gather(g).mean(0).expand_as(g) for g in by_beside[: len(own)]
+        by_beside[: len(head_params)] = [
+            ranks.gather(g).mean(0).expand_as(g) for g in by_beside[: len(head_params)]
         ]
     for leaf, grad in zip([*leaves, *beside], [*by_body, *by_beside], strict=True):
         leaf.grad = in_layout_of(leaf, grad)
@@ -175,9 +175,9 @@ def leading_directions(gradients: Tensor, number: int | None) -> Tensor:
 def find_head(stack: Stack, x: Tensor) -> str:
     """Return the path of the linear layer whose outputs are the network's."""
     module = stack[[0]].module(0).eval()
-    seen: dict[str, Tensor] = {}
+    outputs_of: dict[str, Tensor] = {}
     hooks = [
-        layer.register_forward_hook(lambda _, args, out, path=path: seen.update({path: out}))
+        layer.register_forward_hook(lambda _, args, out, path=path: outputs_of.update({path: out}))
         for path, layer in module.named_modules()
         if isinstance(layer, nn.Linear)
     ]
@@ -185,7 +185,7 @@ def find_head(stack: Stack, x: Tensor) -> str:
         outputs = module(x)
     for hook in hooks:
         hook.remove()
-    for path, out in seen.items():
+    for path, out in outputs_of.items():
         inner = [name for name in stack.params if not name.startswith(f"{path}.")]
         groups = [names for names in stack.network.aliases.values() if len(names) > 1]
         tied = any(name in names for names in groups for name in _names(path))

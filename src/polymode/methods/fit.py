@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,18 +120,21 @@ def fit(
     search = core.search(config, task) if core.search is not None else None
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
-        how: dict[str, Any] = {"execution": execution, "chunk_size": chunk_size}
-        how |= {"dtype": dtype, "device": device}
-        networks, number, given = _networks(net, task, options)
+        networks, number, trained = _networks(net, task, options)
         share = ranks.share_of(number)
-        stack = Stack(networks, number, seed=seed, modes=share.modes, **how)
-        _warn_of_little_effect(options, given, task)
-        kept = None if folder is None else (folder, checkpoint_seconds)
-        ready = given and core.post_hoc
-        units = _units(net, task, given)
+        stack = Stack(
+            networks, number, seed=seed, modes=share.modes, execution=execution,
+            chunk_size=chunk_size, dtype=dtype, device=device,
+        )  # fmt: skip
+        _warn_of_little_effect(options, trained, task)
+        units = _units(net, task, trained)
         _check_targets(config.augment, units)
+        plan = _Plan(
+            name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
+            checkpoint_seconds,
+        )  # fmt: skip
         with ranks.sharing(share):
-            return _train(name, core, options, stack, ready, task, units, seed, observers, kept)
+            return _train(plan, stack)
 
     with ranks.in_step():
         if search is None:
@@ -145,12 +149,12 @@ class Units(NamedTuple):
     scaling: Scaling | None
 
 
-def _units(net: Any, task: Task, given: bool) -> Units:
+def _units(net: Any, task: Task, trained: bool) -> Units:
     """Return the units to train in: those of the networks where these are given."""
     scaling = task.target_scaling
     if not task.scales_itself:
         return Units(task.likelihood, scaling)
-    if given:
+    if trained:
         scaling = net.target_scaling if isinstance(net, Posterior) else None
     if scaling is None:
         return Units(task.likelihood, None)
@@ -173,60 +177,74 @@ def _in_units(data: Data, units: Units, stack: Stack) -> Data:
     return data.to(stack.dtype, stack.device)
 
 
-def _train(
-    name: str,
-    core: Method,
-    config: Any,
-    stack: Stack,
-    ready: bool,
-    task: Task,
-    units: Units,
-    seed: int,
-    observers: tuple[Observer, ...],
-    kept: tuple[Path, float] | None,
-) -> Posterior:
-    """Train the stack with these options, unless it is `ready`, and return it as a posterior."""
+@dataclass(frozen=True)
+class _Plan:
+    """What one fit does with a stack.
+
+    Attributes:
+        name, core, config: the method and its options.
+        task, units: what is learned, and in which units.
+        seed: of everything random.
+        ready: whether the networks are taken as they are.
+        observers: what hears of it.
+        folder, seconds: where checkpoints are kept, if anywhere, and the time between them.
+    """
+
+    name: str
+    core: Method
+    config: Any
+    task: Task
+    units: Units
+    seed: int
+    ready: bool
+    observers: tuple[Observer, ...]
+    folder: Path | None
+    seconds: float
+
+
+def _train(plan: _Plan, stack: Stack) -> Posterior:
+    """Train the stack, unless it is ready, and return it as a posterior."""
+    core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
     first = next(iter(data.batches(config.batch_size)))[0]
     target_size = check_network(stack, first, units.likelihood, task.target_size)
-    if not ready and config.epochs != 0:
+    if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
     steps = data.num_batches(config.batch_size)
-    problem = Problem(units.likelihood, len(data), target_size, steps, data, seed)
+    problem = Problem(units.likelihood, len(data), target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, task, units)
     num_modes = ranks.num_modes(stack.num_modes)
-    what = f"{name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
-    if ready:
-        _warn_of_idle_options(name, config)
+    what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
+    if plan.ready:
+        _warn_of_idle_options(plan.name, config)
     else:
         checkpoint = None
-        if kept is not None:
-            identity = _identity(name, config, seed, data, stack, units)
-            checkpoint = Checkpoint(kept[0], identity, kept[1])
+        if plan.folder is not None:
+            checkpoint = Checkpoint(plan.folder, _identity(plan, data, stack), plan.seconds)
         state = run(
             partial(core.step, config, problem),
             state,
             data,
             config,
-            seed=seed,
+            seed=plan.seed,
             what=what,
-            observers=observers,
+            observers=plan.observers,
             checkpoint=checkpoint,
             recorder=recorder,
         )
         _warn_of_divergence(config, recorder)
-    told: Any = Told(data, what, observers)
+    reported: Any = Told(data, what, plan.observers)
     with ranks.together():
-        weights = core.finish(config, problem._replace(data=told), state)
+        weights = core.finish(config, problem._replace(data=reported), state)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
-        method=name,
+        method=plan.name,
         config=json_safe(done),
-        seed=seed,
+        seed=plan.seed,
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
@@ -247,10 +265,10 @@ def _require_trainable(stack: Stack) -> None:
     )
 
 
-def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
+def _warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
     """Warn of networks that are never trained, of a rate that a function of yours does not know,
     and of a batch size that a loader does not take."""
-    if config.epochs == 0 and not given:
+    if config.epochs == 0 and not trained:
         warn(
             "epochs=0 with a function that makes new networks: they keep their initial weights"
             " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
@@ -262,8 +280,8 @@ def _warn_of_little_effect(config: Passes, given: bool, task: Task) -> None:
             )
     if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
         return
-    own = getattr(task.train.loader, "batch_size", None)
-    if config.batch_size not in (own, type(config).batch_size):
+    loaded = getattr(task.train.loader, "batch_size", None)
+    if config.batch_size not in (loaded, type(config).batch_size):
         warn(
             f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
         )
@@ -327,17 +345,16 @@ def _best(
     scores: list[dict[str, Any]] = []
     lowest = math.inf
     for tried, options in search.candidates:
-        own = None if folder is None else folder / "-".join(f"{k}={v}" for k, v in tried.items())
-        post = train(options, (progress,) if observers else (), own)
+        label = "-".join(f"{key}={value}" for key, value in tried.items())
+        post = train(options, (progress,) if observers else (), folder and folder / label)
         progress.next()
         score = search.score(post)
         scores.append({**tried, "score": score})
         if best is None or score < lowest:
             best, chosen, lowest = post, tried, score
     assert best is not None
-    found = {"criterion": search.criterion, "chosen": chosen, "candidates": scores}
-    given = dataclasses.asdict(config)
-    best.config = json_safe({**given, **chosen, "search": found})
+    report = {"criterion": search.criterion, "chosen": chosen, "candidates": scores}
+    best.config = json_safe({**dataclasses.asdict(config), **chosen, "search": report})
     return best
 
 
@@ -387,14 +404,14 @@ def _resolve(method: str | Passes, options: dict[str, Any]) -> tuple[str, Method
 
 def check_options(method: str, options: Iterable[str]) -> None:
     """Refuse options that the method does not have, with the one that was probably meant."""
-    known = [field.name for field in dataclasses.fields(METHODS.get(method).value.config)]
+    names = [field.name for field in dataclasses.fields(METHODS.get(method).value.config)]
     for option in options:
-        if option not in known:
+        if option not in names:
             meant = ELSEWHERE.get(option)
-            near = f" Did you mean '{meant}'?" if meant in known else suggest(option, known)
+            near = f" Did you mean '{meant}'?" if meant in names else suggest(option, names)
             raise ValueError(
                 f"Unknown option '{option}' for method '{method}'.{near}"
-                f" Options: {', '.join(known)}"
+                f" Options: {', '.join(names)}"
             )
 
 
@@ -410,9 +427,8 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     if isinstance(net, Posterior):
         net = net.members
     networks = networks_for(net, task.input_shape, task.num_outputs)
-    given = isinstance(networks, (nn.Module, Sequence))
     number = config.num_modes
-    if not given:
+    if not isinstance(networks, (nn.Module, Sequence)):
         return networks, config.usual_modes if number is None else number, False
     modules = 1 if isinstance(networks, nn.Module) else len(networks)
     if number not in (None, modules):
@@ -424,17 +440,15 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     return networks, modules, True
 
 
-def _identity(
-    name: str, config: Any, seed: int, data: Data, stack: Stack, units: Units
-) -> dict[str, Any]:
+def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
     """Return what two runs must have in common for one to continue the other."""
     return {
-        "method": name,
-        "options": json_safe(dataclasses.asdict(config)),
-        "seed": seed,
+        "method": plan.name,
+        "options": json_safe(dataclasses.asdict(plan.config)),
+        "seed": plan.seed,
         "data": data.fingerprint(),
-        "likelihood": units.likelihood.to_config(),
-        "target_scaling": units.scaling and units.scaling.to_dict(),
+        "likelihood": plan.units.likelihood.to_config(),
+        "target_scaling": plan.units.scaling and plan.units.scaling.to_dict(),
         "network": {
             key: [ranks.num_modes(len(t)), *t.shape[1:]] for key, t in stack.tensors().items()
         },

@@ -55,8 +55,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule, is_number
-from polymode.core.options import option
+from polymode.core.checks import is_number
+from polymode.core.options import option, rule
 from polymode.distributed import ranks
 from polymode.methods import map as map_
 from polymode.methods.map import MAP, add_prior
@@ -124,7 +124,7 @@ class FoRDE(MAP):
         ALPHAS,
         ge=0,
         le=1,
-        rule=Rule("different numbers in [0, 1], at least one", lambda alphas: _differ(alphas)),
+        rule=rule("different numbers in [0, 1], at least one", lambda alphas: _differ(alphas)),
         doc="candidates for alpha",
         more="For lengthscales='tuned'. The default is the paper's.",
     )
@@ -146,23 +146,23 @@ class FoRDE(MAP):
     fraction: float = option(1.0, gt=0, le=1, doc="part of each batch on which members repel")
     data_order: str = shared_order()
     rules = (
-        Rule(
+        rule(
             "`alphas` of {name} belong to lengthscales='tuned', not to {config.lengthscales!r}",
             lambda config: config.alphas == ALPHAS or config.lengthscales == "tuned",
         ),
-        Rule(
+        rule(
             "lengthscales='tuned' of {name} chooses alpha, but alpha={config.alpha:g} is given;"
             " leave it out, or take lengthscales='pca' with it",
             lambda config: config.alpha is None or config.lengthscales != "tuned",
         ),
-        Rule(
+        rule(
             "`alpha` and `num_components` of {name} belong to lengthscales='pca', not to"
             " 'identity'",
             lambda config: (
                 config.lengthscales != "identity" or config.alpha is config.num_components is None
             ),
         ),
-        Rule(
+        rule(
             "directions='components' of {name} needs their number: give lengthscales='pca' with"
             " num_components, 64 for instance",
             lambda config: config.directions == "inputs" or config.num_components is not None,

@@ -47,8 +47,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule, as_numbers
-from polymode.core.options import option
+from polymode.core.checks import as_numbers
+from polymode.core.options import option, rule
 from polymode.core.rng import fold, generator
 from polymode.core.warn import warn
 from polymode.distributed import ranks
@@ -95,7 +95,7 @@ class FunctionRDE(MAP):
     points: str | Sequence[Any] | Tensor = option(
         "batch",
         choices=("batch", "perturbed"),
-        rule=Rule("finite inputs (Q, ...), at least one", lambda points: _are_inputs(points)),
+        rule=rule("finite inputs (Q, ...), at least one", lambda points: _are_inputs(points)),
         doc="where members repel",
         more="'perturbed' is the batch with noise. Or your own inputs (Q, ...), a tensor or nested"
         " lists, scaled as the training inputs are. Points other than the batch cost a second"
@@ -111,19 +111,19 @@ class FunctionRDE(MAP):
         more="'weight' as in `map`, or 'function', estimated from newly drawn networks.",
     )
     rules = (
-        Rule(
+        rule(
             "`points_noise` of {name} belongs to points='perturbed', the batch with noise",
             lambda config: (
                 config.points_noise == type(config).points_noise
                 or (isinstance(config.points, str) and config.points == "perturbed")
             ),
         ),
-        Rule(
+        rule(
             "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
             " got 0; use prior='weight' for no prior at all",
             lambda config: config.prior != "function" or config.prior_precision > 0,
         ),
-        Rule(
+        rule(
             "data_order='own' gives every member another batch, and functions are compared at the"
             " same points: points={config.points!r} needs data_order='shared'",
             lambda config: not isinstance(config.points, str) or config.data_order != "own",
@@ -262,8 +262,8 @@ def _prior_gradient(
         for tensor in prior.params.values():
             noise = torch.randn(tensor[k].shape, generator=stream, dtype=tensor.dtype)
             tensor[k] = scale * noise.to(tensor.device)
-    own = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
-    samples = ranks.gather(own)
+    functions = compared(config, problem, prior(points, step=state.step), state.stack).flatten(1)
+    samples = ranks.gather(functions)
     squared = squared_distances(samples, samples)
     width = _PRIOR_WIDTH * median_lengthscale(squared.double())
     return ssge(samples, width, at=values.detach().flatten(1)).view(values.shape)

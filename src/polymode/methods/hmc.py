@@ -127,7 +127,7 @@ class Info(NamedTuple):
 def init(config: HMC, problem: Problem, stack: Stack) -> State:
     """Return the state before the first trajectory; adds the likelihood's own parameters."""
     add_noise(config, problem, stack)
-    kept = room_for(len(steps_kept(config, problem)), stack)
+    samples = room_for(len(steps_kept(config, problem)), stack)
     burn_in = burn_in_of(config, problem)
     if config.mass != HMC.mass and not windows(burn_in):
         warn(
@@ -139,7 +139,7 @@ def init(config: HMC, problem: Problem, stack: Stack) -> State:
     freeze_statistics(problem, stack)
     rows = rows_of(stack)
     counts = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
-    return State(stack, None, None, start(rows, config.lr), kept, counts[0], counts[1], step=0)
+    return State(stack, None, None, start(rows, config.lr), samples, counts[0], counts[1], step=0)
 
 
 def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -151,7 +151,7 @@ def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[Sta
     burn_in = burn_in_of(config, problem)
     length = step_size(state.tuning, burnt_in=number >= burn_in)
     draws = [torch.rand((), generator=generator(seed, "hmc", number)) for seed in stack.seeds]
-    taken = transition(
+    move = transition(
         target,
         point,
         stack.normal_rows("hmc", number),
@@ -160,19 +160,17 @@ def step(config: HMC, problem: Problem, state: State, batch: Batch) -> tuple[Sta
         state.tuning["inverse_mass"],
         num_steps := leapfrog_steps(config.leapfrog_steps, problem.seed, number),
     )
-    target.move(taken.point.position)
+    target.move(move.point.position)
     state = state._replace(
-        log_density=taken.point.log_density, gradient=taken.point.gradient, step=number + 1
+        log_density=move.point.log_density, gradient=move.point.gradient, step=number + 1
     )
-    state = _tuned(config, state, taken.point.position, taken.acceptance, burn_in)
+    state = _tuned(config, state, move.point.position, move.acceptance, burn_in)
     if number >= burn_in:
-        state.acceptance.add_(taken.acceptance)
-        state.divergences.add_(taken.diverged)
+        state.acceptance.add_(move.acceptance)
+        state.divergences.add_(move.diverged)
     keep_sample(stack, state.kept, steps_kept(config, problem), number + 1)
-    losses = target.energy(taken.point.log_density)
-    return state, Info(
-        losses, taken.acceptance, taken.energy_error, taken.diverged, length, num_steps
-    )
+    losses = target.energy(move.point.log_density)
+    return state, Info(losses, move.acceptance, move.energy_error, move.diverged, length, num_steps)
 
 
 def leapfrog_steps(mean: int, seed: int, number: int) -> int:
@@ -198,39 +196,39 @@ def finish(config: HMC, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept, with the acceptance, divergences and step size of each
     chain; the networks themselves where no trajectory was taken."""
     burn_in = burn_in_of(config, problem)
-    taken = max(state.step - burn_in, 0)
+    count = max(state.step - burn_in, 0)
     facts: Tensors = {}
-    if taken:
-        _warn(config, state, taken, tuned=burn_in >= TUNED)
+    if count:
+        _warn(config, state, count, tuned=burn_in >= TUNED)
         facts = {
-            "acceptance": state.acceptance / taken,
+            "acceptance": state.acceptance / count,
             "divergences": state.divergences,
             "step_size": step_size(state.tuning, burnt_in=True),
         }
     return kept_samples(state.stack, state.kept, steps_kept(config, problem), state.step, facts)
 
 
-def _warn(config: HMC, state: State, taken: int, tuned: bool) -> None:
+def _warn(config: HMC, state: State, count: int, tuned: bool) -> None:
     """Warn of chains whose samples cannot be trusted; of single faults only those that were tuned,
     or were not to be."""
     worst = int(state.divergences.argmax())
     number = int(state.divergences[worst])
-    least = float(state.acceptance.min()) / taken
+    least = float(state.acceptance.min()) / count
     goal = config.target_acceptance
     if goal is None:
         remedy = f"lr={config.lr / 3:.2g}"
     else:
         remedy = f"target_acceptance={(1 + goal) / 2:.2g} or a longer burn_in"
     judged = tuned or goal is None
-    if number and (judged or 2 * number > taken):
+    if number and (judged or 2 * number > count):
         warn(
-            f"chain {worst}: {number} of {taken} trajectories after burn-in diverged, with energy"
+            f"chain {worst}: {number} of {count} trajectories after burn-in diverged, with energy"
             f" errors above {DIVERGED:g}: its step is too long for where it went, and the samples"
             f" leave such places out; try {remedy}",
         )
     elif least < 0.1 and judged:
         warn(
-            f"a chain accepted {100 * least:.2g} % of {taken} trajectories after burn-in: it hardly"
+            f"a chain accepted {100 * least:.2g} % of {count} trajectories after burn-in: it hardly"
             f" moved; try {remedy}",
         )
 

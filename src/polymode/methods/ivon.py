@@ -149,7 +149,7 @@ def step(config: IVON, problem: Problem, state: State, batch: Batch) -> tuple[St
     before = [mean.detach().clone() for mean in means]
     std = list(standard_deviations(config, problem, state).values())
     losses, bound = torch.zeros(()), _divergence(config, before, std) / problem.num_examples
-    noise_gradients = [torch.zeros_like(each) for each in stack.extra.values()]
+    noise_gradients = [torch.zeros_like(parameter) for parameter in stack.extra.values()]
     for k in range(config.num_passes):
         noise = list(stack.normal("ivon", number, k).values())
         with torch.no_grad():
@@ -159,14 +159,14 @@ def step(config: IVON, problem: Problem, state: State, batch: Batch) -> tuple[St
         curvatures = torch._foreach_div(torch._foreach_mul(slopes, noise), std)
         torch._foreach_add_(list(state.gradient_sum.values()), slopes, alpha=scale)
         torch._foreach_add_(list(state.hessian_sum.values()), curvatures, alpha=scale)
-        for total, each in zip(noise_gradients, stack.extra.values(), strict=True):
-            assert each.grad is not None
-            total += each.grad / config.num_passes
+        for total, parameter in zip(noise_gradients, stack.extra.values(), strict=True):
+            assert parameter.grad is not None
+            total += parameter.grad / config.num_passes
     with torch.no_grad():
         torch._foreach_copy_(means, before)
     if state.noise is not None:
-        for each, gradient in zip(stack.extra.values(), noise_gradients, strict=True):
-            each.grad = gradient
+        for parameter, gradient in zip(stack.extra.values(), noise_gradients, strict=True):
+            parameter.grad = gradient
         state.noise.update(number)
     if (number + 1) % config.accumulate == 0:
         _update(config, problem, state)

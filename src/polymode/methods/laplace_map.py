@@ -126,7 +126,7 @@ def updated(
 ) -> dict[str, Tensor]:
     """Return λ after one update of MacKay's at the present weights, (M,) by parameter."""
     groups = prior_groups(stack, config.prior)
-    found = {name: tensor.clone() for name, tensor in precision.items()}
+    changed = {name: tensor.clone() for name, tensor in precision.items()}
     for k, posterior in enumerate(_posteriors(config, problem, stack, precision)[0]):
         gamma: dict[str, float] = dict.fromkeys(groups.values(), 0.0)
         squares = dict(gamma)
@@ -137,8 +137,8 @@ def updated(
             before = float(precision[name][k])
             new = gamma[group] / max(squares[group], 1e-300)
             new = min(max(new, before / _STEP), before * _STEP)
-            found[name][k] = min(max(new, _LEAST), _MOST)
-    return found
+            changed[name][k] = min(max(new, _LEAST), _MOST)
+    return changed
 
 
 def _posteriors(
@@ -147,13 +147,15 @@ def _posteriors(
     """Return the Gaussian around each network with these λ, and the curvatures."""
     if problem.data is None:
         raise ValueError("laplace_map needs the training data: give Problem(..., data=task.train)")
-    known = survey(stack, next(problem.inputs(config.batch_size)))
+    layers = survey(stack, next(problem.inputs(config.batch_size)))
     posteriors, curvatures = [], []
     for k in range(stack.num_modes):
-        found = curvature(config.setting, problem, stack, k, known)
-        own = {name: precision[name][k].to(stack.dtype) for name in stack.params}
-        posteriors.append(GaussianPosterior(found.blocks, own).with_precision(own))
-        curvatures.append(found)
+        mode_curvature = curvature(config.setting, problem, stack, k, layers)
+        mode_precision = {name: precision[name][k].to(stack.dtype) for name in stack.params}
+        posteriors.append(
+            GaussianPosterior(mode_curvature.blocks, mode_precision).with_precision(mode_precision)
+        )
+        curvatures.append(mode_curvature)
     return posteriors, curvatures
 
 
@@ -162,15 +164,19 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     stack = state.stack.clone().eval()
     posteriors, curvatures = _posteriors(config, problem, stack, state.precision)
     evidences = [
-        float(log_evidence(found, {n: t.detach()[k] for n, t in stack.params.items()}, own))
-        for k, (found, own) in enumerate(
+        float(
+            log_evidence(
+                mode_curvature, {n: t.detach()[k] for n, t in stack.params.items()}, mode_precision
+            )
+        )
+        for k, (mode_curvature, mode_precision) in enumerate(
             zip(curvatures, (p.precision for p in posteriors), strict=True)
         )
     ]
-    known = survey(stack, next(problem.inputs(config.batch_size)))
+    layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
     return LaplaceWeights(
-        stack, posteriors, known, outputs, config.samples_per_mode, log_evidence=evidences
+        stack, posteriors, layers, outputs, config.samples_per_mode, log_evidence=evidences
     )
 
 

@@ -79,13 +79,13 @@ def errors(stack: Stack, batches: Iterable[Pair]) -> Tensor:
     """Return the root mean square error of each member and output in evaluation mode, (M, D)."""
     mode, pinned = stack.mode, stack.pinned
     stack.set_mode("eval")
-    squares, seen = torch.zeros(()), 0
+    squares, count = torch.zeros(()), 0
     for x, y in batches:
         outputs = torch.stack([stack.module(k)(x) for k in range(stack.num_modes)])
         squares = squares + (outputs - y).double().square().sum(1).cpu()
-        seen += len(x)
+        count += len(x)
     stack.set_mode(mode, pinned)
-    return (squares / seen).sqrt()
+    return (squares / count).sqrt()
 
 
 def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -119,7 +119,7 @@ def add_prior_gradient(stack: Stack, strength: float) -> None:
 def squared_norms(stack: Stack) -> Tensor:
     """Return ‖θ‖² of every member's network, (M,)."""
     rows = (p.reshape(len(p), -1) for p in stack.params.values())
-    return torch.stack([torch.linalg.vector_norm(each, dim=1).square() for each in rows]).sum(0)
+    return torch.stack([torch.linalg.vector_norm(row, dim=1).square() for row in rows]).sum(0)
 
 
 METHODS.register(

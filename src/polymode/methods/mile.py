@@ -36,8 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.core.warn import warn
 from polymode.methods import map as map_
 from polymode.methods.full_batch.leapfrog import point_of
@@ -97,7 +96,7 @@ class MILE(MAP):
     )
     rules = (
         FIXED_EXAMPLES,
-        Rule(
+        rule(
             "`training_steps` of {name} must be at most burn_in={config.burn_in}, got"
             " {config.training_steps}",
             lambda config: (
@@ -172,7 +171,7 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
             " this network has 1; take hmc or sghmc"
         )
     plan = phases(config, problem)
-    kept = room_for(len(plan.kept), stack)
+    samples = room_for(len(plan.kept), stack)
     per_epoch = problem.steps_per_epoch
     if callable(config.schedule) and config.schedule_unit == "epoch" and plan.training <= per_epoch:
         warn(
@@ -191,7 +190,7 @@ def init(config: MILE, problem: Problem, stack: Stack) -> State:
     if not plan.training:
         freeze_statistics(problem, stack)
     return State(
-        stack, optimization, velocity, None, None, tuning, kept, counts[0], counts[1], step=0
+        stack, optimization, velocity, None, None, tuning, samples, counts[0], counts[1], step=0
     )
 
 
@@ -211,10 +210,10 @@ def _train(
     if plain.step == plan.training:
         freeze_statistics(problem, state.stack)
     tuning = state.tuning
-    told = Info(
+    reported = Info(
         info.loss, torch.zeros_like(state.energy), *(tuning[n][:, 0] for n in Info._fields[2:])
     )
-    return state._replace(step=plain.step), told
+    return state._replace(step=plain.step), reported
 
 
 def _sample(
@@ -249,18 +248,18 @@ def finish(config: MILE, problem: Problem, state: State) -> Samples:
     """Return the samples that were kept, with step size, decoherence length and energy variance of
     each chain; the networks themselves where no step was taken."""
     plan = phases(config, problem)
-    taken = max(state.step - plan.training - plan.tuning, 0)
+    num_samples = max(state.step - plan.training - plan.tuning, 0)
     facts: Tensors = {}
-    if taken:
+    if num_samples:
         facts = {
-            "energy_variance": state.energy / taken,
+            "energy_variance": state.energy / num_samples,
             "step_size": state.tuning["step_size"][:, 0],
             "decoherence": state.tuning["decoherence"][:, 0],
             "divergences": state.lost,
         }
         if lost := int(state.lost.sum()):
             warn(
-                f"{lost} steps of {taken} × {len(state.stack)} after burn-in left the finite"
+                f"{lost} steps of {num_samples} × {len(state.stack)} after burn-in left the finite"
                 " numbers and were not taken: the step is too long where chains went; try"
                 f" energy_variance={config.energy_variance / 10:.2g} or a longer burn_in",
             )

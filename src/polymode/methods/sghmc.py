@@ -98,14 +98,14 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
     momentum = scale * stack.normal_rows("sghmc", "start")
-    kept = room_for(len(steps_kept(config, problem)), stack)
+    samples = room_for(len(steps_kept(config, problem)), stack)
     heat = momentum.new_zeros(stack.num_modes)
-    return State(stack, momentum, first_metric(config.preconditioner, stack), heat, kept, step=0)
+    return State(stack, momentum, first_metric(config.preconditioner, stack), heat, samples, step=0)
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, metric, heat, kept, number = state
+    stack, momentum, metric, heat, samples, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     keeps = 1 - config.friction
@@ -121,11 +121,11 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
     steps = steps_kept(config, problem)
-    keep_sample(stack, kept, steps, number + 1)
+    keep_sample(stack, samples, steps, number + 1)
     temperature = kinetic_temperature(momentum, variance)
     if number + 1 >= steps.start:
         heat.add_(temperature)
-    return State(stack, momentum, metric, heat, kept, number + 1), Info(losses, temperature)
+    return State(stack, momentum, metric, heat, samples, number + 1), Info(losses, temperature)
 
 
 def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
@@ -133,10 +133,10 @@ def finish(config: SGHMC, problem: Problem, state: State) -> Samples:
     steps = steps_kept(config, problem)
     measured = state.step + 1 - steps.start
     if steps and measured >= _MEASURED:
-        found = float(state.heat.mean()) / measured
-        if found > _HOT * config.temperature:
+        temperature = float(state.heat.mean()) / measured
+        if temperature > _HOT * config.temperature:
             warn(
-                f"the chains ran at a kinetic temperature of {found:.2g}, not"
+                f"the chains ran at a kinetic temperature of {temperature:.2g}, not"
                 f" {config.temperature:g}: noise of batches, or steps too large for the curvature,"
                 f" heat them. Try lr={config.lr / 10:g}, larger batches, or sgnht",
             )

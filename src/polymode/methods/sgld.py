@@ -104,13 +104,13 @@ def init(config: SGLD, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     noise = stack.normal_rows("sgld", "start")
-    kept = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, noise, first_metric(config.preconditioner, stack), kept, step=0)
+    samples = room_for(len(steps_kept(config, problem)), stack)
+    return State(stack, noise, first_metric(config.preconditioner, stack), samples, step=0)
 
 
 def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, noise, metric, kept, number = state
+    stack, noise, metric, samples, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     new = stack.normal_rows("sgld", number)
     scale = math.sqrt(2 * config.lr * config.temperature / problem.num_examples)
@@ -131,8 +131,8 @@ def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[St
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
     noise.copy_(new)
-    keep_sample(stack, kept, steps_kept(config, problem), number + 1)
-    return State(stack, noise, metric, kept, number + 1), Info(losses, temperature)
+    keep_sample(stack, samples, steps_kept(config, problem), number + 1)
+    return State(stack, noise, metric, samples, number + 1), Info(losses, temperature)
 
 
 def finish(config: SGLD, problem: Problem, state: State) -> Samples:

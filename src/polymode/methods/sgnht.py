@@ -104,15 +104,15 @@ def init(config: SGNHT, problem: Problem, stack: Stack) -> State:
     scale = math.sqrt(config.temperature * config.lr / problem.num_examples)
     momentum = scale * stack.normal_rows("sgnht", "start")
     friction = momentum.new_full((stack.num_modes,), config.diffusion)
-    kept = room_for(len(steps_kept(config, problem)), stack)
+    samples = room_for(len(steps_kept(config, problem)), stack)
     return State(
-        stack, momentum, friction, first_metric(config.preconditioner, stack), kept, step=0
+        stack, momentum, friction, first_metric(config.preconditioner, stack), samples, step=0
     )
 
 
 def step(config: SGNHT, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
-    stack, momentum, friction, metric, kept, number = state
+    stack, momentum, friction, metric, samples, number = state
     losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     badodab(
@@ -129,9 +129,9 @@ def step(config: SGNHT, problem: Problem, state: State, batch: Batch) -> tuple[S
         variance=variance,
         metric=metric_of(config, problem, metric, stack, grads, number),
     )
-    keep_sample(stack, kept, steps_kept(config, problem), number + 1)
+    keep_sample(stack, samples, steps_kept(config, problem), number + 1)
     info = Info(losses, kinetic_temperature(momentum, variance), friction.clone())
-    return State(stack, momentum, friction, metric, kept, number + 1), info
+    return State(stack, momentum, friction, metric, samples, number + 1), info
 
 
 def finish(config: SGNHT, problem: Problem, state: State) -> Samples:

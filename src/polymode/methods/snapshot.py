@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.cycles import cycle_ends, place
@@ -59,7 +58,7 @@ class Snapshot(MAP):
         none="keeps all",
     )
     rules = (
-        Rule(
+        rule(
             "`samples_per_mode` of {name} must be at most num_cycles={config.num_cycles}, a network"
             " of each cycle, got {config.samples_per_mode}",
             lambda config: (config.samples_per_mode or 1) <= config.num_cycles,
@@ -85,8 +84,8 @@ def init(config: Snapshot, problem: Problem, stack: Stack) -> State:
 def step(config: Snapshot, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step, at the rate of its place in the cycle."""
     before, length = place(_ends(config, problem), state.step)
-    kept = steps_kept(config, problem)
-    return go_on(config, problem, state, batch, kept, done=before / length)
+    steps = steps_kept(config, problem)
+    return go_on(config, problem, state, batch, steps, done=before / length)
 
 
 def finish(config: Snapshot, problem: Problem, state: State) -> Samples:

@@ -44,8 +44,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule, is_number
-from polymode.core.options import option
+from polymode.core.checks import is_number
+from polymode.core.options import option, rule
 from polymode.methods.dropout import loss_of_passes
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
@@ -79,7 +79,7 @@ class VI(MAP):
     std_lr: float = option(0.01, gt=0, doc="learning rate of log σ")
     mixture: tuple[float, float] | None = option(
         None,
-        rule=Rule("None or two numbers between 0 and 1", lambda mixture: _are_shares(mixture)),
+        rule=rule("None or two numbers between 0 and 1", lambda mixture: _are_shares(mixture)),
         doc="share π and ratio r of a scale-mixture prior",
         none="is a Gaussian",
     )
@@ -107,12 +107,12 @@ class VI(MAP):
     )
     samples_per_mode: int = option(30, ge=1, doc="L draws in a prediction")
     rules = (
-        Rule(
+        rule(
             "num_passes={config.passes} needs draws for each example: take estimator='local' or"
             " 'flipout', or num_passes=1 and alpha=0 with 'weights'",
             lambda config: config.estimator != "weights" or config.passes == 1,
         ),
-        Rule(
+        rule(
             "alpha={config.alpha:g} has no effect with num_passes=1: take num_passes=10, or"
             " alpha=0",
             lambda config: not config.alpha or config.passes > 1,
@@ -161,15 +161,15 @@ def init(config: VI, problem: Problem, stack: Stack) -> State:
     log_std, members = math.log(config.initial_std), stack.members()
     paths = layers_to_change(members[0], x, config.estimator)
     drawn = _stack_like(
-        stack, [make_gaussian(each, paths, config.estimator, log_std) for each in members]
+        stack, [make_gaussian(member, paths, config.estimator, log_std) for member in members]
     )
     inside = set(drawn.params)
-    own = {
+    extra = {
         f"{_OWN}{name}": torch.full_like(mean, log_std)
         for name, mean in drawn.params.items()
         if f"{name}{SUFFIX}" not in inside and not name.endswith(SUFFIX)
     }
-    drawn.add_parameters({**noise, **own})
+    drawn.add_parameters({**noise, **extra})
     means, log_stds = parameters_of(drawn)
     per_epoch, total = problem.steps_per_epoch, config.total_steps(problem.steps_per_epoch)
     point = [drawn.extra[name] for name in noise]
@@ -185,11 +185,11 @@ def init(config: VI, problem: Problem, stack: Stack) -> State:
 
 def _stack_like(stack: Stack, modules: list[torch.nn.Module]) -> Stack:
     """Return a stack of other modules with the same streams and execution."""
-    other = Stack(
+    drawn = Stack(
         modules, execution=stack.execution, chunk_size=stack.chunk_size, device=stack.device
     )
-    other.seeds = list(stack.seeds)
-    return other
+    drawn.seeds = list(stack.seeds)
+    return drawn
 
 
 def parameters_of(stack: Stack) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -232,13 +232,13 @@ def _gradients(config: VI, problem: Problem, stack: Stack, batch: Batch, number:
     Parameters that no layer draws for itself are moved to drawn values and back: with θ = μ + σ ε,
     the gradient with respect to log σ is that with respect to θ, times σ ε.
     """
-    own = [name.removeprefix(_OWN) for name in stack.extra if name.startswith(_OWN)]
-    means = [stack.params[name] for name in own]
-    log_stds = [stack.extra[f"{_OWN}{name}"] for name in own]
+    names = [name.removeprefix(_OWN) for name in stack.extra if name.startswith(_OWN)]
+    means = [stack.params[name] for name in names]
+    log_stds = [stack.extra[f"{_OWN}{name}"] for name in names]
     shifts: list[Tensor] = []
-    if own:
+    if names:
         drawn = stack.normal("vi", number)
-        noise = [drawn[name] for name in own]
+        noise = [drawn[name] for name in names]
         with torch.no_grad():
             before = torch._foreach_clone(means)
             shifts = list(torch._foreach_mul(torch._foreach_exp(log_stds), noise))
@@ -251,7 +251,7 @@ def _gradients(config: VI, problem: Problem, stack: Stack, batch: Batch, number:
         losses = gradients_of_passes(
             stack, config.passes, loss, batch.x, batch.y, own=batch.own, step=number
         )
-    if own:
+    if names:
         with torch.no_grad():
             torch._foreach_copy_(means, before)
             for mean, log_std, shift in zip(means, log_stds, shifts, strict=True):

@@ -236,8 +236,8 @@ class Loader:
         batches = getattr(self.loader, "batch_sampler", None)
         owners = [self.loader, batches]
         owners += [getattr(owner, "sampler", None) for owner in (self.loader, batches)]
-        found = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
-        return [g for g in found.values() if isinstance(g, torch.Generator)]
+        streams = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
+        return [g for g in streams.values() if isinstance(g, torch.Generator)]
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Loader:
         """Return a loader whose batches come on `device`, floating-point tensors as `dtype`."""

@@ -117,7 +117,11 @@ def joined_numbers(parts: Sequence[tuple[dict[str, Any], slice]]) -> dict[str, A
         return [
             [
                 row[0][0],
-                [v for (_, own), (_, modes) in zip(row, parts, strict=True) for v in own[modes]],
+                [
+                    v
+                    for (_, values_of), (_, modes) in zip(row, parts, strict=True)
+                    for v in values_of[modes]
+                ],
             ]
             for row in rows
         ]
@@ -250,12 +254,12 @@ def _rows(data: Data, count: int) -> tuple[Tensor, Tensor]:
     """Return some examples: evenly spread over arrays, the first ones of a pass of a loader."""
     if isinstance(data, Arrays):
         return data.rows(torch.linspace(0, len(data) - 1, count).long())
-    found: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for pair in data.epoch(BATCH, seed=0):  # the same ones each time
-        found.append(pair)
-        if sum(len(x) for x, _ in found) >= count:
+        pairs.append(pair)
+        if sum(len(x) for x, _ in pairs) >= count:
             break
-    x, y = (torch.cat(parts) for parts in zip(*found, strict=True))
+    x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return x[:count], y[:count]
 
 

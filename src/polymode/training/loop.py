@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,31 +82,44 @@ def run(
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
-    mine = checkpoint is not None and ranks.is_first()
-    with claimed(checkpoint.folder) if mine and checkpoint else nullcontext():
-        return _run(
-            step, state, data, passes, seed, what, observers, checkpoint, recorder, finished
+    claims = checkpoint is not None and ranks.is_first()
+    with claimed(checkpoint.folder) if claims and checkpoint else nullcontext():
+        per_epoch = data.num_batches(passes.batch_size)
+        reporter = Reporter(what, passes.total_steps(per_epoch), observers)
+        recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
+        course = _Course(
+            step, data, passes, seed, per_epoch, reporter, recorder, checkpoint, finished
         )
+        return _run(course, state)
 
 
-def _run(
-    step: Callable[[S, Batch], tuple[S, Any]],
-    state: S,
-    data: Data,
-    passes: Passes,
-    seed: int,
-    what: str,
-    observers: tuple[Observer, ...],
-    checkpoint: Checkpoint | None,
-    recorder: Recorder | None,
-    finished: Callable[[S], bool] | None,
-) -> S:
-    per_epoch = data.num_batches(passes.batch_size)
-    reporter = Reporter(what, passes.total_steps(per_epoch), observers)
-    recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
-    before = None if checkpoint is None else _load(checkpoint, state, recorder, reporter.total)
-    if before is not None:
-        state = before
+@dataclass(frozen=True)
+class _Course:
+    """What a run is made of, from its first step to its last.
+
+    Attributes:
+        step, data, passes, seed, checkpoint, finished: the arguments of `run`.
+        per_epoch: batches in one pass over the data.
+        reporter, recorder: what hears of every step.
+    """
+
+    step: Callable[[Any, Batch], tuple[Any, Any]]
+    data: Data
+    passes: Passes
+    seed: int
+    per_epoch: int
+    reporter: Reporter
+    recorder: Recorder
+    checkpoint: Checkpoint | None
+    finished: Callable[[Any], bool] | None
+
+
+def _run(course: _Course, state: S) -> S:
+    """Resume where there is a checkpoint, train to the end, and write the last one."""
+    reporter, checkpoint, per_epoch = course.reporter, course.checkpoint, course.per_epoch
+    resumed = None if checkpoint is None else _load(course, checkpoint, state)
+    if resumed is not None:
+        state = resumed
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
@@ -116,72 +130,59 @@ def _run(
         with _interrupts() as interrupted, limit_threads(None):
             meeting = Meeting(state.step, reporter.total)
             try:
-                state = _epochs(
-                    step, state, data, passes, seed, per_epoch, reporter, checkpoint, interrupted,
-                    recorder, meeting, finished,
-                )  # fmt: skip
+                state = _train_epochs(course, state, meeting, interrupted)
             except Exception as error:
                 meeting.failed(error)
     finally:
         stack.eval()
     with ranks.together():
-        _require_finite(stack, state.step, passes)
+        _require_finite(stack, state.step, course.passes)
     if checkpoint is not None:
-        _save(checkpoint, state, recorder)
+        _save(checkpoint, state, course.recorder)
     return state
 
 
-def _epochs(
-    step: Callable[[S, Batch], tuple[S, Any]],
-    state: S,
-    data: Data,
-    passes: Passes,
-    seed: int,
-    per_epoch: int,
-    reporter: Reporter,
-    checkpoint: Checkpoint | None,
-    interrupted: threading.Event,
-    recorder: Recorder,
-    meeting: Meeting,
-    finished: Callable[[S], bool] | None,
-) -> S:
+def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: threading.Event) -> S:
+    """Take the steps of all epochs that are left."""
+    passes, reporter, checkpoint = course.passes, course.reporter, course.checkpoint
     saved, first = time.perf_counter(), state.step
-    finite, loss = math.nan, math.nan
-    while state.step < reporter.total and not (finished is not None and finished(state)):
-        epoch, position = divmod(state.step, per_epoch)
+    last_finite, loss = math.nan, math.nan
+    while state.step < reporter.total and not (course.finished and course.finished(state)):
+        epoch, position = divmod(state.step, course.per_epoch)
         before = state.step
-        for batch in _batches(data, passes, state.stack, seed, epoch, position):
+        for batch in _batches(course, state.stack, epoch, position):
             try:
-                state, info = step(state, batch)
+                state, info = course.step(state, batch)
             except ValueError as error:
                 _explain_batch_of_one(error, batch)
                 raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 use_threads(state.stack.num_threads)
-            losses, seen = info.loss.tolist(), meeting.seen(info.loss)
-            loss = sum(seen) / len(seen)
+            losses, all_losses = info.loss.tolist(), meeting.seen(info.loss)
+            loss = sum(all_losses) / len(all_losses)
             if not math.isfinite(loss):
-                raise _divergence(state.step - 1, seen, finite, passes)
-            finite = loss
-            recorder.add(state.step, losses, state.stack)
+                raise _divergence(state.step - 1, all_losses, last_finite, passes)
+            last_finite = loss
+            course.recorder.add(state.step, losses, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
             due = checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds
             due, stop = meeting.at(state.step, due, interrupted.is_set())
             if stop:
-                _stop(state, checkpoint, recorder)
+                _stop(state, checkpoint, course.recorder)
             if due and checkpoint is not None:
                 with ranks.together():
                     _require_finite(state.stack, state.step, passes)
-                _save(checkpoint, state, recorder)
+                _save(checkpoint, state, course.recorder)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
         if state.step == before:
             raise ValueError(
-                f"a pass over the data ended after {position} batches, but should have {per_epoch};"
-                " give a loader whose every pass yields as many batches as its length says"
+                f"a pass over the data ended after {position} batches, but should have"
+                f" {course.per_epoch}; give a loader whose every pass yields as many batches as its"
+                " length says"
             )
-    reporter.tell("end", state.step, passes.num_epochs(per_epoch), loss)
+    reporter.tell("end", state.step, passes.num_epochs(course.per_epoch), loss)
     return state
 
 
@@ -195,25 +196,24 @@ def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
         ) from error
 
 
-def _batches(
-    data: Data, passes: Passes, stack: Stack, seed: int, epoch: int, position: int
-) -> Iterator[Batch]:
+def _batches(course: _Course, stack: Stack, epoch: int, position: int) -> Iterator[Batch]:
     """Yield the batches of one epoch from `position` on, augmented."""
-    own, augment = passes.data_order == "own", passes.augment
+    data, passes, seed = course.data, course.passes, course.seed
+    by_member, augment = passes.data_order == "own", passes.augment
     assert not isinstance(augment, str)  # names have become functions
-    if own:
+    if by_member:
         seeds = [fold(member, "order", epoch) for member in stack.seeds]
         pairs = data.epoch_each(passes.batch_size, seeds, position)
     else:
         pairs = data.epoch(passes.batch_size, fold(seed, "order", epoch), position)
     for number, (x, y) in enumerate(pairs, position):
-        if augment is not None and own:
+        if augment is not None and by_member:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
-            each = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
-            x, y = (torch.stack(part) for part in zip(*each, strict=True))
+            augmented = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
+            x, y = (torch.stack(part) for part in zip(*augmented, strict=True))
         elif augment is not None:
             x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
-        yield Batch(x, y, own)
+        yield Batch(x, y, by_member)
 
 
 def _augmented(
@@ -264,29 +264,30 @@ def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
     save_training(checkpoint.folder, _Kept(state, history), state.step, checkpoint.identity)
 
 
-def _load(checkpoint: Checkpoint, state: S, recorder: Recorder, total: int) -> S | None:
+def _load(course: _Course, checkpoint: Checkpoint, state: S) -> S | None:
     """Return the state of the last checkpoint, None if there is none."""
-    kept: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
-    if kept is None:
+    total = course.reporter.total
+    saved: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
+    if saved is None:
         return None
     with damage_named(checkpoint.folder):
-        before = (kept.history or {}).pop("threads", checkpoint.threads)
-        recorder.load(kept.history)
-        if not 0 <= kept.state.step <= total:
-            raise ValueError(f"`step` is {kept.state.step}, of {total} in all")
-    if before != checkpoint.threads and kept.state.step < total:
+        before = (saved.history or {}).pop("threads", checkpoint.threads)
+        course.recorder.load(saved.history)
+        if not 0 <= saved.state.step <= total:
+            raise ValueError(f"`step` is {saved.state.step}, of {total} in all")
+    if before != checkpoint.threads and saved.state.step < total:
         warn(
             f"{checkpoint.folder} was written by a training with {before} of torch's threads, and"
             f" there are {checkpoint.threads} now: sums are rounded in another order, so its last"
             f" digits will differ. For the same bits, call torch.set_num_threads({before}) first",
         )
-    return kept.state
+    return saved.state
 
 
 def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None:
     if checkpoint is None:
         raise KeyboardInterrupt(
-            f"stopped after step {state.step:,}; nothing was kept: give `checkpoint=FOLDER` to be"
+            f"stopped after step {state.step:,}; nothing was saved: give `checkpoint=FOLDER` to be"
             " able to resume"
         )
     _save(checkpoint, state, recorder)
@@ -297,13 +298,13 @@ def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None
 
 def _divergence(step: int, losses: list[float], finite: float, passes: Passes) -> Divergence:
     """Return what to raise; `losses` are those of all modes, or of this rank's."""
-    bad = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
+    faulty = [k for k, value in enumerate(losses) if not math.isfinite(value)] or [0]
     before = "no step before it was finite" if math.isnan(finite) else f"last finite {finite:.4g}"
-    mine = len(losses) < ranks.num_modes(len(losses))
-    member = ranks.mode_number(bad[0]) if mine else bad[0]
+    partial = len(losses) < ranks.num_modes(len(losses))
+    member = ranks.mode_number(faulty[0]) if partial else faulty[0]
     return Divergence(
         f"training diverged at step {step:,}: the loss of member {member} is"
-        f" {losses[bad[0]]} ({len(bad)} of {len(losses)} members; mean loss"
+        f" {losses[faulty[0]]} ({len(faulty)} of {len(losses)} members; mean loss"
         f" {before}). {passes.advice}"
     )
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from polymode.core.checks import Rule
 from polymode.core.memory import require_free
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.training.options import Passes
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -87,16 +87,16 @@ class Training(Passes):
         None, gt=0, doc="largest norm of each member's own gradient", none="does not clip"
     )
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+        rule(
             "`schedule_unit` of {name} belongs to a schedule that is a function, not to"
             " {config.schedule!r}, which is followed step by step",
             lambda config: config.schedule_unit == "epoch" or callable(config.schedule),
         ),
-        Rule(
+        rule(
             f"`momentum` belongs to {', '.join(_MOMENTUM)}, not to {{config.optimizer_name}}",
             lambda config: not config.momentum or config.optimizer in _MOMENTUM,
         ),
-        Rule(
+        rule(
             "`momentum` of {name} must be > 0 for nesterov, got {config.momentum:g}",
             lambda config: config.optimizer != "nesterov" or config.momentum > 0,
         ),
@@ -185,12 +185,12 @@ class Optimization:
     def numbers(self) -> dict[str, Any]:
         """Return the rest of the state, JSON-safe."""
         state = self.optimizer.state_dict()
-        rest = {
+        entries = {
             str(index): {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
             for index, entry in state["state"].items()
         }
         scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
-        return {"state": rest, "groups": _plain(state["param_groups"]), "scheduler": scheduler}
+        return {"state": entries, "groups": _plain(state["param_groups"]), "scheduler": scheduler}
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Put back what `tensors` and `numbers` gave, in the memory format of the parameters."""
@@ -217,11 +217,13 @@ def _require_room(training: Training, leaves: list[Tensor]) -> None:
         return
     name = training.optimizer if isinstance(training.optimizer, str) else "your optimiser"
     held = _MOMENTS.get(name, 0) + (name in _MOMENTUM and training.momentum > 0)
-    one = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    parameter_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     modes, sgd = leaves[0].shape[0], "" if held == 0 else ", or optimizer='sgd', which keeps least"
     remedy = f"Take {'fewer modes' if modes > 1 else 'a smaller network'}{sgd}"
     what = f"gradients{' and moments' if held else ''} of {modes:,} network{'s' * (modes > 1)}"
-    require_free((1 + held) * one, f"training by {name}: {what}", remedy, leaves[0].device)
+    require_free(
+        (1 + held) * parameter_bytes, f"training by {name}: {what}", remedy, leaves[0].device
+    )
 
 
 def _make_optimizer(
@@ -271,8 +273,8 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | N
         return steps[0]
 
     def step() -> None:
-        for each in steps:
-            each()
+        for update_group in steps:
+            update_group()
 
     return step
 

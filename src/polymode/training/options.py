@@ -10,8 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule
-from polymode.core.options import Config, option
+from polymode.core.options import Config, option, rule
 
 _EPOCHS, _STEPS = 50, 1000  # 200 values of a noisy sine are not learnt in 400 steps of Adam
 NOT_ZERO = "the maximum of the posterior is found by `map`"  # of a temperature
@@ -40,7 +39,7 @@ class Passes(Config):
     )
     augment: Augment | str | None = option(
         None,
-        rule=Rule(
+        rule=rule(
             "a name such as 'crop+flip', a function (inputs, generator) -> inputs, or None",
             lambda value: isinstance(value, str | dict) or callable(value),
         ),

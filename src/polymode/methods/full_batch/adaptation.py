@@ -41,10 +41,10 @@ ROUNDED = 64
 
 def start(rows: Tensor, step_size: float) -> Tensors:
     """Return the state of the tuning before the first step, for chains at rows (M, P)."""
-    each = rows.new_zeros(len(rows), dtype=torch.float64)
-    log_step = torch.full_like(each, math.log(step_size))
+    zeros = rows.new_zeros(len(rows), dtype=torch.float64)
+    log_step = torch.full_like(zeros, math.log(step_size))
     return {
-        "error": each.clone(),
+        "error": zeros.clone(),
         "log_step": log_step,
         "log_average": log_step.clone(),
         "centre": log_step + AHEAD,

@@ -53,15 +53,15 @@ def ends(total: int) -> tuple[int, int, int]:
 def start(rows: Tensor, total: int) -> Tensors:
     """Return the state of the tuning before its first step, for chains at rows (M, P)."""
     chains, size = rows.shape
-    each = rows.new_zeros(chains, 1, dtype=torch.float64)
+    zeros = rows.new_zeros(chains, 1, dtype=torch.float64)
     _, second, _ = ends(total)
     return {
-        "step_size": each + FIRST_STEP,
-        "decoherence": each + math.sqrt(size),
-        "largest": each + math.inf,
-        "variance": each.clone(),
-        "cube": each.clone(),
-        "seen": each.clone(),
+        "step_size": zeros + FIRST_STEP,
+        "decoherence": zeros + math.sqrt(size),
+        "largest": zeros + math.inf,
+        "variance": zeros.clone(),
+        "cube": zeros.clone(),
+        "seen": zeros.clone(),
         "mean": torch.zeros_like(rows),
         "square": torch.zeros_like(rows),
         "trace": rows.new_zeros(total - second, chains, min(size, TRACED)),
@@ -106,9 +106,9 @@ def _step_size(tuning: Tensors, move: Move, goal: float) -> None:
     tuning["largest"] = torch.where(lost, SMALLER * step, tuning["largest"])
     tuning["variance"] = FADE * tuning["variance"] + weight * variance / step**3
     tuning["cube"] = FADE * tuning["cube"] + weight * step**3
-    found = (goal * tuning["cube"] / tuning["variance"].clamp_min(1e-300)).pow(1 / 6)
-    found = torch.minimum(torch.maximum(found, step / FASTEST), step * FASTEST)
-    tuning["step_size"] = torch.minimum(found, tuning["largest"])
+    proposed = (goal * tuning["cube"] / tuning["variance"].clamp_min(1e-300)).pow(1 / 6)
+    proposed = torch.minimum(torch.maximum(proposed, step / FASTEST), step * FASTEST)
+    tuning["step_size"] = torch.minimum(proposed, tuning["largest"])
 
 
 def _see(tuning: Tensors, move: Move) -> None:
@@ -141,6 +141,6 @@ def _by_autocorrelation(tuning: Tensors) -> None:
     size = ess_of(trace.reshape(number, 1, chains, traced)).clamp_max(number)
     time = (number / size).nanmean(1, keepdim=True).to(tuning["step_size"])
     length = FACTOR * tuning["step_size"] * time
-    known = torch.isfinite(length)
-    length = torch.where(known, length, tuning["decoherence"])
+    finite = torch.isfinite(length)
+    length = torch.where(finite, length, tuning["decoherence"])
     tuning["decoherence"] = torch.maximum(length, tuning["step_size"])

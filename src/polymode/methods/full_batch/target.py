@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule
+from polymode.core.options import rule
 from polymode.core.rng import fold
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
@@ -64,17 +64,20 @@ class LogPosterior:
         self.move(rows)
         mean, losses = None, None
         for x, y in self.batches:
-            found = self.stack.gradients(self.problem.likelihood.nll, x, y, step=0)
+            batch_losses = self.stack.gradients(self.problem.likelihood.nll, x, y, step=0)
             grads = [
                 leaf.grad.reshape(len(rows), -1) for leaf in self.leaves if leaf.grad is not None
             ]
             gradient, share = torch.cat(grads, 1), len(x) / self.problem.num_examples
             if len(self.batches) == 1:
-                mean, losses = gradient, found
+                mean, losses = gradient, batch_losses
             elif mean is None or losses is None:
-                mean, losses = gradient.mul_(share), found.double().mul_(share)
+                mean, losses = gradient.mul_(share), batch_losses.double().mul_(share)
             else:
-                mean, losses = mean.add_(gradient, alpha=share), losses.add_(found, alpha=share)
+                mean, losses = (
+                    mean.add_(gradient, alpha=share),
+                    losses.add_(batch_losses, alpha=share),
+                )
         assert mean is not None and losses is not None
         scale = self.problem.num_examples / self.temperature
         gradient = torch.addcmul(mean, self.precision, rows).mul_(-scale)
@@ -136,7 +139,7 @@ def freeze_statistics(problem: Problem, stack: Stack) -> None:
         stack.recompute_statistics(problem.inputs(ROWS))
 
 
-FIXED_EXAMPLES = Rule(
+FIXED_EXAMPLES = rule(
     "`augment` of {name} must be None: chains on the whole data need fixed examples, got"
     " {config.augment!r}",
     lambda config: config.augment is None,

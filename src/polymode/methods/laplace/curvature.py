@@ -95,21 +95,21 @@ def roots(
 
 
 def _exact(likelihood: Likelihood, outputs: Tensor, params: Params) -> Tensor:
-    made = likelihood.components(outputs, params)
-    if isinstance(made, Categories):
-        probs = made.log_probs.exp()
+    components = likelihood.components(outputs, params)
+    if isinstance(components, Categories):
+        probs = components.log_probs.exp()
         if outputs.shape[-1] == 1:  # one logit for two classes
             return probs.prod(-1, keepdim=True).sqrt()[None]
         unit = torch.eye(probs.shape[-1]).to(probs)
         return (unit[:, None] - probs) * probs.sqrt().mT.unsqueeze(-1)
-    scale = made.scale
+    scale = components.scale
     if isinstance(likelihood, HeteroscedasticGaussian):
         slope = F.logsigmoid(outputs.chunk(2, -1)[1]).exp()  # of softplus
-        each = torch.cat([1 / scale, math.sqrt(2.0) * slope / scale], -1)
+        root = torch.cat([1 / scale, math.sqrt(2.0) * slope / scale], -1)
     else:
-        df = made.df
-        each = 1 / scale if df is None else math.sqrt((df + 1) / (df + 3)) / scale
-    return each.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
+        df = components.df
+        root = 1 / scale if df is None else math.sqrt((df + 1) / (df + 3)) / scale
+    return root.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
 
 
 def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
@@ -124,15 +124,15 @@ def _drawn(
     likelihood: Likelihood, outputs: Tensor, params: Params, stream: torch.Generator
 ) -> Tensor:
     """Return targets drawn from the prediction."""
-    made = likelihood.components(outputs, params)
-    if isinstance(made, Categories):
-        probs = made.log_probs.double().cpu().exp()
+    components = likelihood.components(outputs, params)
+    if isinstance(components, Categories):
+        probs = components.log_probs.double().cpu().exp()
         return torch.multinomial(probs, 1, generator=stream)[:, 0].to(outputs.device)
-    noise = torch.randn(made.loc.shape, generator=stream, dtype=torch.float64)
-    if made.df is not None:  # a Student-t is a Gaussian over the root of a chi-square
-        half = torch.full(made.loc.shape, made.df / 2, dtype=torch.float64)
+    noise = torch.randn(components.loc.shape, generator=stream, dtype=torch.float64)
+    if components.df is not None:  # a Student-t is a Gaussian over the root of a chi-square
+        half = torch.full(components.loc.shape, components.df / 2, dtype=torch.float64)
         noise = noise * (half / torch._standard_gamma(half, generator=stream)).sqrt()
-    return made.loc + made.scale * noise.to(made.loc)
+    return components.loc + components.scale * noise.to(components.loc)
 
 
 Parts = Iterator[Iterator[tuple[str, Record]]]
@@ -276,8 +276,8 @@ def low_rank(
         basis = torch.linalg.qr(_times(passes(), tangent, basis, lengths))[0]
     image = _times(passes(), tangent, basis, lengths)
     values, vectors = torch.linalg.eigh((basis.mT @ image).double())
-    kept = min(rank, columns)
-    values, vectors = values[-kept:].clamp_min(0).to(like), vectors[:, -kept:].to(like)
+    retained = min(rank, columns)
+    values, vectors = values[-retained:].clamp_min(0).to(like), vectors[:, -retained:].to(like)
     rows = (basis @ vectors).mT.split(lengths, 1)
     directions = {name: part.contiguous() for name, part in zip(tangent.wanted, rows, strict=True)}
     return (LowRank(directions, values),)

@@ -348,17 +348,17 @@ class StructuredEvidence:
         outputs, squares = self._mean(precision, factor)
         fit = float(self.products_at(factor).log_likelihood(outputs))
         value = fit - 0.5 * float((precision * squares).sum()) - 0.5 * spread
-        found = torch.tensor(list(effective.values()), dtype=torch.float64)
+        gamma = torch.tensor(list(effective.values()), dtype=torch.float64)
         if not len(beta):
             empty = precision.new_zeros(0)
-            return Terms(value, found, squares, empty, empty, empty)
+            return Terms(value, gamma, squares, empty, empty, empty)
         errors = [
             (data.precision * (data.targets - h).square()).double().sum()
             for data, h in zip(self.products.data, outputs, strict=True)
         ]
         count = torch.tensor([float(sum(h.numel() for h in outputs))], dtype=torch.float64)
         total = torch.stack(errors).sum()[None]
-        return Terms(value, found, squares, found.sum()[None], total, count)
+        return Terms(value, gamma, squares, gamma.sum()[None], total, count)
 
     def products_at(self, factor: float) -> Products:
         """Return the products with the noise that `factor` stands for."""
@@ -424,7 +424,7 @@ def _evidence(
     tangent: Tangent,
     groups: dict[str, str],
     mask: Tensor | None,
-    told: Callable[[], None] = lambda: None,
+    report: Callable[[], None] = lambda: None,
 ) -> StructuredEvidence:
     if problem.data is None:
         raise ValueError("the evidence needs the training data: give Problem(..., data=...)")
@@ -442,7 +442,7 @@ def _evidence(
     else:
         shifts = [torch.zeros_like(f) for f in outputs]
     batches = list(zip(inputs, shifts, strict=True))
-    products = Products(multiply, transpose, batches, data, told)
+    products = Products(multiply, transpose, batches, data, report)
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence,
         apart=apart,
@@ -455,8 +455,8 @@ def _noise(problem: Problem, stack: Stack, mode: int) -> Tensor | float:
         return 1.0
     extra = {name: tensor[mode : mode + 1].detach() for name, tensor in stack.extra.items()}
     like = torch.zeros(1, 1, problem.target_size, dtype=stack.dtype)
-    found: Any = problem.likelihood.components(like, extra)
-    return found.scale[0, 0]
+    components: Any = problem.likelihood.components(like, extra)
+    return components.scale[0, 0]
 
 
 def free_weights(blocks: tuple[Any, ...], tangent: Tangent) -> Tensor | None:
@@ -477,11 +477,11 @@ def _last_layer(
     network is passed once; or the inputs and None where there is no such layer."""
     if not getattr(blocks[0], "one_layer", False):
         return inputs, None
-    found = [tangent.last_inputs(x) for x in inputs]
-    known = [a for a in found if a is not None]
-    if len(known) < len(found):
+    activations = [tangent.last_inputs(x) for x in inputs]
+    multiplied = [a for a in activations if a is not None]
+    if len(multiplied) < len(activations):
         return inputs, None
-    width = known[0].shape[-1]
+    width = multiplied[0].shape[-1]
     weights = tangent.slices[tangent.names[0]].stop
 
     def multiply(vector: Tensor, a: Tensor) -> Tensor:
@@ -492,15 +492,15 @@ def _last_layer(
         parts = [(cotangent.mT @ a).flatten(), cotangent.sum(0)]
         return torch.cat(parts)[: len(tangent.point)]
 
-    return known, (multiply, transpose)
+    return multiplied, (multiply, transpose)
 
 
 def masked_products(tangent: Tangent, mask: Tensor | None) -> tuple[Any, Any]:
     """Return products with the free columns of J."""
     if mask is None:
         return tangent.jvp, tangent.vjp
-    kept = mask.to(tangent.point)
+    free = mask.to(tangent.point)
     return (
-        lambda vector, x: tangent.jvp(vector * kept, x),
-        lambda cotangent, x: tangent.vjp(cotangent, x) * kept,
+        lambda vector, x: tangent.jvp(vector * free, x),
+        lambda cotangent, x: tangent.vjp(cotangent, x) * free,
     )

@@ -47,11 +47,11 @@ def kernels_between(
 ) -> Kernels:
     """Return the kernels of Jacobians (N, K, P) and (N', K, P) by group."""
     rows, columns = left.flatten(0, 1), right.flatten(0, 1)
-    found = {}
+    kernels = {}
     for name, places in index.items():
         part = rows[:, places]
-        found[name] = (part @ (part if right is left else columns[:, places]).T).to(dtype)
-    return Kernels(found)
+        kernels[name] = (part @ (part if right is left else columns[:, places]).T).to(dtype)
+    return Kernels(kernels)
 
 
 def kernels_of(left: Tensor, index: Mapping[str, Tensor]) -> Tensor:
@@ -112,7 +112,7 @@ class DualEvidence:
         self._unit_root = self.data._replace(precision=torch.ones_like(self.data.precision)).root(
             self.outputs
         )
-        self._between = [between(self._unit_root, each) for each in kernels.groups.values()]
+        self._between = [between(self._unit_root, kernel) for kernel in kernels.groups.values()]
 
     def _scale(self, beta: Tensor) -> Tensor:
         """Return √β of each row, (N K,); 1 for classes."""
@@ -134,7 +134,7 @@ class DualEvidence:
         inverse = torch.cholesky_inverse(factor)
         scale = self._scale(beta)
         weighted = inverse * scale * scale.unsqueeze(-1)
-        effective = torch.stack([(weighted * each).sum() for each in self._between]) / precision
+        effective = torch.stack([(weighted * block).sum() for block in self._between]) / precision
         data = self.data._replace(precision=beta) if self.data.gaussian else self.data
         outputs, squares = self._mean(precision, data)
         logdet = 2 * factor.diagonal().log().sum()
@@ -161,18 +161,18 @@ class DualEvidence:
         squares = torch.stack([flat @ (each @ flat) for each in self.kernels.groups.values()])
         return self.shift + fit.latent, squares / precision.square()
 
-    def covariance(self, precision: Tensor, beta: Tensor, cross: Kernels, own: Tensor) -> Tensor:
+    def covariance(self, precision: Tensor, beta: Tensor, cross: Kernels, within: Tensor) -> Tensor:
         """Return the posterior covariance of h at new inputs, (B, K, K).
 
         Args:
             cross: kernels between the new inputs (rows) and the training inputs.
             own: J_g Jᵀ_g of each new input, (G, B, K, K), see `kernels_of`.
         """
-        number, size = own.shape[1:3]
+        number, size = within.shape[1:3]
         scale, factor = self._scale(beta), self.factor(precision, beta)
         half = cross.combined(precision).double().view(number * size, *self._unit_root.shape[:2])
         half = (half.unsqueeze(-2) @ self._unit_root).reshape(number * size, -1) * scale
         solved = torch.linalg.solve_triangular(factor, half.mT, upper=False).mT
         solved = solved.view(number, size, -1)
-        prior = (own / precision.view(-1, 1, 1, 1)).sum(0)
+        prior = (within / precision.view(-1, 1, 1, 1)).sum(0)
         return prior - solved @ solved.mT

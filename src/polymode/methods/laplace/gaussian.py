@@ -85,11 +85,11 @@ class GaussianPosterior:
     def deviation(self, noise: Tensors) -> Tensors:
         """Return H^{-1/2} ε by parameter, like the noise; zero where parameters are frozen."""
         flat = {name: tensor.flatten() for name, tensor in noise.items()}
-        found = {n: torch.zeros_like(t) for n, t in noise.items()}
+        deviations = {n: torch.zeros_like(t) for n, t in noise.items()}
         for block in self.blocks:
             for name, part in block.deviation(flat, self.precision).items():
-                found[name] = part.view_as(noise[name])
-        return found
+                deviations[name] = part.view_as(noise[name])
+        return deviations
 
     def variances(self) -> Tensors:
         """Return the diagonal of H⁻¹ by parameter, (P,) each."""
@@ -141,15 +141,15 @@ def _filled(block: Block, records: Mapping[str, Record]) -> dict[str, Record]:
     """Return the records of a block, with zeros where outputs do not depend on a parameter."""
     like = next(iter(records.values()))
     number, _, batch = like.moving.shape[:3]
-    found = {}
+    filled = {}
     lengths = getattr(block, "lengths", block.sizes)
     for name, length in zip(block.names, lengths, strict=True):
         if name in records:
-            found[name] = records[name]
+            filled[name] = records[name]
         else:
             moving = like.moving.new_zeros(number, 1, batch, 1, length)
-            found[name] = Record(moving, moving.new_ones(1, batch, 1, 1), 1)
-    return found
+            filled[name] = Record(moving, moving.new_ones(1, batch, 1, 1), 1)
+    return filled
 
 
 def output_moments(
@@ -269,8 +269,8 @@ def choose(
     )  # fmt: skip
     optimizer.step(loss)
     with torch.no_grad():
-        found = dict(zip(titles, logs.clamp(*_RANGE).exp().tolist(), strict=True))
+        precisions = dict(zip(titles, logs.clamp(*_RANGE).exp().tolist(), strict=True))
         factor = float(log_factor.exp()[0]) if learns else 1.0
-        at = by_parameter(groups, found, next(iter(weights.values())))
+        at = by_parameter(groups, precisions, next(iter(weights.values())))
         value = float(log_evidence(curvature, weights, at, factor))
-    return Chosen(found, factor, value, steps)
+    return Chosen(precisions, factor, value, steps)

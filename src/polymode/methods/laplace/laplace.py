@@ -38,9 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Rule
 from polymode.core.memory import free_bytes, human
-from polymode.core.options import belongs, option
+from polymode.core.options import belongs, option, rule
 from polymode.core.rng import fold
 from polymode.core.warn import warn
 from polymode.curvature.tangent import Survey, survey
@@ -111,7 +110,7 @@ class Laplace(MAP):
     subnetwork: Sequence[int] | str | None = option(
         None,
         choices=SELECTIONS,
-        rule=Rule("numbers of weights, integers of at least 0", lambda chosen: _counts(chosen)),
+        rule=rule("numbers of weights, integers of at least 0", lambda chosen: _counts(chosen)),
         doc="which weights structure='subnetwork' keeps",
         more="Numbers count from 0 over all trainable parameters in a row; names say how they are"
         " chosen (`subnetwork.py`).",
@@ -134,16 +133,16 @@ class Laplace(MAP):
         100, ge=1, doc="L draws of logits or of networks", more="The closed links have one."
     )
     rules = (
-        Rule(
+        rule(
             "`subnetwork_size` of {name} must be an integer of at least 1, got None: a `subnetwork`"
             " that is a name chooses so many",
             lambda config: not isinstance(config.subnetwork, str) or config.subnetwork_size,
         ),
-        Rule(
+        rule(
             "`subnetwork_size` of {name} belongs to a `subnetwork` that is a name",
             lambda config: config.subnetwork_size is None or isinstance(config.subnetwork, str),
         ),
-        Rule(
+        rule(
             "`subnetwork` of {name} must be numbers of weights, or how they are chosen, where"
             " structure='subnetwork', got None",
             lambda config: config.structure != "subnetwork" or config.subnetwork is not None,
@@ -152,7 +151,7 @@ class Laplace(MAP):
         belongs("rank", structure="low_rank"),
         belongs("sharing", structure="kron"),
         belongs("subnetwork", structure="subnetwork"),
-        Rule(
+        rule(
             "`prior` of {name} is {config.prior!r}, but with a given `prior_precision` all"
             " parameters have that; leave it out, or take evidence='linear' or 'trained', which"
             " find one for each",
@@ -220,20 +219,20 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     """Return a Gaussian around each network."""
     config = settled(config, problem.likelihood)
     stack = state.stack.clone().eval()
-    known = survey(stack, next(problem.inputs(config.batch_size)))
-    look_at_coverage(config, known, stack)
+    layers = survey(stack, next(problem.inputs(config.batch_size)))
+    look_at_coverage(config, layers, stack)
     every = prior_groups(stack, config.prior)
     posteriors, evidences = [], []
     for k in range(stack.num_modes):
         chosen = _chosen(config, problem, stack, k)
-        found = curvature(config.setting, problem, stack, k, known, chosen)
-        posterior, evidence = _posterior(config, problem, stack, k, found)
+        mode_curvature = curvature(config.setting, problem, stack, k, layers, chosen)
+        posterior, evidence = _posterior(config, problem, stack, k, mode_curvature)
         posteriors.append(posterior)
         evidences.append(evidence)
     return LaplaceWeights(
         stack,
         posteriors,
-        known,
+        layers,
         problem.likelihood.num_outputs(problem.target_size),
         1 if config.link != "mc" else config.samples_per_mode,
         config.predictive,
@@ -245,18 +244,18 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
 
 
 def _posterior(
-    config: Laplace, problem: Problem, stack: Stack, k: int, found: Curvature
+    config: Laplace, problem: Problem, stack: Stack, k: int, mode_curvature: Curvature
 ) -> tuple[GaussianPosterior, float]:
     """Return the Gaussian of mode k with its prior, and its log evidence; sets learned noise."""
-    names = [name for block in found.blocks for name in block.names]
+    names = [name for block in mode_curvature.blocks for name in block.names]
     like = next(iter(stack.params.values())).detach()
     if config.evidence is None:
         same = torch.tensor(config.prior_precision).to(like)
-        return GaussianPosterior(found.blocks, dict.fromkeys(names, same)), 0.0
+        return GaussianPosterior(mode_curvature.blocks, dict.fromkeys(names, same)), 0.0
     every = prior_groups(stack, config.prior)
     groups = {name: every[name] for name in names}
     if config.evidence == "linear":
-        precisions, factor, report = choose_prior(config, problem, found, stack, k)
+        precisions, factor, report = choose_prior(config, problem, mode_curvature, stack, k)
         evidence = float(report["log_evidence"] or math.nan)  # type: ignore[arg-type]
         if report["pruned"]:
             warn(
@@ -266,11 +265,11 @@ def _posterior(
             )
     else:
         params = {name: stack.params[name].detach()[k] for name in names}
-        learns = problem.likelihood.learns and found.num_values > 0
+        learns = problem.likelihood.learns and mode_curvature.num_values > 0
         start = config.prior_precision
-        precisions, factor, evidence, _ = choose(found, params, groups, start, learns)
+        precisions, factor, evidence, _ = choose(mode_curvature, params, groups, start, learns)
     precision = by_parameter(groups, precisions, like)
-    posterior = GaussianPosterior(found.blocks, precision).scaled(factor)
+    posterior = GaussianPosterior(mode_curvature.blocks, precision).scaled(factor)
     with torch.no_grad():
         for tensor in stack.extra.values():
             tensor[k] -= 0.5 * math.log(factor)
@@ -284,8 +283,8 @@ def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor |
     if isinstance(config.subnetwork, str):
         size, number = config.subnetwork_size or 1, ranks.mode_number(k)
         seed = fold(problem.seed, "subnetwork", number)
-        found = diagonals(problem, stack, k, config.batch_size)
-        return select(found, config.subnetwork, size, config.prior_precision, seed)[0]
+        candidates = diagonals(problem, stack, k, config.batch_size)
+        return select(candidates, config.subnetwork, size, config.prior_precision, seed)[0]
     chosen = torch.as_tensor(config.subnetwork, dtype=torch.long).unique()
     if int(chosen[-1]) >= stack.num_parameters:
         raise ValueError(
@@ -295,17 +294,17 @@ def _chosen(config: Laplace, problem: Problem, stack: Stack, k: int) -> Tensor |
     return chosen
 
 
-def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
+def look_at_coverage(config: Laplace, layers: Survey, stack: Stack) -> None:
     """Warn of parameters that the structure treats otherwise than its name says, and refuse a
     network without the layer it is about."""
     if config.structure == "kron":
-        diagonal = [n for n, kind in known.kinds.items() if kind == "single"]
+        diagonal = [n for n, kind in layers.kinds.items() if kind == "single"]
         if diagonal:
             warn(
                 f"{_some(diagonal)}: not part of a known linear operation, so no Kronecker factors;"
                 " their blocks are diagonal",
             )
-        if config.sharing == "reduce" and not known.shared:
+        if config.sharing == "reduce" and not layers.shared:
             warn(
                 "sharing='reduce' changes nothing: no weight of this network is used at several"
                 " positions",
@@ -315,7 +314,7 @@ def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
             "prior='per_group' is prior='single' here: normalisation makes no weights of this"
             " network scale-free",
         )
-    if config.structure == "last_layer" and not known.last:
+    if config.structure == "last_layer" and not layers.last:
         raise ValueError(
             "structure='last_layer' needs a linear last layer, and none was found in"
             f" {type(stack.template).__name__}; take structure='kron' or 'diag'"
@@ -323,8 +322,8 @@ def look_at_coverage(config: Laplace, known: Survey, stack: Stack) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    listed = ", ".join(f"'{name}'" for name in names[:5])
+    return listed + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def refuse_low_precision(method: str, stack: Stack) -> None:

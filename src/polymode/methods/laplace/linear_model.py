@@ -256,11 +256,11 @@ class Tangent:
     def _call(self, point: Tensor, statistics: Tensor | None, x: Tensor) -> Tensor:
         parts: Tensors = {}
         if statistics is not None:
-            sizes = [each.numel() for each in self.statistics.values()]
+            sizes = [tensor.numel() for tensor in self.statistics.values()]
             parts = dict(zip(self.statistics, statistics.split(sizes), strict=True))
-        own = self._named(point, parts)
+        named = self._named(point, parts)
         with plain_attention(), plain_operations():
-            return functional_call(self._module, own, (x,), tie_weights=False).flatten(1)
+            return functional_call(self._module, named, (x,), tie_weights=False).flatten(1)
 
     @property
     def _flat_statistics(self) -> Tensor | None:
@@ -298,11 +298,11 @@ class Tangent:
         with torch.no_grad():
             for part in x.split(chunk):
                 if flat is None or self._sensitivity is None:
-                    single = jacrev(lambda p, one: self._call(p, None, one[None])[0])
+                    single = jacrev(lambda p, example: self._call(p, None, example[None])[0])
                     pieces.append(vmap(single, (None, 0))(self.point, part))
                     continue
-                both = jacrev(lambda p, s, one: self._call(p, s, one[None])[0], (0, 1))
-                direct, through = vmap(both, (None, None, 0))(self.point, flat, part)
+                by_parts = jacrev(lambda p, s, example: self._call(p, s, example[None])[0], (0, 1))
+                direct, through = vmap(by_parts, (None, None, 0))(self.point, flat, part)
                 pieces.append(direct + through @ self._sensitivity)
         return torch.cat(pieces)
 
@@ -334,11 +334,13 @@ class Tangent:
         """
         owner = self.names[0].rpartition(".")[0]
         layer = self._module.get_submodule(owner)
-        own = {f"{owner}.{leaf}".lstrip(".") for leaf in ("weight", "bias")}
-        if type(layer) is not nn.Linear or not own >= set(self.names) or self.statistics:
+        layer_names = {f"{owner}.{leaf}".lstrip(".") for leaf in ("weight", "bias")}
+        if type(layer) is not nn.Linear or not layer_names >= set(self.names) or self.statistics:
             return None
         calls: list[tuple[Tensor, Tensor]] = []
-        handle = layer.register_forward_hook(lambda _, given, made: calls.append((given[0], made)))
+        handle = layer.register_forward_hook(
+            lambda _, inputs, results: calls.append((inputs[0], results))
+        )
         try:
             outputs = self.outputs(x)
         finally:
@@ -351,8 +353,8 @@ class Tangent:
         """Return the places of each group's weights in the vector of all, by group."""
         places: dict[str, list[Tensor]] = {}
         for name, where in self.slices.items():
-            own = torch.arange(where.start, where.stop, device=self.point.device)
-            places.setdefault(groups[name], []).append(own)
+            numbers = torch.arange(where.start, where.stop, device=self.point.device)
+            places.setdefault(groups[name], []).append(numbers)
         return {group: torch.cat(parts) for group, parts in places.items()}
 
 
@@ -458,13 +460,13 @@ def distance(
     normal = rows.mT @ rows / number + ridge * torch.eye(len(parts)).to(rows)
     factors = torch.linalg.solve(normal, rows.mT @ (target / size).flatten() / number)
     vector = _weighted(point, parts, factors.tolist())
-    apart, whole = torch.zeros_like(size), torch.zeros_like(size)
+    missed, total = torch.zeros_like(size), torch.zeros_like(size)
     for x, f in batches:
         outputs = adjust(f)
-        apart += (adjust(multiply(vector, x)) - outputs).square().sum(0)
-        whole += outputs.square().sum(0)
+        missed += (adjust(multiply(vector, x)) - outputs).square().sum(0)
+        total += outputs.square().sum(0)
     share = len(target) / sum(len(f) for _, f in batches)
-    relative = apart / _sizes(whole, largest / share).square()
+    relative = missed / _sizes(total, largest / share).square()
     return float((relative.mean() + ridge * factors.square().sum()).sqrt())
 
 

@@ -197,9 +197,9 @@ class Products:
 
     def with_noise(self, factor: float) -> Products:
         """Return the same with `factor` times the precision of a Gaussian."""
-        other = copy.copy(self)
-        other.data = [data._replace(precision=factor * data.precision) for data in self.data]
-        return other
+        changed = copy.copy(self)
+        changed.data = [data._replace(precision=factor * data.precision) for data in self.data]
+        return changed
 
     def outputs(self, theta: Tensor) -> list[Tensor]:
         """Return h(θ, x) of each batch."""
@@ -211,9 +211,9 @@ class Products:
     def transposed(self, cotangents: list[Tensor]) -> Tensor:
         """Return Aᵀ c, (P,)."""
         terms = (self._transpose(c, x) for c, (x, _) in zip(cotangents, self.batches, strict=True))
-        found = _sum(terms)
+        total = _sum(terms)
         self._told()
-        return found
+        return total
 
     def curvature(self, outputs: list[Tensor], vector: Tensor) -> Tensor:
         """Return Aᵀ B A v, (P,), with B at these outputs."""

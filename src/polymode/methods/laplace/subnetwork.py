@@ -70,20 +70,20 @@ class Diagonals(NamedTuple):
 
 def diagonals(problem: Problem, stack: Stack, mode: int = 0, batch_size: int = 256) -> Diagonals:
     """Return what selections are made of, by two passes over the training data."""
-    known = survey(stack, next(problem.inputs(batch_size)))
+    layers = survey(stack, next(problem.inputs(batch_size)))
     setting = Setting(structure="diag", batch_size=batch_size)
-    blocks = curvature(setting, problem, stack, mode, known).blocks
+    blocks = curvature(setting, problem, stack, mode, layers).blocks
     values = {b.name: b.values for b in blocks if isinstance(b, Diagonal)}
     weights = {name: tensor[mode].detach().flatten() for name, tensor in stack.params.items()}
-    energy = _energy(problem, stack, mode, known, batch_size)
-    return Diagonals(*(torch.cat([each[n] for n in weights]) for each in (weights, values, energy)))
+    energy = _energy(problem, stack, mode, layers, batch_size)
+    return Diagonals(*(torch.cat([part[n] for n in weights]) for part in (weights, values, energy)))
 
 
 def _energy(
-    problem: Problem, stack: Stack, mode: int, known: Survey, batch_size: int
+    problem: Problem, stack: Stack, mode: int, layers: Survey, batch_size: int
 ) -> dict[str, Tensor]:
     """Return e by parameter."""
-    tangent = Tangent(stack, mode, known, list(stack.params))
+    tangent = Tangent(stack, mode, layers, list(stack.params))
     size = problem.likelihood.num_outputs(problem.target_size)
     totals = {name: torch.zeros_like(t[mode].flatten()) for name, t in stack.params.items()}
     for x in problem.inputs(batch_size):
@@ -95,32 +95,34 @@ def _energy(
     return totals
 
 
-def scores(found: Diagonals, selection: str, precision: float, seed: int = 0) -> Tensor:
+def scores(candidates: Diagonals, selection: str, precision: float, seed: int = 0) -> Tensor:
     """Return the score of every weight, (P,)."""
     if selection == "largest_variance":
-        return 1 / (found.curvature + precision)
+        return 1 / (candidates.curvature + precision)
     if selection == "jacobian_energy":
-        return found.energy / (found.curvature + precision)
+        return candidates.energy / (candidates.curvature + precision)
     if selection == "obd":
-        return 0.5 * found.weights.square() * found.curvature
+        return 0.5 * candidates.weights.square() * candidates.curvature
     assert selection == "random", selection
     stream = generator(seed, "subnetwork")
-    return torch.rand(len(found.weights), generator=stream, dtype=torch.float64)
+    return torch.rand(len(candidates.weights), generator=stream, dtype=torch.float64)
 
 
 def select(
-    found: Diagonals, selection: str, size: int, precision: float, seed: int = 0
+    candidates: Diagonals, selection: str, size: int, precision: float, seed: int = 0
 ) -> tuple[Tensor, SubnetworkReport]:
     """Return the places of the weights that are kept, rising (S,), and a report on them.
 
     Warns where no output depends on any of them. Of equal scores the first are kept.
     """
-    total = len(found.weights)
+    total = len(candidates.weights)
     if not 1 <= size <= total:
         raise ValueError(f"a subnetwork must keep 1 to {total:,} weights, got {size:,}")
-    order = scores(found, selection, precision, seed).sort(descending=True, stable=True).indices
+    order = (
+        scores(candidates, selection, precision, seed).sort(descending=True, stable=True).indices
+    )
     places = order[:size].sort().values
-    idle = found.energy == 0
+    idle = candidates.energy == 0
     share = idle[places].double().mean().item()
     if share == 1.0:
         warn(

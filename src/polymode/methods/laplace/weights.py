@@ -257,11 +257,11 @@ class LaplaceWeights(Weights):
     def linearised(self, x: Tensor) -> Moments:
         """Return outputs (M, B, K) and their covariances of the linearised networks."""
         full = self.output_covariance == "full" and self.num_outputs > 1
-        each = [
+        moments = [
             output_moments(posterior, self.tangent(k), x, self.num_outputs, full)
             for k, posterior in enumerate(self.posteriors)
         ]
-        return Moments(torch.stack([m for m, _ in each]), torch.stack([s for _, s in each]))
+        return Moments(torch.stack([m for m, _ in moments]), torch.stack([s for _, s in moments]))
 
     def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Gaussian over the outputs at several inputs together: means (M, B, K) and
@@ -274,11 +274,11 @@ class LaplaceWeights(Weights):
                 f"covariances between {len(x):,} inputs × {self.num_outputs} outputs need"
                 f" {human(need)}; {human(free_bytes(self.stack.device))} free. Give fewer inputs"
             )
-        each = [
+        outputs = [
             joint_moments(posterior, self.tangent(k), x, self.num_outputs)
             for k, posterior in enumerate(self.posteriors)
         ]
-        return torch.stack([m for m, _ in each]), torch.stack([c for _, c in each])
+        return torch.stack([m for m, _ in outputs]), torch.stack([c for _, c in outputs])
 
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
         """Return logits (M, L, B, K): draws, or the one that a closed link stands for."""
@@ -298,7 +298,7 @@ class LaplaceWeights(Weights):
             deviation = posterior.deviation({name: tensor[k] for name, tensor in noise.items()})
             for name, part in deviation.items():
                 drawn[name].append(self.stack.params[name].detach()[k] + part)
-        return self.stack.with_tensors({name: torch.stack(each) for name, each in drawn.items()})
+        return self.stack.with_tensors({name: torch.stack(parts) for name, parts in drawn.items()})
 
     def __getitem__(self, modes: slice) -> LaplaceWeights:
         chosen, part = range(self.num_modes)[modes], copy.copy(self)
@@ -325,20 +325,26 @@ class LaplaceWeights(Weights):
                 f" {', '.join(titles)}; got {precision!r}"
             )
         changed, like = copy.copy(self), next(iter(self.stack.params.values()))
-        each = {name: torch.tensor(values[group]).to(like) for name, group in self.groups.items()}
-        changed.posteriors = [posterior.with_precision(each) for posterior in self.posteriors]
+        by_parameter = {
+            name: torch.tensor(values[group]).to(like) for name, group in self.groups.items()
+        }
+        changed.posteriors = [
+            posterior.with_precision(by_parameter) for posterior in self.posteriors
+        ]
         changed.log_evidence = None
         return changed
 
     # ---------------------------------------------------------------- files
 
     def tensors(self) -> Tensors:
-        found = self.stack.tensors()
-        each = [_named(posterior) for posterior in self.posteriors]
-        found |= {name: torch.stack([own[name] for own in each]) for name in each[0]}
+        tensors = self.stack.tensors()
+        posteriors = [_named(posterior) for posterior in self.posteriors]
+        tensors |= {
+            name: torch.stack([named[name] for named in posteriors]) for name in posteriors[0]
+        }
         if self.log_evidence is not None:
-            found["log_evidence"] = torch.tensor(self.log_evidence, dtype=torch.float64)
-        return found
+            tensors["log_evidence"] = torch.tensor(self.log_evidence, dtype=torch.float64)
+        return tensors
 
     def numbers(self) -> dict[str, Any]:
         survey = self.survey._asdict()
@@ -366,12 +372,12 @@ class LaplaceWeights(Weights):
         facts |= {"shared": frozenset(facts["shared"]), "last": tuple(facts["last"])}
         posteriors = []
         for k in range(stack.num_modes):
-            own = {name: tensor[k] for name, tensor in tensors.items()}
+            mode_tensors = {name: tensor[k] for name, tensor in tensors.items()}
             blocks = tuple(
-                _restored(fact, _below(f"block/{place}", own))
+                _restored(fact, _below(f"block/{place}", mode_tensors))
                 for place, fact in enumerate(numbers["blocks"])
             )
-            posteriors.append(GaussianPosterior(blocks, _below("precision", own)))
+            posteriors.append(GaussianPosterior(blocks, _below("precision", mode_tensors)))
         evidence = tensors["log_evidence"].tolist() if "log_evidence" in tensors else None
         return cls(
             stack,
@@ -388,10 +394,10 @@ class LaplaceWeights(Weights):
 
 
 def _named(posterior: GaussianPosterior) -> Tensors:
-    found = {f"precision/{name}": tensor for name, tensor in posterior.precision.items()}
+    named = {f"precision/{name}": tensor for name, tensor in posterior.precision.items()}
     for place, block in enumerate(posterior.blocks):
-        found |= {f"block/{place}/{name}": tensor for name, tensor in block.tensors().items()}
-    return found
+        named |= {f"block/{place}/{name}": tensor for name, tensor in block.tensors().items()}
+    return named
 
 
 def _below(start: str, tensors: Tensors) -> Tensors:
@@ -402,8 +408,8 @@ def _below(start: str, tensors: Tensors) -> Tensors:
 def _facts(block: Block) -> dict[str, Any]:
     """Return what a block is beside its tensors."""
     if isinstance(block, Kronecker):
-        rest = {"fixed_first": block.fixed_first, "fixed_basis": block.fixed_basis is not None}
-        return {"kind": "kronecker", "name": block.name, **rest}
+        fixed = {"fixed_first": block.fixed_first, "fixed_basis": block.fixed_basis is not None}
+        return {"kind": "kronecker", "name": block.name, **fixed}
     if isinstance(block, Diagonal):
         return {"kind": "diagonal", "name": block.name}
     if isinstance(block, Dense):
@@ -416,8 +422,8 @@ def _facts(block: Block) -> dict[str, Any]:
 def _restored(facts: dict[str, Any], tensors: Tensors) -> Block:
     kind = facts["kind"]
     if kind == "kronecker":
-        own: dict[str, Any] = {"fixed_basis": None, **tensors}
-        return Kronecker(facts["name"], fixed_first=facts["fixed_first"], **own)
+        parts: dict[str, Any] = {"fixed_basis": None, **tensors}
+        return Kronecker(facts["name"], fixed_first=facts["fixed_first"], **parts)
     if kind == "diagonal":
         return Diagonal(facts["name"], **tensors)
     if kind == "dense":

@@ -77,7 +77,7 @@ def _run(
     x = execution.formatted(x, plan.channels_last)
     with limit_threads(plan.num_threads):
         units = _units(stack, plan, terms, x, step)
-        kept = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
+        chunk = 1 if plan.execution in ("batched", "chunked") else plan.chunk_size
         spread = for_each_member if plan.execution == "threads" else _in_turn
         losses: list[Any] = [None] * len(units)
         parts: list[Any] = [None] * len(units)
@@ -85,7 +85,7 @@ def _run(
 
         def forward(k: int) -> None:
             losses[k], parts[k], graph = units[k].way.forward(terms, x, y)
-            if kept is None or k >= len(units) - kept:  # the last: none waits for others
+            if chunk is None or k >= len(units) - chunk:  # the last: none waits for others
                 graphs[k] = graph
 
         spread(len(units), forward)

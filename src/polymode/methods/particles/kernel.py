@@ -51,7 +51,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
         )
     if a.numel() * b.shape[0] <= _EXPLICIT:
         if a.shape[-1] < _FEW:
-            a, b = (each.movedim(-1, 0).contiguous() for each in (a, b))
+            a, b = (points.movedim(-1, 0).contiguous() for points in (a, b))
             return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(0)
         return (a.unsqueeze(1) - b.unsqueeze(0)).square().sum(-1)
     centre = b.detach().mean(0)

@@ -59,8 +59,8 @@ class Lengthscales(NamedTuple):
             return t
         if self.alpha == 1.0:
             return self.from_axes(t)
-        own, scaled = t.split([self.axes.shape[0], self.axes.shape[-1]], -1)
-        return math.sqrt(1 - self.alpha) * own + math.sqrt(self.alpha) * self.from_axes(scaled)
+        identity, scaled = t.split([self.axes.shape[0], self.axes.shape[-1]], -1)
+        return math.sqrt(1 - self.alpha) * identity + math.sqrt(self.alpha) * self.from_axes(scaled)
 
     def along_axes(self, s: Tensor) -> Tensor:
         """Return Vᵀ s, (..., D) -> (..., K)."""
@@ -107,8 +107,8 @@ def principal_axes(
         raise ValueError(f"lengthscales='pca' needs at least 2 training inputs, got {count}")
     covariance = products.addr_(sums, sums, alpha=-1 / count).div_(count - 1)
     values, vectors = torch.linalg.eigh(covariance)
-    kept = slice(None) if num_components is None else slice(len(values) - num_components, None)
-    return vectors[:, kept].flip(1), values[kept].flip(0).clamp_min(0)
+    leading = slice(None) if num_components is None else slice(len(values) - num_components, None)
+    return vectors[:, leading].flip(1), values[leading].flip(0).clamp_min(0)
 
 
 def _check_size(dimension: int, num_components: int | None, device: torch.device) -> None:

@@ -58,9 +58,9 @@ def repulsion(
         value, derivative = _by_differences(tangent, IDENTITY, bandwidth)
         return value, derivative[..., 1:]
     if gradients.numel() * gradients.shape[0] > _LARGE:
-        found = _by_products(gradients, lengthscales, bandwidth)
-        if found is not None:
-            return found
+        result = _by_products(gradients, lengthscales, bandwidth)
+        if result is not None:
+            return result
     return _by_differences(gradients, lengthscales, bandwidth)
 
 
@@ -107,11 +107,11 @@ def _by_products(j: Tensor, scales: Lengthscales, bandwidth: str) -> tuple[Tenso
         metric = inner if metric is None else torch.lerp(metric, inner, alpha)
     assert metric is not None
     cosines = metric * norms
-    own = cosines.diagonal(dim1=1, dim2=2).contiguous()
-    squared = (own.unsqueeze(2) + own.unsqueeze(1)).sub_(cosines, alpha=2).clamp_min_(0)
+    diagonal = cosines.diagonal(dim1=1, dim2=2).contiguous()
+    squared = (diagonal.unsqueeze(2) + diagonal.unsqueeze(1)).sub_(cosines, alpha=2).clamp_min_(0)
     squared = squared.permute(1, 2, 0)  # (M, M, B)
     h = median_bandwidth(squared.transpose(0, 1), over=bandwidth)  # the same, sorted more quickly
-    error = 64 * torch.finfo(j.dtype).eps * own.amax()
+    error = 64 * torch.finfo(j.dtype).eps * diagonal.amax()
     if h.amin() * math.log(len(j)) < _TRUSTED * error:
         return None
     value, mixing = _between(squared, h, error)
@@ -142,14 +142,14 @@ def _inner_products(rows: Tensor) -> Tensor:
     number = rows.shape[1]
     if number <= _BLOCK or rows.shape[2] < _LONG:
         return torch.bmm(rows, rows.mT)
-    found = rows.new_empty(len(rows), number, number)
+    products = rows.new_empty(len(rows), number, number)
     size = math.ceil(number / math.ceil(number / _BLOCK))
     for a in range(0, number, size):
         b = min(a + size, number)
         part = torch.bmm(rows[:, a:b], rows[:, a:].mT)
-        found[:, a:b, a:] = part
-        found[:, b:, a:b] = part[:, :, b - a :].mT
-    return found
+        products[:, a:b, a:] = part
+        products[:, b:, a:b] = part[:, :, b - a :].mT
+    return products
 
 
 def _between(squared: Tensor, h: Tensor, least: Tensor | float) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.methods.map import add_prior
 from polymode.methods.method import Members, Problem
 from polymode.methods.sampling.preconditioning import FROZEN, MOVING, adapt, no_metric
@@ -30,7 +29,7 @@ class Chains(Members, Sampling):
         more=f"'{FROZEN}' learns it during `burn_in` and then freezes it.",
     )
     rules = (
-        Rule(
+        rule(
             f"`preconditioner` '{FROZEN}' of {{name}} is learnt during burn_in, which is 0 steps;"
             " take burn_in >= 1, or None for half of all steps",
             lambda config: config.preconditioner != FROZEN or config.burn_in != 0,

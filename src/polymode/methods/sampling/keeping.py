@@ -65,6 +65,6 @@ def kept_samples(
     Args:
         facts: what a sampler tells of its chains, (M,) each, by name.
     """
-    number = sum(each <= done for each in steps)
-    told = {name: tensor.to(stack.dtype) for name, tensor in (facts or {}).items()}
-    return Samples(stack, {name: t[:number] for name, t in kept.items() if number}, told)
+    number = sum(step <= done for step in steps)
+    chain_facts = {name: tensor.to(stack.dtype) for name, tensor in (facts or {}).items()}
+    return Samples(stack, {name: t[:number] for name, t in kept.items() if number}, chain_facts)

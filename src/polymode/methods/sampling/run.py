@@ -47,8 +47,8 @@ def go_on(
     Args:
         done: share of a named schedule that lies before this step; by default that of the run.
     """
-    stack, optimization, kept, number = state
+    stack, optimization, samples, number = state
     losses, _ = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     optimization.update(number, done)
-    keep_sample(stack, kept, steps, number + 1)
-    return State(stack, optimization, kept, number + 1), Info(losses)
+    keep_sample(stack, samples, steps, number + 1)
+    return State(stack, optimization, samples, number + 1), Info(losses)

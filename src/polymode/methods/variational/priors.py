@@ -44,10 +44,10 @@ def kl_divergence(
     total = means[0].new_zeros(len(means[0]))
     for mean, log_std in zip(means, log_stds, strict=True):
         number = mean[0].numel()  # 1 for a parameter without axes, of which `flatten` makes no rows
-        mean, log_std = (each.reshape(len(each), number) for each in (mean, log_std))
+        mean, log_std = (tensor.reshape(len(tensor), number) for tensor in (mean, log_std))
         std, entropies = log_std.exp(), log_std.sum(1)  # up to a constant
         if mixture is None:
-            squares = (torch.linalg.vector_norm(each, dim=1).square() for each in (mean, std))
+            squares = (torch.linalg.vector_norm(tensor, dim=1).square() for tensor in (mean, std))
             cost = 0.5 * prior_precision * sum(squares)
             constant = -0.5 * number * (1 + math.log(prior_precision))
         else:

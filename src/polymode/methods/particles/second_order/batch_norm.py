@@ -36,8 +36,8 @@ class QuickBatchNorm(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = _batch_norm(*args, **(kwargs or {})) if func is F.batch_norm else None
-        return func(*args, **(kwargs or {})) if found is None else found
+        normalised = _batch_norm(*args, **(kwargs or {})) if func is F.batch_norm else None
+        return func(*args, **(kwargs or {})) if normalised is None else normalised
 
 
 def _batch_norm(
@@ -86,24 +86,24 @@ class _NormGradient(torch.autograd.Function):
     ) -> Tensor:
         by_input, along, _ = _norm_backward(grad, x, weight, mean, inverse)
         ctx.scaled = bool(weight.all())  # else s has lost u where γ is 0
-        kept = by_input
+        saved = by_input
         if not ctx.scaled:
-            kept = _norm_backward(grad, x, torch.ones_like(weight), mean, inverse)[0]
-        ctx.save_for_backward(kept, x, weight, mean, inverse, along)
+            saved = _norm_backward(grad, x, torch.ones_like(weight), mean, inverse)[0]
+        ctx.save_for_backward(saved, x, weight, mean, inverse, along)
         return by_input
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        kept, x, weight, mean, inverse, grad_along = ctx.saved_tensors
+        saved, x, weight, mean, inverse, grad_along = ctx.saved_tensors
         by_grad, along, _ = _norm_backward(cotangent, x, weight, mean, inverse)
-        products = _channel_products(cotangent, kept)
+        products = _channel_products(cotangent, saved)
         by_weight = products / weight if ctx.scaled else products
         scale = -inverse / (x.numel() // len(weight))
         of_kept = scale * along if ctx.scaled else scale * along * weight
         of_x = scale * inverse * by_weight * weight
         out = torch.addcmul(_channels(-of_x * mean, x), by_grad, _channels(scale * grad_along, x))
-        out.addcmul_(kept, _channels(of_kept, x)).addcmul_(x, _channels(of_x, x))
+        out.addcmul_(saved, _channels(of_kept, x)).addcmul_(x, _channels(of_x, x))
         return by_grad, out, by_weight, None, None
 
 

@@ -130,10 +130,10 @@ def dense_chain(stack: Stack, x: Tensor) -> DenseChain | None:
     layers with a ReLU between each two, after flattening."""
     if stack.members_differ or stack.extra:
         return None
-    found = stack.network.program("dense chain", stack.mode, _find)
-    if found is None:
+    chain = stack.network.program("dense chain", stack.mode, _find)
+    if chain is None:
         return None
-    names, flattens = found
+    names, flattens = chain
     used = sorted(name for pair in names for name in pair)
     if used != sorted(stack.params) or not (flattens or x.dim() == 2):  # tied, frozen or unused
         return None

@@ -56,20 +56,22 @@ class Plain(NamedTuple):
         """Return the gradients of losses + weight · ⟨C, J⟩ with respect to the leaves."""
         heads = [torch.ones_like(kept.losses), (terms.weight * cotangent).view_as(kept.gradient)]
         number = 2 if kept.gradient.requires_grad else 1  # else J is the same for all weights
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             kept[:number], self.leaves, heads[:number], allow_unused=True, materialize_grads=True
         )
-        return list(found)
+        return list(gradients)
 
 
 def _derivative(scalars: Tensor, leaf: Tensor) -> Tensor:
-    found = None
+    derivative = None
     if scalars.requires_grad:
-        (found,) = torch.autograd.grad(scalars.sum(), leaf, create_graph=True, allow_unused=True)
-    if found is None:
+        (derivative,) = torch.autograd.grad(
+            scalars.sum(), leaf, create_graph=True, allow_unused=True
+        )
+    if derivative is None:
         raise ValueError(
             "the network's outputs do not depend on its inputs in a differentiable way, so there"
             " are no input gradients to repel; look for .detach(), no_grad or rounding in its"
             " forward method"
         )
-    return found
+    return derivative

@@ -29,32 +29,22 @@ Shapes: `M` modes, `K` rank, `T` snapshots, `L` samples per mode.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
-from polymode.core.checks import Rule
-from polymode.core.options import option
+from polymode.core.options import option, rule
 from polymode.methods import map as map_
-from polymode.methods.fit import fit
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room, require_room_for_draws
-from polymode.nets.user_network import networks_for
-from polymode.posterior import Gaussian, Posterior, Samples, Weights, load
+from polymode.posterior import Gaussian, Samples, Weights
 from polymode.posterior.weights import with_own_statistics
 from polymode.stack.stack import Stack
-from polymode.tasks.named import as_task
-from polymode.tasks.task import Task
 from polymode.tracing.modules import Tensors
-from polymode.training.data import Data
 from polymode.training.loop import Batch
 from polymode.training.optimiser import MakeOptimizer, Optimization
 from polymode.training.options import kept_steps
@@ -87,7 +77,7 @@ class SWAG(MAP):
         30, ge=1, doc="draws L per mode in a prediction", more="The paper uses 30."
     )
     rules = (
-        Rule(
+        rule(
             "`rank` of {name} must be 0 or at least 2: one deviation has no spread, got 1",
             lambda config: config.rank != 1,
         ),
@@ -109,9 +99,9 @@ class State(NamedTuple):
 def init(config: SWAG, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step."""
     stack, optimization, first = map_.init(config, problem, stack)
-    snapshots = len(_steps(config, problem))
+    snapshots = len(snapshot_steps(config, problem))
     require_room_for_draws(config.samples_per_mode, stack)
-    return State(stack, optimization, *_nothing(stack, rank_of(config, snapshots)), first)
+    return State(stack, optimization, *no_snapshots(stack, rank_of(config, snapshots)), first)
 
 
 def rank_of(config: SWAG, snapshots: int) -> int:
@@ -119,17 +109,17 @@ def rank_of(config: SWAG, snapshots: int) -> int:
     if config.rank is None:
         return min(20, snapshots) if snapshots > 1 else 0
     if config.rank > snapshots > 0:
-        there, most = f"are {snapshots} snapshots", f"a rank of at most {snapshots}"
+        excess, most = f"are {snapshots} snapshots", f"a rank of at most {snapshots}"
         if snapshots == 1:
-            there, most = "is 1 snapshot", "rank=0"
+            excess, most = "is 1 snapshot", "rank=0"
         raise ValueError(
-            f"`rank` of SWAG is {config.rank}, but there {there}; take more of them"
+            f"`rank` of SWAG is {config.rank}, but there {excess}; take more of them"
             f" (num_snapshots, epochs), or {most}"
         )
     return config.rank
 
 
-def _nothing(stack: Stack, rank: int) -> tuple[Tensors, Tensors, Tensors]:
+def no_snapshots(stack: Stack, rank: int) -> tuple[Tensors, Tensors, Tensors]:
     """Return mean, squares and last snapshots before the first, by number of the leaf."""
     leaves = {str(number): leaf.detach() for number, leaf in enumerate(stack.leaves())}
     size = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
@@ -139,7 +129,7 @@ def _nothing(stack: Stack, rank: int) -> tuple[Tensors, Tensors, Tensors]:
     return mean, squares, last
 
 
-def _steps(config: SWAG, problem: Problem) -> range:
+def snapshot_steps(config: SWAG, problem: Problem) -> range:
     """Return the numbers of steps after which a snapshot is taken."""
     total = config.total_steps(problem.steps_per_epoch)
     return kept_steps(total, config.burn_in, config.thinning, config.num_snapshots)
@@ -149,7 +139,7 @@ def step(config: SWAG, problem: Problem, state: State, batch: Batch) -> tuple[St
     """Take one step of SGD, and a snapshot where it is time."""
     plain = map_.State(state.stack, state.optimization, state.step)
     plain, info = map_.step(config, problem, plain, batch)
-    steps = _steps(config, problem)
+    steps = snapshot_steps(config, problem)
     if plain.step in steps:
         take_snapshot(state, steps.index(plain.step))
     return state._replace(step=plain.step), info
@@ -170,12 +160,12 @@ def take_snapshot(state: State, number: int) -> None:
 def finish(config: SWAG, problem: Problem, state: State) -> Weights:
     """Return the Gaussian of every mode; as kept draws where networks have running statistics, and
     the networks themselves where no snapshot was taken."""
-    taken = sum(each <= state.step for each in _steps(config, problem))
-    if not taken:
+    num_snapshots = sum(step <= state.step for step in snapshot_steps(config, problem))
+    if not num_snapshots:
         return Samples(state.stack)
     stack = state.stack.clone()
-    _set_mean(stack, state)
-    std, deviations = covariance(config, state, taken)
+    set_mean(stack, state)
+    std, deviations = covariance(config, state, num_snapshots)
     samples = config.samples_per_mode if std or deviations else 1
     gaussian = Gaussian(stack, std, deviations, samples)
     inputs = partial(problem.inputs, config.batch_size)
@@ -183,22 +173,26 @@ def finish(config: SWAG, problem: Problem, state: State) -> Weights:
 
 
 @torch.no_grad()
-def _set_mean(stack: Stack, state: State) -> None:
+def set_mean(stack: Stack, state: State) -> None:
     """Put the mean of the snapshots into the stack."""
     for leaf, mean in zip(stack.leaves(), state.mean.values(), strict=True):
         leaf.copy_(mean)
 
 
-def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, Tensors | None]:
+def covariance(
+    config: SWAG, state: State, num_snapshots: int
+) -> tuple[Tensors | None, Tensors | None]:
     """Return standard deviations of the diagonal part and deviations of the low-rank part, by the
     names of the parameters, each scaled for its share of the covariance."""
     names = list(state.stack.params)
-    rank = min(next(iter(state.last.values())).shape[1], taken)
-    low_rank, diagonal = rank > 1, config.diagonal and taken > 1
+    rank = min(next(iter(state.last.values())).shape[1], num_snapshots)
+    low_rank, diagonal = rank > 1, config.diagonal and num_snapshots > 1
     share = math.sqrt(0.5) if low_rank and diagonal else 1.0
     std, deviations = None, None
     if diagonal:
-        std = {n: share * (state.squares[str(k)] / taken).sqrt() for k, n in enumerate(names)}
+        std = {
+            n: share * (state.squares[str(k)] / num_snapshots).sqrt() for k, n in enumerate(names)
+        }
     if low_rank:
         scale = share / math.sqrt(rank - 1)
         deviations = {
@@ -206,111 +200,6 @@ def covariance(config: SWAG, state: State, taken: int) -> tuple[Tensors | None, 
             for k, name in enumerate(names)
         }
     return std, deviations
-
-
-def from_snapshots(
-    snapshots: Iterable[Any],
-    *,
-    task: Task | str,
-    net: Any = None,
-    rank: int | None = None,
-    diagonal: bool = True,
-    samples_per_mode: int = 30,
-    batch_size: int = 128,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-) -> Posterior:
-    """Return the Gaussian of networks that were trained elsewhere, as `fit("swag", ...)` does.
-
-    Args:
-        snapshots: T of them along one run, in their order. Each is a module, a state dictionary, a
-            posterior or a folder in which one was saved; or, for several modes, a list of modules
-            or state dictionaries, one per run. Posteriors stand for their networks, one per mode.
-        task: whose training data give running statistics to each draw, and the noise of a
-            regression where it is learned: its maximum-likelihood estimate at the mean network.
-        net: builder of the network, where snapshots are state dictionaries or folders; or a module
-            of its architecture, which is copied.
-        rank, diagonal, samples_per_mode: as in `SWAG`. batch_size: of passes over the data.
-
-    >>> import polymode as pm, torch
-    >>> modules = [torch.nn.Linear(2, 2) for _ in range(5)]
-    >>> post = from_snapshots(modules, task=pm.task("two_moons"), rank=3)
-    >>> post.num_modes, post.num_samples
-    (1, 30)
-    """
-    if isinstance(snapshots, (str, Path, Mapping, nn.Module)) or not (snapshots := [*snapshots]):
-        raise ValueError("`snapshots` must be a list of at least one snapshot")
-    task = as_task(task, "from_snapshots")
-    config = SWAG(
-        rank=rank, diagonal=diagonal, samples_per_mode=samples_per_mode, epochs=0,
-        batch_size=batch_size,
-    )  # fmt: skip
-    first = _networks(snapshots[0], net, task)
-    stack = Stack(_members(first), seed=seed, dtype=dtype)
-    idle: Any = None  # nothing is trained
-    state = State(stack, idle, *_nothing(stack, rank_of(config, len(snapshots))), 0)
-    for number, each in enumerate(snapshots):
-        own = Stack(_members(_networks(each, net, task)), seed=seed, dtype=dtype)
-        mine, theirs = ({n: tuple(p.shape) for n, p in s.params.items()} for s in (stack, own))
-        if mine != theirs:
-            raise ValueError(
-                f"snapshot {number} is not like the first: parameters are (modes, ...) {theirs},"
-                f" those of the first {mine}"
-            )
-        take_snapshot(state._replace(stack=own), number)
-    _set_mean(stack, state)
-    given: Any = stack.members()
-    if isinstance(first, Posterior):
-        given = copy.copy(first)
-        given.weights = Samples(stack)
-    post = fit(config, net=given, task=task, seed=seed, dtype=dtype, progress="silent")
-    std, deviations = covariance(config, state, len(snapshots))
-    samples = samples_per_mode if std or deviations else 1
-    gaussian = Gaussian(post.stack, std, deviations, samples)
-    assert task.train is not None
-    data = task.train.to(post.stack.dtype, post.stack.device)
-    batches = partial(_inputs, data, batch_size)
-    post.weights = with_own_statistics(gaussian, batches, samples, seed)
-    post.config["num_snapshots"] = len(snapshots)
-    return post
-
-
-def _inputs(data: Data, batch_size: int) -> Iterator[Tensor]:
-    return (x for x, _ in data.batches(batch_size))
-
-
-def _networks(snapshot: Any, net: Any, task: Task) -> Any:
-    """Return a snapshot as a posterior or a list of modules, one per mode."""
-    if isinstance(snapshot, (Posterior, nn.Module)):
-        return snapshot
-    if isinstance(snapshot, (str, Path, Mapping)) and net is None:
-        kind = "state dictionaries" if isinstance(snapshot, Mapping) else "folders"
-        raise ValueError(f"snapshots that are {kind} need `net`, the builder of the network")
-    if isinstance(snapshot, (str, Path, Mapping)):
-        make = networks_for(net, task.input_shape, task.num_outputs)
-        make = partial(copy.deepcopy, net) if isinstance(net, nn.Module) else make
-        if isinstance(snapshot, Mapping):
-            module = make()
-            module.load_state_dict(snapshot)
-            return module
-        if Path(snapshot).is_file():
-            raise ValueError(
-                f"{snapshot} is a file, not the folder of a posterior: give what it holds, the"
-                " state dictionary that torch.load(path, weights_only=True) returns"
-            )
-        return load(snapshot, net=make)
-    if isinstance(snapshot, Sequence):
-        return [_networks(each, net, task) for each in snapshot]
-    raise ValueError(
-        "a snapshot must be a module, a state dictionary, a posterior, the folder of one, or a list"
-        f" of modules or state dictionaries, got a {type(snapshot).__name__}"
-    )
-
-
-def _members(networks: Any) -> list[nn.Module]:
-    if isinstance(networks, nn.Module):
-        return [networks]
-    return networks.members if isinstance(networks, Posterior) else list(networks)
 
 
 METHODS.register(
