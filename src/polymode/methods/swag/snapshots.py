@@ -21,7 +21,7 @@ from polymode.methods.swag.swag import (
     set_mean,
     take_snapshot,
 )
-from polymode.nets.network import networks_for
+from polymode.nets.user_network import networks_for
 from polymode.posterior import Gaussian, Posterior, Samples, load
 from polymode.posterior.weights import with_own_statistics
 from polymode.stack.stack import Stack
