@@ -94,6 +94,21 @@ def test_restarts_begin_elsewhere_and_the_first_where_one_alone_begins(norm, mon
         assert torch.equal(torch.cat(parts[number::3]), whole)
 
 
+@pytest.mark.parametrize("kind", ["bim", "fgsm"])
+def test_away_from_what_is_predicted_whatever_the_labels_say(kind) -> None:
+    """Labels, right for some and wrong for others, then score the attack and do not lead it."""
+    post, x = posterior("mlp"), raw_inputs()
+    predicted = post.predict(x).classes
+    labels = torch.where(torch.arange(20) % 2 == 0, predicted, (predicted + 1) % 4)
+    how: dict[str, Any] = {"kind": kind, "eps": 0.2, "scaling": None, "batch_size": 7}
+    found = attack(post, x, labels, away_from="predicted", **how)
+    led = attack(post, x, predicted, **how)
+    assert torch.equal(found.adversarial, led.adversarial)
+    assert torch.equal(found.labels, labels) and found.clean_accuracy == 0.5
+    other = attack(post, x, labels, **how)
+    assert not torch.equal(found.adversarial[1::2], other.adversarial[1::2])
+
+
 def test_the_cost_counts_the_networks_of_all_modes() -> None:
     post, x = posterior("mlp", 3, dropout=0.3, samples_per_mode=2), raw_inputs(4)
     how: dict[str, Any] = {"kind": "pgd", "eps": 0.1, "steps": 3, "restarts": 2}

@@ -150,3 +150,19 @@ def test_distances_from_the_median_that_are_alike_hide_nothing() -> None:
     assert rhat(torch.tensor([[1.0, 2.0]] * 6)).item() == math.inf
     visits = torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 10)
     assert rhat(visits).item() == pytest.approx((9 / 10) ** 0.5)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_worse_of_both_tails_counts(sign) -> None:
+    """A chain that stays long where it is high, and hardly where it is low, or the other way."""
+    stream = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, 4, generator=stream, dtype=torch.float64)
+    slow = noise.clone()
+    for k in range(1, 4000):
+        slow[k] = 0.95 * slow[k - 1] + (1 - 0.95**2) ** 0.5 * noise[k]
+    draws = torch.where(slow > 0, 3 + slow, torch.rand(4000, 4, generator=stream).double())
+    found, turned = (float(ess_tail(sign * each)) for each in (draws, -draws))
+    assert found == pytest.approx(turned, rel=0.02)
+    high = float(ess_mean((draws <= draws.quantile(0.95)).double()))
+    low = float(ess_mean((draws <= draws.quantile(0.05)).double()))
+    assert high < 0.5 * low and found == pytest.approx(high, rel=0.05)

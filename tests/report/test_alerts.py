@@ -89,6 +89,13 @@ def test_chains_that_did_not_mix(value, said) -> None:
     assert not said or "1.31" in found[0].text
 
 
+@pytest.mark.parametrize(("values", "said"), [((0.44, 0.54), False), ((0.46, 0.48), True)])
+def test_scores_near_chance_are_below_it_by_two_errors_of_their_seeds(values, said) -> None:
+    rows = [row("ood:far", "auroc_predictive_entropy", value) for value in values]
+    found = alerts(compare([result("map", seed, 0.1, each) for seed, each in enumerate(rows)]))
+    assert ("AUROC, entropy below 0.5" in titles(found)) == said
+
+
 def test_scores_that_rank_backwards() -> None:
     below = alerts(two_seeds(row("ood:far", "auroc_mutual_information", 0.2)))
     assert titles(below) == ["AUROC, MI below 0.5"]
