@@ -15,6 +15,9 @@ from functools import cache
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Without bytecode each worker and each of the many child processes would compile polymode anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would be wrapped to it
 
 import pytest  # noqa: E402
@@ -31,11 +34,31 @@ USUAL = 0.08  # seconds that `slowness` works on the machine for which budgets w
 LIBRARY, IMPORTS = 100, 5.0  # so many new modules: a library, which the first user pays for
 
 
+# Groups of tests that take longest begin first, so that none of them ends a run by itself.
+LONGEST = [
+    "distributed/test_ranks", "cli/test_jobs", "cli/test_run", "tests/test_docs",
+    "studies/test_tomography", "runs/test_kill", "cli/test_experiments", "cli/test_progress",
+    "examinations/test_reference", "methods/test_fit_resume", "core/test_memory", "cli/test_app",
+    "cli/test_talk", "report/test_page", "laplace/test_evidence", "laplace", "laplace_map", "hmc",
+    "mile",
+]  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist keep groups together, without which each process would set up all that the
+    tests of a file share, and take them in the order of collection."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--dist loadgroup`, the tests of a file share a process, and so its fixtures."""
-    if config.pluginmanager.hasplugin("xdist"):
+    if hasattr(config, "workerinput"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(group_of(item)))
+        rank = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(group_of(item), len(rank)))
 
 
 def group_of(item: pytest.Item) -> str:
@@ -43,7 +66,7 @@ def group_of(item: pytest.Item) -> str:
     case = getattr(item, "callspec", None)
     if "conformance" in item.path.parts and case is not None and "method" in case.params:
         return str(case.params["method"])
-    return item.path.stem
+    return f"{item.path.parent.name}/{item.path.stem}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,8 +80,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         budget += IMPORTS
     allowed = BUSY * slowness()
     if taken > allowed * budget:  # perhaps the machine has become busier since
-        slowness.cache_clear()
-        allowed = max(allowed, BUSY * slowness())
+        allowed = max(allowed, BUSY * slowness(again=True))
     if taken > allowed * budget:
         pytest.fail(
             f"took {taken:.1f} s of CPU time, more than {allowed:.2g} × {budget:g} s: make it"
@@ -68,9 +90,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
+def slowness(again: bool = False) -> float:
+    """Return how many times longer than usual this machine works, at least 1; as measured before,
+    unless it is to be measured `again`."""
+    if again:
+        _measured_slowness.cache_clear()
+    return _measured_slowness()
+
+
 @cache
-def slowness() -> float:
-    """Return how many times longer than usual this machine works, at least 1."""
+def _measured_slowness() -> float:
     shortest = min(_work() for _ in range(3))
     return max(shortest / USUAL, 1.0)
 

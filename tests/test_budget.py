@@ -25,7 +25,7 @@ def run(rules, seconds: float, *marks: float, modules: int = 0, slowness: float 
     mark = pytest.mark.cpu_seconds(*marks).mark if marks else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "cpu_seconds", lambda: next(clock))
-        patch.setattr(rules, "slowness", lambda: slowness)
+        patch.setattr(rules, "slowness", lambda again=False: slowness)
         running = rules.pytest_runtest_call(SimpleNamespace(get_closest_marker=lambda name: mark))
         next(running)
         for number in range(modules):
@@ -69,7 +69,7 @@ def test_time_of_processes_that_ended_counts(rules) -> None:
 
 def test_files_share_a_process_and_conformance_is_spread_by_method(rules) -> None:
     item = SimpleNamespace(path=Path("tests/stack/test_stack.py"))
-    assert rules.group_of(item) == "test_stack"
+    assert rules.group_of(item) == "stack/test_stack"
     params = SimpleNamespace(params={"method": "swag"})
     item = SimpleNamespace(path=Path("tests/conformance/test_methods.py"), callspec=params)
     assert rules.group_of(item) == "swag"
