@@ -28,7 +28,7 @@ demo: $(STAMP)
 		--method dropout --method swag --seeds 0-2 --out runs/demo
 
 test: check
-	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4
 
 test-browser: $(STAMP)
 	@command -v chromium google-chrome >/dev/null || apt-get install --yes --quiet chromium || \

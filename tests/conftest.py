@@ -6,12 +6,14 @@ No cache of the user's is read or written.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
 from functools import cache
+from typing import Any
 
 # Read when torch is loaded: a thread that waits for another sleeps, and burns no core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -24,6 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import polymode as pm  # noqa: E402
+from polymode.methods import METHODS  # noqa: E402
 from polymode.metrics import compare, evaluate  # noqa: E402
 from polymode.stack.fast import plan as choice  # noqa: E402
 
@@ -36,37 +39,50 @@ LIBRARY, IMPORTS = 100, 5.0  # so many new modules: a library, which the first u
 
 # Groups of tests that take longest begin first, so that none of them ends a run by itself.
 LONGEST = [
-    "distributed/test_ranks", "cli/test_jobs", "cli/test_run", "tests/test_docs",
-    "studies/test_tomography", "runs/test_kill", "cli/test_experiments", "cli/test_progress",
-    "examinations/test_reference", "methods/test_fit_resume", "core/test_memory", "cli/test_app",
-    "cli/test_talk", "report/test_page", "laplace/test_evidence", "laplace", "laplace_map", "hmc",
-    "mile",
+    "tests/distributed/test_ranks", "tests/cli/test_jobs", "tests/cli/test_run", "tests/test_docs",
+    "tests/studies/test_tomography", "tests/runs/test_kill", "tests/cli/test_experiments",
+    "tests/cli/test_progress", "tests/metrics/test_reference", "laplace", "laplace_map",
+    "tests/conformance/test_fresh_process", "tests/methods/test_fit_resume", "hmc", "mile",
+    "tests/core/test_memory", "tests/cli/test_app", "tests/cli/test_talk", "tests/report/test_page",
+    "tests/methods/laplace/test_evidence",
 ]  # fmt: skip
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let pytest-xdist keep groups together, without which each process would set up all that the
-    tests of a file share, and take them in the order of collection."""
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
-    config.option.loadscopereorder = False
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Let each process of pytest-xdist take whole groups, and so make fixtures of a file once.
+
+    Its own groups, by marks, do nothing with pytest 9.2, to which it reports them by renaming
+    tests: an attribute that is no longer read.
+    """
+    if config.getoption("dist") not in ("load", "loadgroup"):
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # not by number of tests, but as they are collected
+    return Groups(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, the tests of a file share a process, and so its fixtures."""
+    """Collect the longest groups first in the processes of pytest-xdist."""
     if hasattr(config, "workerinput"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
         rank = {name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: rank.get(group_of(item), len(rank)))
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
 
 
-def group_of(item: pytest.Item) -> str:
-    """Return what stays together: a file; in the conformance suite a method."""
-    case = getattr(item, "callspec", None)
-    if "conformance" in item.path.parts and case is not None and "method" in case.params:
-        return str(case.params["method"])
-    return f"{item.path.parent.name}/{item.path.stem}"
+def group_of(nodeid: str) -> str:
+    """Return what stays together: a file; in the conformance suite a method, but for the file whose
+    methods share a process."""
+    path, _, test = nodeid.partition("::")
+    case = re.search(r"\[(\w+)", test)
+    if "/conformance/" in path and "fresh_process" not in path and case:
+        if case[1] in METHODS.names():
+            return case[1]
+    return path.removesuffix(".py")
 
 
 @pytest.hookimpl(wrapper=True)

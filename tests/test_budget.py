@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import polymode as pm
+
 
 @pytest.fixture
 def rules(request):
@@ -68,8 +70,15 @@ def test_time_of_processes_that_ended_counts(rules) -> None:
 
 
 def test_files_share_a_process_and_conformance_is_spread_by_method(rules) -> None:
-    item = SimpleNamespace(path=Path("tests/stack/test_stack.py"))
-    assert rules.group_of(item) == "stack/test_stack"
-    params = SimpleNamespace(params={"method": "swag"})
-    item = SimpleNamespace(path=Path("tests/conformance/test_methods.py"), callspec=params)
-    assert rules.group_of(item) == "swag"
+    assert rules.group_of("tests/stack/test_stack.py::test_a[1-swag]") == "tests/stack/test_stack"
+    suite = "tests/conformance"
+    assert rules.group_of(f"{suite}/test_networks.py::test_b[swag-batch norm]") == "swag"
+    assert rules.group_of(f"{suite}/test_golden.py::test_c[pairs]") == f"{suite}/test_golden"
+    process = f"{suite}/test_fresh_process"
+    assert rules.group_of(f"{process}.py::test_d[swag]") == process
+
+
+def test_the_longest_groups_exist(rules) -> None:
+    for group in rules.LONGEST:
+        path = Path(rules.__file__).parents[1] / f"{group}.py"
+        assert path.exists() or group in pm.methods.METHODS.names(), group
