@@ -1,8 +1,8 @@
 """Write the tables of the README and the docs: `python -m docs.tables` (or `make docs`).
 
 Numbers shown to people are never typed. A table stands between two comment lines of a page; this
-replaces what is between them, from `results/` or from a registry. With `--check` nothing is written
-and a difference is an error.
+replaces what is between them, from `results/`, a registry or the declarations of options. With
+`--check` nothing is written and a difference is an error.
 
 `results/benchmarks.json` is what `python -m benchmarks --json` writes; `results/demo.json` holds
 the lines of the demo's `results.jsonl`; `results/STUDY/` holds `study.json` and the figures of a
@@ -38,6 +38,7 @@ METRICS = ROOT / "docs" / "metrics.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
+PAGES = ROOT / "docs" / "methods"
 FORDE = ROOT / "docs" / "methods" / "forde.md"
 ZOO = ROOT / "docs" / "zoo.md"
 SYMMETRIES = ROOT / "docs" / "symmetry.md"
@@ -57,6 +58,15 @@ FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
+
+# the methods on whose pages options of a base that is not a method's are explained
+SHARED = {
+    "Members": "map",
+    "Passes": "map",
+    "Training": "map",
+    "Sampling": "sghmc",
+    "Chains": "sghmc",
+}
 
 COLUMNS = {
     "accuracy ↑": ("test", "accuracy"),
@@ -181,6 +191,46 @@ def metrics_table() -> str:
     return "\n" + "\n\n".join(parts) + "\n"
 
 
+def options_table(method: str) -> str:
+    """Return the options that a method declares or gives another default, and where the others are.
+
+    An option of a common base is explained on the page of one method: `SHARED`, or the method whose
+    class that is.
+    """
+    from polymode import options
+    from polymode.core.options import declarations
+    from polymode.methods import METHODS
+
+    configs = {name: METHODS.get(name).value.config for name in METHODS.names()}
+    homes = SHARED | {config.__name__: name for name, config in configs.items()}
+    kind = configs[method]
+    declared = declarations(kind)
+    rows, elsewhere = [["option", "default", "allowed", "meaning"]], dict[str, list[str]]()
+    for option in options(method):
+        bases = (base for base in kind.__mro__ if option.name in vars(base).get("declared", ()))
+        home = homes[next(bases).__name__]
+        if home != method and option.default == options(home)[option.name].default:
+            elsewhere.setdefault(home, []).append(f"`{option.name}`")
+            continue
+        meaning = declared[option.name].meaning(unset=True)
+        if home != method:
+            meaning += f"; see [`{home}`]({home}.md)"
+        elif declared[option.name].more:
+            meaning += f". {declared[option.name].more.removesuffix('.')}"
+        rows.append([f"`{option.name}`", _default(option.default), option.allowed, meaning])
+    rows += [
+        [f"as in [`{home}`]({home}.md)", "", "", ", ".join(names)]
+        for home, names in elsewhere.items()
+    ]
+    return markdown([[cell.replace("|", "\\|") for cell in row] for row in rows])
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_default, value))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
 def study_text(name: str) -> str:
     """Return claims, tables and figures of a study as Markdown."""
     file = ROOT / "results" / name / "study.json"
@@ -276,6 +326,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (README, "speed", speed_table(report)),
         (README, "demo", demo_table(json.loads(DEMO.read_text()))),
         (METRICS, "metrics", metrics_table()),
+        *((page, "options", options_table(page.stem)) for page in sorted(PAGES.glob("*.md"))),
         *studies,
         (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),
         (FORDE, "cost", forde_tables(report)),

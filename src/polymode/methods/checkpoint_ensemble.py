@@ -51,7 +51,7 @@ class CheckpointEnsemble(MAP):
         None,
         rule=rule("ascending whole numbers from 1", lambda at: _ascends(at)),
         doc="numbers of the epochs or steps after which the networks are kept",
-        none="spreads them by the options below",
+        none="spreads them by `burn_in`, `thinning` and `samples_per_mode`",
     )
     unit: str = option("epoch", choices=("epoch", "step"), doc="what `at` counts")
     burn_in: int | None = option(

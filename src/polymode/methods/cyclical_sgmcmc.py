@@ -67,23 +67,23 @@ class CyclicalSGMCMC(Members, Passes):
         gt=0,
         because=NOT_ZERO,
         doc="temperature of the sampling stages",
-        more="1 is the posterior itself.",
+        more="1 is the posterior itself, less is colder.",
     )
     friction: float = option(
         0.1,
         gt=0,
         le=1,
         doc="share 1 − c of the momentum that is replaced in each step",
-        more="With 1 it is forgotten.",
+        more="With 1 it is forgotten: the paper's cSGLD, at twice the rate.",
     )
-    num_cycles: int = option(4, ge=1, doc="cycles of the step size")
+    num_cycles: int = option(4, ge=1, doc="cycles of the step size, of equal length up to one step")
     exploration: float = option(
         0.8, ge=0, lt=1, doc="share β of each cycle without noise", more="The paper's is 0.8."
     )
     samples_per_cycle: int | None = option(
         None,
         ge=1,
-        doc="samples that each cycle keeps",
+        doc="samples that each cycle keeps, the last at its end",
         none="is 5, or as many as its sampling stage has steps",
     )
     preconditioner: str | None = option(
@@ -91,7 +91,7 @@ class CyclicalSGMCMC(Members, Passes):
         choices=(FROZEN,),
         doc="steps that suit the size of each parameter's gradients",
         none="has none",
-        more=f"'{FROZEN}' learns it while cycles explore.",
+        more=f"'{FROZEN}' learns it while cycles explore, and freezes it while they sample.",
     )
     rules = (
         rule(

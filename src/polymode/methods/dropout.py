@@ -72,16 +72,22 @@ class Dropout(MAP):
         0.0,
         ge=0,
         doc="α of the divergence",
-        more="0 is variational inference, 0.5 and 1 are the paper's.",
+        more="0 is variational inference, 1 the log predictive likelihood; 0.5 and 1 are the"
+        " paper's.",
     )
     num_passes: int | None = option(
         None,
         ge=1,
         doc="K noisy passes of each example in a training step",
         none="is 1 for alpha = 0 and 10 otherwise, as in the paper",
-        more="With one pass alpha has no effect.",
+        more="With one pass alpha has no effect, and a warning says so.",
     )
-    samples_per_mode: int = option(30, ge=1, doc="L noisy passes of each network in a prediction")
+    samples_per_mode: int = option(
+        30,
+        ge=1,
+        doc="L noisy passes of each network in a prediction",
+        more="`predict(samples_per_mode=...)` overrides it.",
+    )
 
     @property
     def passes(self) -> int:

@@ -99,18 +99,23 @@ class FoRDE(MAP):
         "logit",
         choices=SCALARS,
         doc="what is differentiated with respect to the inputs",
-        more="'logit' of the true class (in regression the sum of the means), or 'log_prob' of the"
-        " target.",
+        more="'logit' of the true class (in regression the sum of the predicted means), or"
+        " 'log_prob' of the target.",
     )
     bandwidth: str = option(
-        "reference", choices=BANDWIDTHS, doc="which median distance sets the kernel's width"
+        "reference",
+        choices=BANDWIDTHS,
+        doc="which median distance sets the kernel's width, h = median / ln M",
+        more="'reference': to each reference member at each input, as in the authors' code; 'all':"
+        " over all pairs at each input, as in the paper's algorithm.",
     )
     lengthscales: str = option(
         "identity",
         choices=(*LENGTHSCALES, "tuned"),
         doc="how inputs are weighted in the kernel",
-        more="'pca' is that of the training inputs; 'tuned' is pca with the alpha that is best on"
-        " the shifted validation set, which the task must have.",
+        more="'pca' weights differences along the principal axes of the training inputs by their"
+        " variance; 'tuned' is pca with the alpha that is best on the shifted validation set, which"
+        " the task must have.",
     )
     alpha: float | None = option(
         None,
@@ -118,7 +123,7 @@ class FoRDE(MAP):
         le=1,
         doc="blend of identity (0) and pca (1)",
         none="is 1",
-        more="For lengthscales='pca'.",
+        more="For lengthscales='pca': Σ⁻¹ = (1 − α) I + α U Λ Uᵀ.",
     )
     alphas: Sequence[float] = option(
         ALPHAS,
@@ -129,13 +134,18 @@ class FoRDE(MAP):
         more="For lengthscales='tuned'. The default is the paper's.",
     )
     num_components: int | None = option(
-        None, ge=1, doc="eigenvectors kept for 'pca' and 'tuned'", none="keeps all"
+        None,
+        ge=1,
+        doc="eigenvectors kept for 'pca' and 'tuned'",
+        none="keeps all",
+        more="They are those of the largest eigenvalues; the others are set to 0.",
     )
     directions: str = option(
         "inputs",
         choices=("inputs", "components"),
-        doc="where the directions J are drawn",
-        more="Among all inputs, or among the kept components.",
+        doc="what s is the direction of",
+        more="'inputs': of J among all inputs; 'components': of Uᵀ J among the kept principal axes"
+        " U, which is faster for chains of linear layers and ReLUs with many inputs.",
     )
     every: int = option(
         1,

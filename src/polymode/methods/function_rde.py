@@ -56,7 +56,7 @@ from polymode.likelihoods.components import Categories
 from polymode.methods.map import MAP, Info, add_prior_gradient, squared_norms
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.particles.annealing import ANNEALING, annealing_factor
+from polymode.methods.particles.annealing import annealing_factor, annealing_option
 from polymode.methods.particles.estimators import (
     BIBTEX,
     ESTIMATORS,
@@ -85,12 +85,12 @@ class FunctionRDE(MAP):
         doc="how the members' density is estimated",
         more="'svgd' is f-SVGD.",
     )
-    annealing: str = option("none", choices=ANNEALING, doc="how the driving force grows")
+    annealing: str = annealing_option()
     outputs: str = option(
         "probs",
         choices=("probs", "logits"),
-        doc="which outputs of classifiers are compared",
-        more="Regression always compares means.",
+        doc="by what classifiers are compared, their probabilities or logits",
+        more="Regressions are always compared by their means.",
     )
     points: str | Sequence[Any] | Tensor = option(
         "batch",
@@ -108,7 +108,8 @@ class FunctionRDE(MAP):
         "weight",
         choices=("weight", "function"),
         doc="over what the prior is",
-        more="'weight' as in `map`, or 'function', estimated from newly drawn networks.",
+        more="'weight' as in `map`; 'function' is estimated by ssge from M networks drawn from"
+        " N(0, 1/λ) at every step.",
     )
     rules = (
         rule(

@@ -72,7 +72,10 @@ class HMC(Members, Sampling):
     )
     batch_size: int = 8192
     leapfrog_steps: int = option(
-        20, ge=1, doc="mean number of leapfrog steps, and gradients, of a trajectory"
+        20,
+        ge=1,
+        doc="mean number of leapfrog steps, and gradients, of a trajectory",
+        more="The number is drawn uniformly from half of it to one and a half.",
     )
     target_acceptance: float | None = option(
         0.8,

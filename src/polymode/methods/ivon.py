@@ -84,9 +84,14 @@ class IVON(Members, Passes):
         more="More is more careful, and σ begins smaller.",
     )
     num_passes: int = option(1, ge=1, doc="K draws of the weights per batch")
-    accumulate: int = option(1, ge=1, doc="batches that make one update")
+    accumulate: int = option(
+        1, ge=1, doc="batches that make one update, at most as many as the run has"
+    )
     temperature: float = option(
-        1.0, gt=0, doc="T of the posterior", more="1 is the posterior itself, less is colder."
+        1.0,
+        gt=0,
+        doc="T of the posterior p(θ | D)^(1/T)",
+        more="1 is the posterior itself, less is colder.",
     )
     samples_per_mode: int = option(30, ge=1, doc="L draws in a prediction")
 

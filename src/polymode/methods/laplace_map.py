@@ -61,8 +61,10 @@ class LaplaceMAP(MAP):
     prior_precision: float = option(
         1.0, gt=0, because="the evidence starts there", doc="λ to begin with"
     )
-    structure: str = option("kron", choices=("kron", "diag"), doc="of the curvature")
-    prior: str = option("per_layer", choices=KINDS, doc="which parameters share a precision")
+    structure: str = option("kron", choices=("kron", "diag"), doc="structure of the curvature")
+    prior: str = option(
+        "per_layer", choices=KINDS, doc="which parameters share a λ, as in `laplace`"
+    )
     burn_in: int | None = option(
         None, ge=0, doc="steps before the first update of λ", none="is a fifth of all"
     )

@@ -70,8 +70,8 @@ class LIT(MAP):
         "logit",
         choices=SCALARS,
         doc="what is differentiated with respect to the inputs",
-        more="'logit' of the true class (in regression the sum of the means), or 'log_prob' of the"
-        " target.",
+        more="'logit' of the true class (in regression the sum of the predicted means), or"
+        " 'log_prob' of the target, the authors' choice.",
     )
     data_order: str = shared_order()
 

@@ -92,7 +92,7 @@ class MILE(MAP):
         gt=0,
         because=NOT_ZERO,
         doc="T of the posterior that is sampled",
-        more="1 is the posterior itself.",
+        more="1 is the posterior itself, less is colder.",
     )
     rules = (
         FIXED_EXAMPLES,

@@ -70,13 +70,14 @@ class SGLD(Chains):
         "leimkuhler_matthews",
         choices=INTEGRATORS,
         doc="how noise is added",
-        more="'leimkuhler_matthews' is exact for Gaussians, 'euler' is the paper's.",
+        more="'leimkuhler_matthews' is exact for Gaussians, 'euler' is the paper's step, with ε"
+        " alone.",
     )
     preconditioner: str | None = option(
         None,
         choices=(FROZEN, MOVING),
         more=f"'{FROZEN}' learns it during `burn_in` and then freezes it; '{MOVING}' never does,"
-        " which is biased.",
+        " as in Li et al., which is biased.",
     )
 
 

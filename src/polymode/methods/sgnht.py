@@ -68,7 +68,7 @@ class SGNHT(Chains):
         " has none",
     )
     thermostat: float = option(
-        1e-2, gt=0, doc="change γ of the friction in a step per unit of temperature"
+        1e-2, gt=0, doc="change γ of the friction z in a step per unit of temperature"
     )
 
     @property

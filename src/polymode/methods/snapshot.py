@@ -49,7 +49,10 @@ class Snapshot(MAP):
         " restarted: its cycles are its own.",
     )
     num_cycles: int = option(
-        5, ge=1, doc="cycles of the learning rate", more="The paper has 5 or 6."
+        5,
+        ge=1,
+        doc="cycles of the learning rate, of equal length up to one step",
+        more="The paper has 5 or 6.",
     )
     samples_per_mode: int | None = option(
         None,

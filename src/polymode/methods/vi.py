@@ -80,13 +80,13 @@ class VI(MAP):
     mixture: tuple[float, float] | None = option(
         None,
         rule=rule("None or two numbers between 0 and 1", lambda mixture: _are_shares(mixture)),
-        doc="share π and ratio r of a scale-mixture prior",
+        doc="(π, r) of the scale-mixture prior π N(0, 1/λ) + (1 − π) N(0, r²/λ)",
         none="is a Gaussian",
     )
     temperature: float = option(
         1.0,
         gt=0,
-        doc="T of the posterior p(θ | D)^(1/T) that is approximated",
+        doc="T of the posterior p(θ | D)^(1/T) that is approximated, as in every method",
         more="1 is the posterior itself, less is colder.",
     )
     kl_weight: float = option(
@@ -96,7 +96,7 @@ class VI(MAP):
         more="1 is the evidence lower bound, less trusts the data more.",
     )
     alpha: float = option(
-        0.0, ge=0, doc="of the α-objective", more="0 is the expected log-likelihood."
+        0.0, ge=0, doc="α of the α-objective of `dropout`", more="0 is the expected log-likelihood."
     )
     num_passes: int | None = option(
         None,

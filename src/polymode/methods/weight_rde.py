@@ -48,7 +48,7 @@ from polymode.distributed import ranks
 from polymode.methods.map import MAP, Info, State, add_prior
 from polymode.methods.map import init as init_map
 from polymode.methods.method import METHODS, Method, Problem
-from polymode.methods.particles.annealing import ANNEALING, annealing_factor
+from polymode.methods.particles.annealing import annealing_factor, annealing_option
 from polymode.methods.particles.estimators import BIBTEX, ESTIMATORS, coefficients, kernel_and_slope
 from polymode.methods.particles.guards import warn_of_coincident
 from polymode.methods.particles.kernel import squared_distances
@@ -65,9 +65,10 @@ class WeightRDE(MAP):
         "sge",
         choices=ESTIMATORS,
         doc="how the members' density is estimated",
-        more="'svgd' is Stein's direction.",
+        more="'sge' (Stein), 'ssge' (spectral Stein) and 'kde' estimate ∇ log ρ; 'svgd' takes"
+        " Stein's direction instead.",
     )
-    annealing: str = option("none", choices=ANNEALING, doc="how the driving force grows")
+    annealing: str = annealing_option()
 
 
 def init(config: WeightRDE, problem: Problem, stack: Stack) -> State:

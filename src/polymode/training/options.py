@@ -35,7 +35,8 @@ class Passes(Config):
         "shared",
         choices=("shared", "own"),
         doc="whether members share their batches",
-        more="'shared': all see the same ones; 'own': each shuffles the data with its own stream.",
+        more="'shared': all see the same ones, each read once; 'own': each member shuffles the"
+        " data with its own stream.",
     )
     augment: Augment | str | None = option(
         None,

@@ -72,7 +72,7 @@ def _counts(numbers: object) -> bool:
 class Laplace(MAP):
     """Options of `laplace`: those of `map`, and"""
 
-    structure: str = option("kron", choices=STRUCTURES, doc="of the curvature")
+    structure: str = option("kron", choices=STRUCTURES, doc="structure of the curvature")
     prior: str = option(
         "single",
         choices=PRIORS,
@@ -82,16 +82,20 @@ class Laplace(MAP):
     evidence: str | None = option(
         None,
         choices=EVIDENCES,
-        doc="how the prior is found",
+        doc="how λ, and learned noise, are found",
         none="is `prior_precision` as it is given, and 'auto' where it is not",
-        more="'auto' is linear, and trained for likelihoods that the linear model does not cover.",
+        more="'linear' is the largest evidence at the optimum of the linear model; 'trained' is"
+        " that at the trained weights (MacKay), quicker and too small; 'auto' is linear, and"
+        " trained for likelihoods that the linear model does not cover.",
     )
     prior_precision: float = option(
         None,
         gt=0,
         because="H would be singular",
         doc="λ of the prior",
-        more="Where the evidence finds it, of the training of a factory's networks, by default 1.",
+        none="leaves it to the evidence",
+        more="Taken as it is unless `evidence` is given, too. The networks of a factory are trained"
+        " with it, or with 1.",
     )
     fisher: str = option(
         "exact",
@@ -112,8 +116,8 @@ class Laplace(MAP):
         choices=SELECTIONS,
         rule=rule("numbers of weights, integers of at least 0", lambda chosen: _counts(chosen)),
         doc="which weights structure='subnetwork' keeps",
-        more="Numbers count from 0 over all trainable parameters in a row; names say how they are"
-        " chosen (`subnetwork.py`).",
+        more="Numbers count from 0 over all trainable parameters in a row; names are rules that"
+        " choose `subnetwork_size` of them (`subnetwork.py`).",
     )
     subnetwork_size: int | None = option(None, ge=1, doc="how many are chosen")
     predictive: str = option(
@@ -130,7 +134,10 @@ class Laplace(MAP):
         more="'diagonal': as if they were independent.",
     )
     samples_per_mode: int = option(
-        100, ge=1, doc="L draws of logits or of networks", more="The closed links have one."
+        100,
+        ge=1,
+        doc="L draws of logits or of networks",
+        more="The closed links, 'probit' and 'bridge', have one.",
     )
     rules = (
         rule(

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+from polymode.core.options import option
 
 CYCLES = 5
 POWER = 10
@@ -40,3 +43,13 @@ def annealing_factor(schedule: str, step: int, total_steps: int) -> float:
     if step >= total_steps:
         return 1.0
     return ANNEALING[schedule](max(step, 0) / total_steps)
+
+
+def annealing_option() -> Any:
+    """Return the option `annealing` of a method whose members repel."""
+    return option(
+        "none",
+        choices=ANNEALING,
+        doc="how the factor γ_t of the driving force grows over the T steps of the run",
+        more="'linear' is t/T, 'hyper' tanh((1.3 t/T)¹⁰), 'cyclic' five times (t/T)¹⁰.",
+    )

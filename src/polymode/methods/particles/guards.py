@@ -18,20 +18,21 @@ from polymode.training.loop import Batch, Divergence
 SAME = "members are compared at the same inputs"
 
 
-def repulsion_weight() -> Any:
-    """Return the option `weight` of a repulsion."""
+def repulsion_weight(scaled: str = "the repulsion") -> Any:
+    """Return the option `weight` of a repulsion, or of what else it scales."""
     return option(
         "batch",
         choices=("batch", "data"),
         ge=0,
-        doc="w of the repulsion compared with the mean loss",
-        more="'batch' is 1/B, 'data' 1/N.",
+        doc=f"w of {scaled} compared with the mean loss",
+        more="'batch' is 1/B, as in the authors' code; 'data' is 1/N, the exact gradient flow,"
+        " which is N/B times weaker.",
     )
 
 
 def shared_order() -> Any:
     """Return the option `data_order` of methods that compare members at the same inputs."""
-    return option("shared", choices=("shared",), because=SAME, doc=SAME)
+    return option("shared", choices=("shared",), because=SAME, doc=SAME, more="'own' is refused.")
 
 
 def warn_of_coincident(stack: Stack) -> None:

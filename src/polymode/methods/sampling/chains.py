@@ -20,7 +20,9 @@ from polymode.training.options import Sampling
 class Chains(Members, Sampling):
     """Options of chains: those of `Sampling` and `Members`, and"""
 
-    lr: float = 1e-2
+    lr: float = option(
+        1e-2, doc="step size", more="lr times the largest curvature of U/N must stay below 4."
+    )
     preconditioner: str | None = option(
         None,
         choices=(FROZEN,),

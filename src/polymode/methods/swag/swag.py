@@ -71,10 +71,14 @@ class SWAG(MAP):
         ge=0,
         doc="rank K of the low-rank part, from the last snapshots, 0 or from 2 to T",
         none="is the paper's 20, or T if that is less",
+        more="0 leaves the part out.",
     )
     diagonal: bool = option(True, doc="whether the covariance has the diagonal part")
     samples_per_mode: int = option(
-        30, ge=1, doc="draws L per mode in a prediction", more="The paper uses 30."
+        30,
+        ge=1,
+        doc="draws L per mode in a prediction",
+        more="The paper uses 30; `predict(samples_per_mode=...)` overrides it.",
     )
     rules = (
         rule(
