@@ -41,43 +41,31 @@ ROUNDING = 1e-4  # pixels may leave [0, 1] by this much when their scaling is un
 NATS = "nats"
 
 
-def check(
-    *,
-    kind: str = "pgd",
-    eps: float | Sequence[float] = 0.1,
-    norm: str = "linf",
-    target: int | None = None,
-    adaptive: str | None = None,
-    loss: str = "log_prob",
-    away_from: str = "labels",
-    keep: str | None = None,
-    checks: str = "full",
-    num_examples: int = 200,
-    rejection: float = 0.05,
-    **options: Any,
-) -> None:
+def check(*, kind: str, target: int | None, **options: Any) -> None:
     """Refuse impossible options before anything is trained."""
     entry = KINDS.get(kind)
-    chosen = {key: value for key, value in options.items() if value is not None}
-    of_kind = {key: value for key, value in chosen.items() if key in OF_KINDS}
+    of_kind = {key: options[key] for key in OF_KINDS if options[key] is not None}
     check_keywords(entry.value, f"the attack '{kind}'", of_kind)
-    step_of(kind, 0.0, 1, chosen.pop("step_size", None))
-    check_steps("an attack", num_examples=num_examples, **chosen)
-    check_choice("norm", norm, NORMS)
+    step_of(kind, 0.0, 1, of_kind.pop("step_size", None))
+    counts = ("samples_per_mode", "eval_samples_per_mode")
+    of_kind |= {key: options[key] for key in counts if options[key] is not None}
+    check_steps("an attack", num_examples=options["num_examples"], **of_kind)
+    check_choice("norm", options["norm"], NORMS)
     if kind == "square":
-        check_norm(norm)
+        check_norm(options["norm"])
     if target is not None and (not isinstance(target, int) or isinstance(target, bool)):
         raise ValueError(f"`target` of an attack must be a class, an integer, got {target!r}")
-    check_choice("adaptive", adaptive, (*ADAPTIVE, None))
-    check_choice("loss", loss, LOSSES)
-    check_choice("away_from", away_from, ORIGINS)
-    check_choice("keep", keep, KEPT)
-    check_choice("checks", checks, CHECKS)
-    for radius in radii_of(eps):
+    for name, choices in CHOICES.items():
+        check_choice(name, options[name], choices)
+    for radius in radii_of(options["eps"]):
         check_number("eps", radius, zero=True)
-    check_rejection(rejection)
+    check_rejection(options["rejection"])
 
 
+CHOICES: dict[str, Sequence[str | None]] = {
+    "adaptive": (*ADAPTIVE, None), "loss": LOSSES, "away_from": ORIGINS, "keep": KEPT,
+    "checks": CHECKS,
+}  # fmt: skip
 OF_KINDS = ("steps", "step_size", "restarts", "queries")
 PASSED_ON = (
     *OF_KINDS, "kind", "norm", "adaptive", "loss", "away_from", "keep", "samples_per_mode",

@@ -105,6 +105,16 @@ def check_keywords(function: Callable[..., Any], what: str, options: Mapping[str
         raise ValueError(f"{what} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")
 
 
+def keyword_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of the keyword-only parameters of `function`."""
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        p.name: p.default
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+    }
+
+
 def _name(function: Callable[..., Any]) -> str:
     """Return the name by which users call it: that of its class for `__init__`."""
     return function.__qualname__.removesuffix(".__init__").rpartition(".")[2]

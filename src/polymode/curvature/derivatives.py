@@ -197,35 +197,11 @@ def _grouped_channels(g: Tensor, groups: int, batch: int, lead: int) -> Tensor:
 
 
 def _convolution(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
-    names = "input weight bias stride padding dilation groups"
+    """A convolution, or its adjoint, which multiplies each input and spreads it over a window."""
+    transposed = "transpose" in function.__name__
+    order = "output_padding groups dilation" if transposed else "dilation groups"
     usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    named = usual | _named(names, args, kwargs)
-    x, weight, bias = named["input"], named["weight"], named["bias"]
-    result = function(*args, **kwargs)
-    geometry = Geometry.of(
-        weight, named["stride"], named["padding"], named["dilation"], named["groups"]
-    )
-    batch = layout.batch
-
-    def of_weight(g: Tensor) -> Record:
-        fixed = _by_group(windows(x, geometry), batch)
-        moving = _grouped_channels(g, geometry.groups, batch, 1)
-        return Record(moving, fixed, fixed.shape[-1])
-
-    return Call(
-        result,
-        [
-            Entry(weight, "matrix", of_weight),
-            *_bias(bias, partial(_channels_last, batch=batch)),
-        ],
-    )
-
-
-def _transposed(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
-    """The adjoint of a convolution: it multiplies each input and spreads it over a window."""
-    names = "input weight bias stride padding output_padding groups dilation"
-    usual = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    named = usual | _named(names, args, kwargs)
+    named = usual | _named(f"input weight bias stride padding {order}", args, kwargs)
     x, weight, bias = named["input"], named["weight"], named["bias"]
     result = function(*args, **kwargs)
     geometry = Geometry.of(
@@ -234,20 +210,18 @@ def _transposed(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     batch, spatial = layout.batch, x.shape[2:]
 
     def of_weight(g: Tensor) -> Record:
-        columns = windows(g, geometry)  # one window per input position, and perhaps some more
-        columns_of_inputs = _first_windows(columns, g.shape[3:], spatial, geometry)
-        fixed = _grouped_channels(x, geometry.groups, batch, 0)
-        return Record(
-            _by_group(columns_of_inputs, batch, 1), fixed, fixed.shape[-1], fixed_first=True
-        )
+        if transposed:
+            columns = windows(g, geometry)  # one window per input position, and perhaps some more
+            columns_of_inputs = _first_windows(columns, g.shape[3:], spatial, geometry)
+            moving = _by_group(columns_of_inputs, batch, 1)
+            fixed = _grouped_channels(x, geometry.groups, batch, 0)
+        else:
+            fixed = _by_group(windows(x, geometry), batch)
+            moving = _grouped_channels(g, geometry.groups, batch, 1)
+        return Record(moving, fixed, fixed.shape[-1], fixed_first=transposed)
 
-    return Call(
-        result,
-        [
-            Entry(weight, "matrix", of_weight),
-            *_bias(bias, partial(_channels_last, batch=batch)),
-        ],
-    )
+    of_bias = _bias(bias, partial(_channels_last, batch=batch))
+    return Call(result, [Entry(weight, "matrix", of_weight), *of_bias])
 
 
 def _first_windows(columns: Tensor, big: Any, small: Any, geometry: Geometry) -> Tensor:
@@ -384,7 +358,7 @@ _NORMS = {
 _OPERATIONS: dict[str, Callable[..., Call]] = {
     "linear": _linear,
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": _transposed for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
     "embedding": _embedding,
     **dict.fromkeys(_NORMS, _norm),
     **dict.fromkeys(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
 from polymode.equivariance.orbits import Score, class_scores, mean_of_members, value_scores
 from polymode.equivariance.planar import QuarterTurns, Turns
-from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.examination import EXAMINATIONS, check_counts
 from polymode.examinations.findings import Findings, measure
 from polymode.metrics.diversity.size import mean_over_subsets, subsets
 from polymode.metrics.results import Row
@@ -169,27 +169,14 @@ UNITS = {"kl": "nats", "largest_kl": "nats"}
 UP = ("same_predictions", "same_share", "accuracy", "orbit_accuracy")
 
 
-def check(
-    *,
-    group: str = "C4",
-    ood: str = "",
-    num_examples: int = 300,
-    sizes: Sequence[int] | None = None,
-    num_subsets: int = 20,
-    samples_per_mode: int | None = None,
-) -> None:
+def check(*, group: str, sizes: Sequence[int] | None, **options: Any) -> None:
     """Refuse options that cannot be right."""
     find_group(group)
-    for name, value, least in (
-        ("num_examples", num_examples, 2),
-        ("num_subsets", num_subsets, 2),
-        ("samples_per_mode", samples_per_mode or 1, 1),
-        *(("sizes", size, 1) for size in sizes or ()),
-    ):
-        if type(value) is not int or value < least:
-            raise ValueError(
-                f"`{name}` of equivariance must be an integer ≥ {least}, got {value!r}"
-            )
+    counts = ("num_examples", "num_subsets")
+    check_counts("equivariance", 2, **{key: options[key] for key in counts})
+    check_counts("equivariance", 1, samples_per_mode=options["samples_per_mode"] or 1)
+    for size in sizes or ():
+        check_counts("equivariance", 1, sizes=size)
 
 
 _WORDS = {

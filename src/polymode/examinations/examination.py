@@ -6,7 +6,7 @@ An examination is a function `(post, task, *, options) -> Findings`. It is regis
         "equivariance",
         summary="...",                       # one line
         measures={"same_predictions": "..."},  # what each of its numbers is, for the report
-        check=check_options,                 # optional: (**options), raises ValueError
+        check=check_options,                 # optional: (**all options), raises ValueError
     )
 
 and its figures, if any, by `DISPLAYS.register` in the `plots.py` beside it.
@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from polymode.core.checks import check_call, check_keywords
+from polymode.core.checks import check_call, check_keywords, keyword_defaults
 from polymode.core.registry import Registry
 from polymode.core.text import read_value, value_text
 from polymode.examinations.findings import Findings
@@ -64,8 +64,17 @@ def ask(name: str, options: Mapping[str, Any]) -> Asked:
     entry = EXAMINATIONS.get(name)
     check_keywords(entry.value, f"examination '{name}'", options)
     if check := entry.metadata.get("check"):
-        check(**options)
+        check(**(keyword_defaults(entry.value) | dict(options)))
     return Asked(name, dict(sorted(options.items())))
+
+
+def check_counts(examination: str, least: int, **counts: Any) -> None:
+    """Refuse options of an examination that are not integers of at least `least`."""
+    for name, value in counts.items():
+        if type(value) is not int or value < least:
+            raise ValueError(
+                f"`{name}` of {examination} must be an integer ≥ {least}, got {value!r}"
+            )
 
 
 def read_asked(text: str) -> Asked:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from polymode.core.registry import suggest
-from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.examination import EXAMINATIONS, check_counts
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.diversity import pairwise_mutual_information
 from polymode.metrics.results import Row
@@ -33,12 +33,6 @@ from polymode.tasks import Task
 
 NATS = "nats"
 KEPT = 20_000  # pairs stored for the figure, at most
-
-
-def check(*, ood: str = "", num_inputs: int = 400) -> None:
-    """Refuse impossible options."""
-    if type(num_inputs) is not int or num_inputs < 1:
-        raise ValueError(f"`num_inputs` of pairs must be an integer ≥ 1, got {num_inputs!r}")
 
 
 @EXAMINATIONS.register(
@@ -51,7 +45,7 @@ def check(*, ood: str = "", num_inputs: int = 400) -> None:
         "least_ood_pair_mi": "the smallest over all pairs",
         "correlation": "of the two over pairs; error by the jackknife over networks",
     },
-    check=check,
+    check=lambda *, ood, num_inputs: check_counts("pairs", 1, num_inputs=num_inputs),
 )
 def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) -> Findings:
     """Return the diversity of pairs; see the module.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polymode.examinations.examination import EXAMINATIONS
+from polymode.examinations.examination import EXAMINATIONS, check_counts
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
@@ -50,15 +50,7 @@ class _Held(NamedTuple):
 _held: dict[tuple[Any, ...], _Held] = {}
 
 
-def check(
-    *,
-    zoo: str = "",
-    against: str = "",
-    num_reference: int = 1000,
-    num_permutations: int = 100,
-    lengthscales: str = "cross",
-    samples_per_mode: int | None = None,
-) -> None:
+def check(*, zoo: str, against: str, lengthscales: str, **options: Any) -> None:
     """Refuse options that cannot be."""
     for name, folder, remedy in (
         ("zoo", zoo, "a folder or the name of a recipe; an open zoo has its own in zoo.folder"),
@@ -70,13 +62,9 @@ def check(
             )
     if bool(zoo) == bool(against):
         raise ValueError("symmetry needs one reference: zoo=FOLDER or RECIPE, or against=FOLDER")
-    for name, value, least in (
-        ("num_reference", num_reference, 2),
-        ("num_permutations", num_permutations, 2),
-        ("samples_per_mode", samples_per_mode or 1, 1),
-    ):
-        if type(value) is not int or value < least:
-            raise ValueError(f"`{name}` of symmetry must be an integer ≥ {least}, got {value!r}")
+    counts = ("num_reference", "num_permutations")
+    check_counts("symmetry", 2, **{key: options[key] for key in counts})
+    check_counts("symmetry", 1, samples_per_mode=options["samples_per_mode"] or 1)
     if lengthscales not in ("cross", "reference"):
         raise ValueError(
             f'`lengthscales` of symmetry must be "cross" or "reference", got {lengthscales!r}'
