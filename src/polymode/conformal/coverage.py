@@ -11,7 +11,7 @@ from torch import Tensor
 from polymode.conformal.prediction_intervals import PredictionIntervals
 from polymode.conformal.prediction_sets import PredictionSets
 from polymode.core.checks import check_call
-from polymode.likelihoods.targets import check_labels, check_values
+from polymode.likelihoods.targets import check_as_many, check_labels, check_values
 
 
 def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tensor:
@@ -19,10 +19,10 @@ def covered(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Tens
     check_call(covered, locals())
     if isinstance(sets, PredictionSets):
         labels = check_labels(targets, sets.members.shape[-1]).to(sets.members.device)
-        _check_length(len(labels), len(sets))
+        check_as_many(len(labels), len(sets), "target(s)", "set(s)")
         return sets.members.gather(1, labels[:, None])[:, 0]
     values = check_values(targets, sets.lower.shape[-1]).to(sets.lower)
-    _check_length(len(values), len(sets))
+    check_as_many(len(values), len(sets), "target(s)", "set(s)")
     return (sets.lower <= values) & (values <= sets.upper)
 
 
@@ -35,7 +35,7 @@ def coverage(sets: PredictionSets | PredictionIntervals, targets: Tensor) -> Ten
 def mean_size(sets: PredictionSets | PredictionIntervals) -> Tensor:
     """Return the mean number of classes, (), or the mean width in units of y, (D,)."""
     check_call(mean_size, locals())
-    _check_length(len(sets), len(sets))
+    check_as_many(len(sets), len(sets), "target(s)", "set(s)")
     return (sets.sizes if isinstance(sets, PredictionSets) else sets.widths).double().mean(0)
 
 
@@ -83,8 +83,3 @@ def size_stratified_coverage(
     ends = [*(start - 1 for start in starts[1:]), max(classes, starts[-1])]
     sizes = [(a, min(b, classes)) for a, b, use in zip(starts, ends, used, strict=True) if use]
     return SizeStrata(sizes, count[used], hit[used] / count[used])
-
-
-def _check_length(targets: int, sets: int) -> None:
-    if targets != sets or not sets:
-        raise ValueError(f"Got {targets} target(s) for {sets} set(s); need as many, >= 1.")

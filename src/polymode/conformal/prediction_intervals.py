@@ -30,7 +30,7 @@ from torch import Tensor
 from polymode.conformal.quantile import conformal_quantile
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
-from polymode.likelihoods.targets import check_values
+from polymode.likelihoods.targets import check_as_many, check_values
 from polymode.prediction import MixturePrediction, Prediction
 
 METHODS = ("split", "scaled", "cqr")
@@ -115,10 +115,7 @@ def conformal_intervals(
         raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
     lower, upper, unit = _ends(prediction, method, level)
     values = check_values(targets, lower.shape[-1]).to(lower)
-    if len(values) != len(lower) or not len(values):
-        raise ValueError(
-            f"Got {len(values)} target(s) for {len(lower)} prediction(s); need as many, >= 1."
-        )
+    check_as_many(len(values), len(lower), "target(s)")
     scores = torch.maximum(lower - values, values - upper) / unit
     quantile = tuple(conformal_quantile(scores, level).tolist())
     return ConformalIntervals(method, float(level), quantile, len(values))

@@ -35,7 +35,7 @@ from polymode.conformal.quantile import conformal_quantile, conformal_rank
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
-from polymode.likelihoods.targets import check_labels
+from polymode.likelihoods.targets import check_as_many, check_labels
 from polymode.prediction import CategoricalPrediction, Prediction
 
 METHODS = ("thr", "aps", "raps")
@@ -228,8 +228,5 @@ def _probs(prediction: Prediction) -> Tensor:
 def _pair(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
     probs = _probs(prediction)
     labels = check_labels(targets, probs.shape[-1]).to(probs.device)
-    if len(labels) != len(probs) or not len(labels):
-        raise ValueError(
-            f"Got {len(labels)} label(s) for {len(probs)} prediction(s); need as many, >= 1."
-        )
+    check_as_many(len(labels), len(probs), "label(s)")
     return probs, labels

@@ -100,6 +100,16 @@ def is_alive(process: int) -> bool:
     return True
 
 
+def create_folder(folder: Path, what: str) -> None:
+    """Make a folder where there is none, or say in one line that a file is in its place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FileProblem(
+            f"{folder} cannot be {what}: a file is in its place; give another"
+        ) from None
+
+
 def replace_with(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Let `write` fill a temporary file, then give it the name `path` in one step.
 

@@ -98,8 +98,34 @@ def _ramp(vectors: Tensor) -> Tensor:
     return torch.arange(size, 0, -1, dtype=vectors.dtype, device=vectors.device).unsqueeze(-1)
 
 
+class OneTensor(Block):
+    """The part of H that belongs to one parameter, whose eigenvectors no precision changes."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.name,)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (self.eigenvalues.numel(),)
+
+    @property
+    @abstractmethod
+    def eigenvalues(self) -> Tensor:
+        """Those of C, in any shape."""
+
+    def logdet(self, precision: Precision) -> Tensor:
+        return (self.eigenvalues + precision[self.name]).log().sum()
+
+    def effective(self, precision: Precision) -> Tensors:
+        values = self.eigenvalues
+        return {self.name: (values / (values + precision[self.name])).sum()}
+
+
 @dataclass(frozen=True)
-class Kronecker(Block):
+class Kronecker(OneTensor):
     """One matrix, or one for each group; a bias is the matrix with I = 1.
 
     Args:
@@ -126,24 +152,9 @@ class Kronecker(Block):
         return cls(name, *moving, *eigen(fixed), fixed_first)
 
     @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.name,)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.eigenvalues.numel(),)
-
-    @property
     def eigenvalues(self) -> Tensor:
         """Those of C, (G, O, I)."""
         return self.moving.unsqueeze(-1) * self.fixed.unsqueeze(-2)
-
-    def logdet(self, precision: Precision) -> Tensor:
-        return (self.eigenvalues + precision[self.name]).log().sum()
-
-    def effective(self, precision: Precision) -> Tensors:
-        values = self.eigenvalues
-        return {self.name: (values / (values + precision[self.name])).sum()}
 
     def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
         scaled = noise[self.name].view_as(self.eigenvalues)
@@ -194,7 +205,7 @@ class Kronecker(Block):
 
 
 @dataclass(frozen=True)
-class Diagonal(Block):
+class Diagonal(OneTensor):
     """One tensor whose numbers are independent of each other.
 
     Args:
@@ -205,22 +216,8 @@ class Diagonal(Block):
     values: Tensor
 
     @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.name,)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.values.numel(),)
-
-    @property
     def eigenvalues(self) -> Tensor:
         return self.values
-
-    def logdet(self, precision: Precision) -> Tensor:
-        return (self.values + precision[self.name]).log().sum()
-
-    def effective(self, precision: Precision) -> Tensors:
-        return {self.name: (self.values / (self.values + precision[self.name])).sum()}
 
     def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
         return {self.name: noise[self.name] * (self.values + precision[self.name]).rsqrt()}

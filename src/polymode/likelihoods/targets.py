@@ -94,6 +94,12 @@ def check_values(targets: Any, target_size: int | None = None) -> Tensor:
     return values
 
 
+def check_as_many(targets: int, predictions: int, what: str, of: str = "prediction(s)") -> None:
+    """Refuse numbers of targets and predictions that differ, and none at all."""
+    if targets != predictions or not targets:
+        raise ValueError(f"Got {targets} {what} for {predictions} {of}; need as many, >= 1.")
+
+
 def _as_tensor(targets: Any) -> Tensor:
     return as_numbers("Targets", targets)
 

@@ -61,8 +61,6 @@ from polymode.tracing.noise import shapes_drawn
 from polymode.tracing.operations import repeat_rows
 from polymode.training.loop import Batch
 
-_PASSES = 10  # the paper's K
-
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout(MAP):
@@ -92,9 +90,14 @@ class Dropout(MAP):
     @property
     def passes(self) -> int:
         """K as it is taken."""
-        if self.num_passes is None:
-            return _PASSES if self.alpha else 1
-        return self.num_passes
+        return passes_of(self.num_passes, self.alpha)
+
+
+def passes_of(num_passes: int | None, alpha: float) -> int:
+    """Return K: without `num_passes` the paper's 10, or 1 where alpha makes no use of more."""
+    if num_passes is None:
+        return 10 if alpha else 1
+    return num_passes
 
 
 def init(config: Dropout, problem: Problem, stack: Stack) -> State:

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from polymode.core.checks import is_number
 from polymode.core.options import option, rule
-from polymode.methods.dropout import loss_of_passes
+from polymode.methods.dropout import loss_of_passes, passes_of
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
@@ -65,7 +65,6 @@ from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization
 
-_PASSES = 10  # of the α-objective, as for dropout
 _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among the stack's extra
 
 
@@ -122,9 +121,7 @@ class VI(MAP):
     @property
     def passes(self) -> int:
         """K as it is taken."""
-        if self.num_passes is None:
-            return _PASSES if self.alpha else 1
-        return self.num_passes
+        return passes_of(self.num_passes, self.alpha)
 
 
 def _are_shares(mixture: object) -> bool:

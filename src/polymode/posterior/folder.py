@@ -26,6 +26,7 @@ from polymode.core.files import (
     FileProblem,
     TensorFile,
     abandoned,
+    create_folder,
     fill_file,
     is_plain_name,
     locked,
@@ -56,11 +57,7 @@ class Draft(NamedTuple):
 def make_folder(folder: Path) -> None:
     """Make the folder of a posterior, and remove what killed processes left in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise FileProblem(
-            f"{folder} cannot be the folder of a posterior: a file is in its place; give another"
-        ) from None
+        create_folder(folder, "the folder of a posterior")
     except OSError as error:
         raise _unwritable(folder, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -13,7 +13,7 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
 from polymode.core.warn import warn
-from polymode.likelihoods.targets import check_labels, check_values
+from polymode.likelihoods.targets import check_as_many, check_labels, check_values
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.recalibration import affine, one_vs_rest, scale, temperature
 
@@ -151,10 +151,7 @@ def recalibrate(
     mixture = method == "scale"
     checked = check_values(targets, outputs) if mixture else check_labels(targets, outputs)
     checked = checked.to(prediction.mean.device)
-    if len(checked) != len(prediction) or not len(checked):
-        raise ValueError(
-            f"Got {len(checked)} target(s) for {len(prediction)} prediction(s); need as many, >= 1."
-        )
+    check_as_many(len(checked), len(prediction), "target(s)")
     if mixture:
         parameters = entry.value.fit(prediction, checked)
     else:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.likelihoods.targets import check_labels
+from polymode.likelihoods.targets import check_as_many, check_labels
 from polymode.recalibration.minimise import BOUNDS, Slopes, least
 
 _FEW = 500  # examples for a first guess
@@ -115,8 +115,7 @@ def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`log_probs` must have shape (n, C >= 2), got {tuple(log_probs.shape)}.")
     logs = log_probs.detach().double()
     classes = check_labels(labels, logs.shape[-1]).to(logs.device)
-    if len(classes) != len(logs) or not len(logs):
-        raise ValueError(f"Got {len(classes)} label(s) for {len(logs)} row(s); need as many, >= 1.")
+    check_as_many(len(classes), len(logs), "label(s)", "row(s)")
     wrong = ~logs.amax(-1).isfinite()  # nan, inf, or -inf throughout
     if wrong.any():
         row = int(wrong.int().argmax())

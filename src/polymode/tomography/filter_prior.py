@@ -85,10 +85,7 @@ class Block:
 
     def distances(self) -> Tensor:
         """Return |a − b| of all pairs of taps, (T, T)."""
-        height, width = self.taps
-        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        place = torch.stack([rows.flatten(), columns.flatten()], 1).double()
-        return torch.cdist(place, place)
+        return grid_distances(*self.taps)
 
     def classes(self) -> list[tuple[float, Tensor]]:
         """Return each distance r with B_r (T, T); of an isotropic block only r = 0."""
@@ -224,3 +221,10 @@ def _arranged(named: Mapping[str, tuple[int, ...]], kind: str) -> FilterPrior:
         names += members
         start += size
     return FilterPrior(tuple(names), tuple(blocks))
+
+
+def grid_distances(height: int, width: int) -> Tensor:
+    """Return the distances between all places of a grid, (T, T), row by row."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places = torch.stack([rows.flatten(), columns.flatten()], 1).double()
+    return torch.cdist(places, places)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.tomography.filter_prior import grid_distances
 
 
 def tv_samples(
@@ -115,9 +116,7 @@ def predcp_samples(
     kappa = -torch.log1p(-uniform * -math.expm1(-rate * most)) / rate  # exponential below `most`
     share = math.pi * (kappa / pairs).square() / (4 * variance)  # 1 − exp(−1 / ℓ)
     lengths = -1 / torch.log1p(-share.clamp(1e-12, 1 - 1e-12))
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    place = torch.stack([rows.flatten(), columns.flatten()], 1).double()
-    apart = torch.cdist(place, place)
+    apart = grid_distances(height, width)
     white = torch.randn(number, height * width, generator=stream, dtype=torch.float64)
     eye = torch.eye(height * width, dtype=torch.float64)
     images = [

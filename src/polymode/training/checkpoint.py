@@ -24,7 +24,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.files import FileProblem, TensorFile, read_tensors, take_lock, write_tensors
+from polymode.core.files import (
+    FileProblem,
+    TensorFile,
+    create_folder,
+    read_tensors,
+    take_lock,
+    write_tensors,
+)
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.stack.fast.plan import Plan, is_plan
@@ -232,12 +239,7 @@ def claimed(folder: Path) -> Iterator[None]:
     before the first checkpoint would write over each other's.
     """
     path = folder / "training.lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise FileProblem(
-            f"{folder} cannot be a checkpoint folder: a file is in its place; give another"
-        ) from None
+    create_folder(folder, "a checkpoint folder")
     if path.exists() and not path.is_file():  # to open a pipe would wait for its reader
         raise FileProblem(f"{path} is not a plain file; remove it, or give another folder")
     with open(path, "ab") as file:

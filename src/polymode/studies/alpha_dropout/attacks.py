@@ -32,7 +32,7 @@ from polymode.plots import (
 )
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Arm, Experiment, Part
-from polymode.studies.alpha_dropout.mnist import PLAIN, arms
+from polymode.studies.alpha_dropout.mnist import PLAIN, arms, task_options
 from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.study import Claim, Runs, Table, paired_difference
 from polymode.studies.tables import difference_text, judge_sign, mean_cell
@@ -72,11 +72,7 @@ def examinations(preset: str) -> dict[str, str]:
 def parts(preset: str) -> dict[str, Part | Experiment]:
     """Return the part whose posteriors are attacked."""
     size = {"smoke": 1197, "cpu": 10_000, "paper": 60_000}[preset]
-    task: dict[str, Any] = {}
-    if preset != "smoke":
-        task = {"num_train": size, "num_val": 0, "shifts": [], "ood": []}
-    if preset == "cpu":
-        task["num_test"] = 2000
+    task = task_options(preset, size, num_test=2000)
     training: dict[str, Any] = {"batch_size": 128, "prior_precision": _DECAY * size}
     if preset == "paper":
         training |= {"optimizer": "sgd", "lr": 0.01, "epochs": 500}

@@ -55,15 +55,19 @@ def arms(
     return named
 
 
+def task_options(preset: str, size: int, num_test: int) -> dict[str, Any]:
+    """Return the options of the task: all of digits, or as much of MNIST as the preset takes."""
+    if preset == "smoke":
+        return {}
+    few = {"num_test": num_test} if preset == "cpu" else {}
+    return {"num_train": size, "num_val": 0, "shifts": [], "ood": [], **few}
+
+
 def parts(preset: str) -> dict[str, Part | Experiment]:
     """Return the two networks and the time against K."""
     size = {"smoke": 1197, "cpu": 10_000, "paper": 60_000}[preset]
     name = "digits" if preset == "smoke" else "mnist"
-    task: dict[str, Any] = {}
-    if preset != "smoke":
-        task = {"num_train": size, "num_val": 0, "shifts": [], "ood": []}
-    if preset == "cpu":
-        task["num_test"] = 5000
+    task = task_options(preset, size, num_test=5000)
     decay = {"prior_precision": _DECAY * size}
     training: dict[str, Any] = {"batch_size": 128, **decay}
     if preset == "paper":
