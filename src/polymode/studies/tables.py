@@ -92,13 +92,33 @@ def seeds_of(runs: Runs, part: str, arms: Iterable[str]) -> list[int]:
 
 
 def compare_published(
-    label: str, column: Column, row: NamedTuple, ours: Sequence[float], tolerance: float
-) -> Comparison:
-    """Return a published number of a line beside ours.
+    published: Mapping[str, Mapping[str, NamedTuple]],
+    tolerances: Mapping[str, float],
+    columns_of: Callable[[str], Mapping[str, Column]],
+    values: Callable[[Column, str, str], Sequence[float]],
+) -> list[Comparison]:
+    """Return published numbers beside ours, those whose field has a tolerance.
 
     Args:
-        label: of the line. row: the line; its spread is the field with the ending `_spread`.
+        published: lines by part and name; the spread of a field is the field with `_spread`.
+        columns_of: the columns of a part, by title. values: ours in a column, a part and a line.
     """
+    return [
+        _comparison(f"{line}, {part}", column, row, values(column, part, line), tolerances)
+        for part, lines in published.items()
+        for line, row in lines.items()
+        for column in columns_of(part).values()
+        if column.field in tolerances
+    ]
+
+
+def _comparison(
+    label: str,
+    column: Column,
+    row: NamedTuple,
+    ours: Sequence[float],
+    tolerances: Mapping[str, float],
+) -> Comparison:
     mean, error = mean_or_none(ours)
     higher = column.metric == "accuracy" or column.metric.startswith("aupr")
     unit = "nats × 100" if column.metric == "mutual_information" else "%"
@@ -108,7 +128,7 @@ def compare_published(
         paper_spread=getattr(row, f"{column.field}_spread", None),
         ours=mean,
         standard_error=error,
-        tolerance=tolerance,
+        tolerance=tolerances[column.field],
         unit=unit if column.factor == 100 else "",
         direction="up" if higher else "down",
     )

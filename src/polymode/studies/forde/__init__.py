@@ -16,18 +16,12 @@ from polymode.studies.tables import compare_published
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return the paper's numbers compared with ours; only its own set-up is held against them."""
-    return [
-        compare_published(
-            f"{line}, {part}",
-            column,
-            row,
-            column.values(runs, part, tables.arm_of(runs, part, line)),
-            published.TOLERANCE[column.field],
-        )
-        for part, lines in (published.TABLES.items() if preset == "paper" else ())
-        for line, row in lines.items()
-        for column in tables.COLUMNS.values()
-    ]
+    return compare_published(
+        published.TABLES if preset == "paper" else {},
+        published.TOLERANCE,
+        lambda _: tables.COLUMNS,
+        lambda column, part, line: column.values(runs, part, tables.arm_of(runs, part, line)),
+    )
 
 
 STUDIES.register("forde")(

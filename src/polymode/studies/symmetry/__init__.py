@@ -16,19 +16,12 @@ from polymode.studies.tables import compare_published
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:
     """Return the paper's numbers compared with ours; only its own set-up is held against them."""
-    return [
-        compare_published(
-            f"{arm}, {part}",
-            column,
-            row,
-            column.values(runs, part, arm),
-            published.TOLERANCE[column.field],
-        )
-        for part, lines in (published.TABLES.items() if preset == "paper" else ())
-        for arm, row in lines.items()
-        for column in tables.columns_of(runs, part).values()
-        if column.field in published.TOLERANCE
-    ]
+    return compare_published(
+        published.TABLES if preset == "paper" else {},
+        published.TOLERANCE,
+        lambda part: tables.columns_of(runs, part),
+        lambda column, part, line: column.values(runs, part, line),
+    )
 
 
 STUDIES.register("symmetry")(
