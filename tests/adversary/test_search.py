@@ -73,16 +73,16 @@ def test_the_best_of_all_looks_is_kept(score, targeted, loss) -> None:
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_restarts_begin_elsewhere_and_the_first_where_one_alone_begins(norm, monkeypatch) -> None:
     """Each input of a later batch, too, begins where it would in one batch of all."""
-    from polymode.adversary import pgd
+    from polymode.adversary import gradient_steps
 
     starts: list[Tensor] = []
-    climb = pgd.climb
+    climb = gradient_steps.climb
 
     def noted(search: Search, start: Tensor, **how: Any) -> list[Tensor]:
         starts.append(start.clone())
         return climb(search, start, **how)
 
-    monkeypatch.setattr(pgd, "climb", noted)
+    monkeypatch.setattr(gradient_steps, "climb", noted)
     post, x = posterior("mlp"), raw_inputs(12)
     how: dict[str, Any] = {"kind": "pgd", "eps": 0.1, "norm": norm, "steps": 2}
     for options in ({"restarts": 1}, {"restarts": 3}, {"restarts": 3, "batch_size": 5}):

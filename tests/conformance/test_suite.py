@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polymode.core.options import option
 from polymode.methods import MAP, METHODS, sghmc
 from polymode.methods import map as map_
 from polymode.methods.method import Method
@@ -51,15 +52,10 @@ def test_options_without_effect_are_found(speaks) -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Idle(MAP):
-        number: int = 4
-        share: float = 0.3
-        name: str = "one"
-        flag: bool = False
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            self._require_integer("number", 1)
-            self._require_name("name", ("one", "two"))
+        number: int = option(4, ge=1)
+        share: float = option(0.3)
+        name: str = option("one", choices=("one", "two"))
+        flag: bool = option(False)
 
     def init(config, problem, stack):
         if speaks:

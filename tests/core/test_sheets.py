@@ -66,6 +66,6 @@ def test_tables_of_a_study() -> None:
 
 
 def test_columns_of_a_display() -> None:
-    display = image_rows({"=row": np.full((2, 3, 4), -0.5)}, label="x", caption="y", said="z")
+    display = image_rows({"=row": np.full((2, 3, 4), -0.5)}, label="x", caption="y", summary="z")
     head, first, *_ = read(display.to_csv())
     assert head[0].startswith("'=row") and first[0] == "-0.5"

@@ -347,7 +347,7 @@ def test_one_member_is_map(estimator, points) -> None:
 def test_equal_members_are_told_and_stay_equal(estimator) -> None:
     first, second = net(), net()
     second.load_state_dict(first.state_dict())
-    options = {"net": [net(), first, second], "num_modes": 3, **QUICK}
+    options = {"net": [net(), first, second], "dtype": torch.float64, **QUICK}
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
     with pytest.warns(UserWarning, match="members 1 and 2 start at the same weights"):
         post = pm.fit("function_rde", estimator=estimator, task=task, **options)

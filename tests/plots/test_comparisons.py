@@ -225,7 +225,7 @@ def test_what_cannot_be_drawn_is_refused(digits_board):
         plots.sweep([1, 2], {}, name="x")
     with pytest.raises(ValueError, match="no shift 'fog'; it has"):
         plots.severity(digits_board, "fog")
-    with pytest.raises(ValueError, match="no metric 'nlll'. Did you mean 'nll'"):
+    with pytest.raises(ValueError, match="no metric 'nlll' of the test set. Did you mean 'nll'"):
         plots.severity(digits_board, "rotation", metrics=["nlll"])
     with pytest.raises(ValueError, match="no metric 'rmse'"):
         plots.severity_spread(digits_board, metrics=["rmse"])

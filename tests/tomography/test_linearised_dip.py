@@ -56,6 +56,7 @@ def test_kernels_of_the_isotropic_prior_are_some_of_the_other(fit) -> None:
     )
 
 
+@pytest.mark.cpu_seconds(6)
 def test_both_paths_see_about_the_same_deviations(fit) -> None:
     """Other searches and 200 samples: means of the deviations within a quarter."""
     exact = LinearisedDIP(fit, 0, steps=30, path="exact").uncertainty()

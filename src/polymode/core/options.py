@@ -12,6 +12,7 @@ inherits the rest; a plain value changes the default.
 from __future__ import annotations
 
 import dataclasses
+import string
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -188,7 +189,17 @@ class Config:
         for base in reversed(kind.__mro__):
             for rule in vars(base).get("rules", ()):
                 if not rule.holds(self):
-                    raise ValueError(rule.text.format(name=name, config=self))
+                    raise ValueError(_MESSAGES.format(rule.text, name=name, config=self))
+
+
+class _Messages(string.Formatter):
+    """Formats messages of rules, with the values of `{config.lr!r}` in one short line."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shown(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+_MESSAGES = _Messages()
 
 
 def rule(text: str, holds: Callable[[Any], bool]) -> Rule:

@@ -103,7 +103,8 @@ class Training(Passes):
     )
 
     def __post_init__(self) -> None:
-        if self.momentum == type(self).momentum and self.optimizer not in _MOMENTUM:
+        usual = isinstance(self.momentum, float) and self.momentum == type(self).momentum
+        if usual and not (isinstance(self.optimizer, str) and self.optimizer in _MOMENTUM):
             object.__setattr__(self, "momentum", 0.0)  # a default, of another optimiser
         super().__post_init__()
 

@@ -111,6 +111,7 @@ def wells(theta: Tensor) -> Tensor:
     return -torch.logaddexp(-4 * (1 + (x - 5).square()).sqrt(), -4 * (1 + (x + 5).square()).sqrt())
 
 
+@pytest.mark.cpu_seconds(6)
 def test_cycles_reach_both_modes() -> None:
     """Of 50 chains with ten cycles at least 48 have samples in both wells; chains of `sghmc` with
     as many steps stay in the one where they begin. If each cycle ends in either well, a chain
