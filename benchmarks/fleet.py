@@ -19,9 +19,9 @@ from polymode.distributed.ray import Cluster
 from polymode.examinations import Findings
 from polymode.runs.cell import Finished
 from polymode.runs.fleet import run_on_cluster
-from polymode.runs.folder import Place
-from polymode.runs.plan import Cell, Recipe
 from polymode.runs.pool import run_cells
+from polymode.runs.run_folder import Place
+from polymode.runs.run_plan import Cell, Recipe
 
 CELLS, WORKERS = 1000, 2
 

@@ -23,7 +23,7 @@ def _model(case: Case) -> Any:
 
 def polymode(case: Case) -> Job:
     """Rows of A J by batched vector-Jacobian products, then a product for each block."""
-    from polymode.tomography.evidence import assemble
+    from polymode.tomography.image_evidence import assemble
 
     model = _model(case)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polymode.plots import Comparison, sweep
-from polymode.report.study import Summary, study_page
+from polymode.report.study_page import Summary, study_page
 from polymode.studies import STUDIES, Claim, Table
 
 EVIL = "<script>alert(1)</script>"

@@ -61,7 +61,7 @@ def test_usage_errors_are_one_line_and_code_2(words, message, command):
 
 
 def test_a_device_that_is_there_is_taken_by_number(monkeypatch):
-    from polymode.runs.plan import check_device
+    from polymode.runs.run_plan import check_device
     from polymode.runs.settings import UsageProblem
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -14,7 +14,7 @@ from polymode.cli.comparing import compare_folders, difference_table, difference
 from polymode.cli.formats import FORMATS
 from polymode.metrics import compare
 from polymode.metrics.results import Cost, Results, Row
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 
 DATA = {"task": "t", "options": {}, "fingerprint": {"test": "abc"}}
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from polymode.runs.folder import RunFolder, without_times
+from polymode.runs.run_folder import RunFolder, without_times
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polymode.examinations import EXAMINATIONS, Findings, findings_of, measure
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 
 ONE = ["--task", "two_moons", "--method", "map"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polymode.plots import size_curve
-from polymode.runs.folder import RunFolder, without_times
+from polymode.runs.run_folder import RunFolder, without_times
 from polymode.studies import STUDIES, Arm, Claim, Experiment, Part, Study, Table
 
 MODULE = '''

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from polymode.runs import pool
-from polymode.runs.folder import without_times
+from polymode.runs.run_folder import without_times
 
 pytestmark = pytest.mark.usefixtures("no_report")
 

@@ -9,7 +9,7 @@ import pytest
 from polymode.cli import progress
 from polymode.cli.progress import Lines
 from polymode.runs.estimate import Pace
-from polymode.runs.plan import Cell
+from polymode.runs.run_plan import Cell
 from polymode.training.events import Event
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from polymode.cli.request import read_config, request
 from polymode.runs.part import Request
-from polymode.runs.plan import make_plan
+from polymode.runs.run_plan import make_plan
 from polymode.runs.settings import UsageProblem
 
 FILE = """

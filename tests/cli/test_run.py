@@ -17,8 +17,8 @@ from polymode._version import __version__
 from polymode.report import page as reports
 from polymode.runs import cell as cells
 from polymode.runs import estimate, running
-from polymode.runs.folder import RunFolder, without_times
 from polymode.runs.lock import FolderLock
+from polymode.runs.run_folder import RunFolder, without_times
 
 
 def lines(path) -> list[dict]:

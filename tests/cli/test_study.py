@@ -8,7 +8,7 @@ import pytest
 
 from polymode.plots import Comparison
 from polymode.report import page as reports
-from polymode.runs.folder import without_times
+from polymode.runs.run_folder import without_times
 from polymode.studies import STUDIES, Arm, Claim, Part, Study, Table
 
 OPTIONS = {"epochs": 2, "num_modes": 2}

@@ -12,7 +12,7 @@ import torch
 
 import polymode as pm
 from polymode.core.text import plain
-from polymode.runs.folder import signed
+from polymode.runs.run_folder import signed
 
 EVIL = "e\x1b[2Jv\x1b]0;title\x07i\x9b31ml\u202e\udc80"
 SAFE = "evil\ufffd"

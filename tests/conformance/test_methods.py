@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.files import read_tensors
+from polymode.core.safe_files import read_tensors
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
 from polymode.training.checkpoint import axis_of_modes

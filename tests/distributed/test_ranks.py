@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from polymode.distributed import ranks
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 
 SERVER = """
 import json, os, sys, traceback

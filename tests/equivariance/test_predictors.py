@@ -10,7 +10,7 @@ import polymode as pm
 from polymode.core.rng import generator
 from polymode.equivariance import group
 from polymode.equivariance.average import GroupAverage, averaged
-from polymode.equivariance.canonical import Canonical, canonicalised, small_score
+from polymode.equivariance.canonicalisation import Canonical, canonicalised, small_score
 from polymode.equivariance.steerable import Steerable, escnn_is_installed, steerable
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.core.files import FileProblem, cache_folder
+from polymode.core.safe_files import FileProblem, cache_folder
 from polymode.examinations import reference_posterior as module
 from polymode.examinations.reference_posterior import fresh
 from polymode.likelihoods.kinds import Gaussian

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.likelihoods.kinds import Gaussian
 from polymode.stack.fast import plan as choice
 from polymode.stack.fast.plan import Plan

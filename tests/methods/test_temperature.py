@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import polymode as pm
-from polymode.core.files import write_json
+from polymode.core.safe_files import write_json
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS, SGHMC, SGNHT, Problem, sghmc, sgnht
 from polymode.stack.stack import Stack

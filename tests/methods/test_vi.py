@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import polymode as pm
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import VI, Problem, vi
-from polymode.methods.variational.layers import (
+from polymode.methods.variational.gaussian_layers import (
     KINDS,
     layers_to_change,
     make_gaussian,

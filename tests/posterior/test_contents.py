@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.files import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.safe_files import FileProblem, read_json, read_tensors, write_json, write_tensors
 from polymode.likelihoods.kinds import Gaussian as GaussianNoise
 from polymode.posterior.weights import of_stack
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.likelihoods.kinds import Gaussian
 
 X = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ def test_another_posteriors_tensors_are_noticed(post, folder, tmp_path) -> None:
 
 
 def test_newer_version(folder) -> None:
-    from polymode.core.files import read_json, write_json
+    from polymode.core.safe_files import read_json, write_json
 
     manifest = read_json(folder / "posterior.json", 2)
     write_json(folder / "posterior.json", manifest | {"schema": 99})
@@ -117,7 +117,7 @@ def test_newer_version(folder) -> None:
 @pytest.mark.parametrize("schema", [1, 2])
 @pytest.mark.parametrize("name", ["../members-1.safetensors", "{folder}/members-1.safetensors", 3])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name) -> None:
-    from polymode.core.files import read_json, write_json
+    from polymode.core.safe_files import read_json, write_json
 
     manifest = read_json(folder / "posterior.json", 2)
     (entry,) = manifest["tensors"]
@@ -162,7 +162,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name)
     ],
 )
 def test_a_manifest_of_wrong_types_is_refused(folder, change, message) -> None:
-    from polymode.core.files import read_json, write_json
+    from polymode.core.safe_files import read_json, write_json
 
     manifest = read_json(folder / "posterior.json", 2)
     write_json(folder / "posterior.json", manifest | change)
@@ -172,7 +172,7 @@ def test_a_manifest_of_wrong_types_is_refused(folder, change, message) -> None:
 
 @pytest.mark.parametrize("change", [{"modes": [0, 4]}, {"modes": [1, 3]}, {"seeds": [1]}])
 def test_files_that_do_not_hold_the_modes_are_refused(folder, change) -> None:
-    from polymode.core.files import read_json, write_json
+    from polymode.core.safe_files import read_json, write_json
 
     manifest = read_json(folder / "posterior.json", 2)
     manifest["tensors"][0] |= change
@@ -183,7 +183,7 @@ def test_files_that_do_not_hold_the_modes_are_refused(folder, change) -> None:
 
 def test_the_number_of_modes_is_held_against_the_tensors_first(folder, monkeypatch) -> None:
     """Memory for a trillion networks is not asked for before the file is looked at."""
-    from polymode.core.files import read_json, write_json
+    from polymode.core.safe_files import read_json, write_json
     from polymode.posterior.files import Shards
 
     manifest = read_json(folder / "posterior.json", 2)

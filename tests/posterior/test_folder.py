@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core import files as store
-from polymode.core.files import FileProblem, read_json
+from polymode.core import safe_files as store
+from polymode.core.safe_files import FileProblem, read_json
 from polymode.posterior.files import Shards
 
 from .made_up import X, made_up, net, posterior

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.posterior.hub import card, read_address
 
 COMMIT = "a" * 40

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.core.files import FileProblem, read_json, read_tensors, write_json, write_tensors
+from polymode.core.safe_files import FileProblem, read_json, read_tensors, write_json, write_tensors
 from polymode.likelihoods.kinds import Gaussian as GaussianNoise
 from polymode.posterior.files import Shards
 from polymode.stack.stack import Stack

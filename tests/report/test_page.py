@@ -20,7 +20,7 @@ from polymode.report import cite, list_methods, report
 from polymode.report.page import render, write_report
 from polymode.report.template import HERE
 from polymode.runs.archive import pack
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 
 EVIL = "<script>alert(1)</script>"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polymode.runs import estimate
+from polymode.runs.clock import Watch
 from polymode.runs.estimate import Pace, about, makespan, recorded_pace
-from polymode.runs.plan import Cell
-from polymode.runs.watch import Watch
+from polymode.runs.run_plan import Cell
 from polymode.training.events import Event
 
 

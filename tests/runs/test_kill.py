@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from polymode.runs.folder import RunFolder, without_times
+from polymode.runs.run_folder import RunFolder, without_times
 from polymode.zoo import Zoo
 
 KILLS = 10

@@ -14,8 +14,8 @@ import time
 import filelock
 import pytest
 
-from polymode.runs.folder import RunFolder
 from polymode.runs.lock import FolderLock
+from polymode.runs.run_folder import RunFolder
 from polymode.runs.settings import UsageProblem
 
 HOLD = """

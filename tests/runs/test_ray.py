@@ -15,7 +15,7 @@ from polymode.cli.app import main
 from polymode.distributed import ray as cluster
 from polymode.distributed.ray import Cluster, ClusterProblem, Started
 from polymode.report import page as reports
-from polymode.runs.folder import RunFolder, without_times
+from polymode.runs.run_folder import RunFolder, without_times
 from polymode.zoo import Zoo
 
 WORDS = [

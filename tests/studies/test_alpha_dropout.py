@@ -10,7 +10,7 @@ import torch
 from polymode import nets
 from polymode.prediction import MixturePrediction
 from polymode.studies import STUDIES, Runs
-from polymode.studies.alpha_dropout import chains, mnist, published, uci
+from polymode.studies.alpha_dropout import hmc_column, mnist, published, uci
 from polymode.studies.alpha_dropout.published import name_of
 
 STUDY = STUDIES.get("alpha_dropout").value
@@ -176,7 +176,7 @@ def test_chains_choose_their_prior_inside_the_training_part(monkeypatch, method)
     sampled, longer, on the whole part, and its test set is scored once."""
     sampled, scored = [], []
     (part, _), (whole, _) = uci.tasks_of("wiggle", 1), uci.tasks_of("wiggle", 1)
-    plain, predicted = chains.fit, chains.predicted
+    plain, predicted = hmc_column.fit, hmc_column.predicted
 
     def watched(name, **how):
         sampled.append((name, how["prior_precision"], how["epochs"], how["task"] is whole))
@@ -187,10 +187,10 @@ def test_chains_choose_their_prior_inside_the_training_part(monkeypatch, method)
         scored.append((-found.log_prob(values).mean().item(), len(values)))
         return found, values
 
-    monkeypatch.setattr(chains, "fit", watched)
-    monkeypatch.setattr(chains, "predicted", seen)
-    monkeypatch.setattr(chains, "tasks_of", lambda dataset, seed: (part, whole))
-    found = chains.split(
+    monkeypatch.setattr(hmc_column, "fit", watched)
+    monkeypatch.setattr(hmc_column, "predicted", seen)
+    monkeypatch.setattr(hmc_column, "tasks_of", lambda dataset, seed: (part, whole))
+    found = hmc_column.split(
         1, dataset="wiggle", method=method, precisions=[1.0, 30.0], steps=[8, 10], leapfrog_steps=2,
         training_steps=3, hidden=4, num_chains=2, samples=4,
     )  # fmt: skip
@@ -216,12 +216,12 @@ def test_the_hmc_column_stands_beside_dropout_on_the_same_splits(make) -> None:
         for seed, (_, value) in numbers.items()
     ]
     both = Runs({part: alpha, own: hmc})
-    table = chains.tables(both)["uci_hmc_nll"]
+    table = hmc_column.tables(both)["uci_hmc_nll"]
     line = dict(zip(table.head, table.lines[0], strict=True))
     assert line["HMC"].startswith("2.30") and line["α = 0.5"].startswith("2.50")
     assert line["HMC, quoted in the paper"] == "2.27 ± 0.03" and line["MILE"] == "n/a"
-    claim = next(each for each in chains.claims(both) if "HMC" in each.text)
+    claim = next(each for each in hmc_column.claims(both) if "HMC" in each.text)
     assert claim.verdict == "holds" and claim.paper == "−0.11 nats"
-    assert chains.claims(Runs({own: hmc}))[0].verdict == "not run"
-    compared = chains.comparisons("cpu", both)
+    assert hmc_column.claims(Runs({own: hmc}))[0].verdict == "not run"
+    compared = hmc_column.comparisons("cpu", both)
     assert [each.verdict for each in compared] == ["reproduced", "n/a", "n/a"]

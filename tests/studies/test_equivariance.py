@@ -10,8 +10,8 @@ from polymode.equivariance.steerable import escnn_is_installed
 from polymode.examinations import Findings, measure
 from polymode.metrics.results import EXAMINED
 from polymode.studies import STUDIES, Runs
-from polymode.studies.equivariance import histology, networks, partial, published, rotated
-from polymode.studies.equivariance.networks import group_average, trained
+from polymode.studies.equivariance import comparison, histology, partial, published, rotated
+from polymode.studies.equivariance.comparison import group_average, trained
 
 STUDY = STUDIES.get("equivariance").value
 SETS = ("test", "mnist", "cifar10_subset", "noise")
@@ -33,7 +33,7 @@ def test_set_ups(preset, monkeypatch) -> None:
     parts = STUDY.parts(preset)
     for name in (rotated.PART, rotated.STEERED, histology.PART, partial.PART):
         part = parts[name]
-        assert part.function is networks.trained
+        assert part.function is comparison.trained
         tasks = {options["task"] for options in part.arms.values()}
         if preset == "smoke":
             assert tasks == {"digits"} and part.data == ()

@@ -8,8 +8,8 @@ import pytest
 
 from polymode.runs.settings import UsageProblem
 from polymode.studies import STUDIES, Experiment, Runs
-from polymode.studies.folder import StudyRequest, begin_study, read_study
 from polymode.studies.study import PRESETS, parts_of
+from polymode.studies.study_folder import StudyRequest, begin_study, read_study
 
 NLL = ("test", "nll")
 

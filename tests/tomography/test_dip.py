@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.nets import unet
 from polymode.stack.stack import Stack
 from polymode.tomography import (

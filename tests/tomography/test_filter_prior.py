@@ -11,8 +11,8 @@ from torch import nn
 
 from polymode.core.rng import generator
 from polymode.nets import unet
-from polymode.tomography.evidence import products
 from polymode.tomography.filter_prior import JITTER, Block, filter_prior
+from polymode.tomography.image_evidence import products
 
 
 def test_matern_covariance_of_two_taps_is_the_exponential_of_their_distance() -> None:

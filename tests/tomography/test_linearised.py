@@ -12,8 +12,8 @@ from polymode.core.rng import generator
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
 from polymode.methods.laplace.linear_model import Observed
 from polymode.methods.laplace.linear_model_solve import solve_primal
-from polymode.tomography.evidence import Evidence, assemble, exact_posterior, maximise
 from polymode.tomography.filter_prior import Hyper
+from polymode.tomography.image_evidence import Evidence, assemble, exact_posterior, maximise
 from polymode.tomography.linearised import Linearised
 from polymode.tomography.reconstruction import Reconstruction, image_posteriors
 from polymode.tomography.tv_predcp import expected_variation, neighbours, tv_predcp

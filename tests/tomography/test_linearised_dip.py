@@ -9,7 +9,7 @@ import torch
 
 from polymode.nets import unet
 from polymode.tomography import DeepImagePrior, deep_image_prior, parallel_beam, simulate
-from polymode.tomography.evidence import Evidence, assemble
+from polymode.tomography.image_evidence import Evidence, assemble
 from polymode.tomography.linearised_dip import LinearisedDIP, same_tap, starting_point
 from polymode.tomography.phantoms import random_ellipses
 

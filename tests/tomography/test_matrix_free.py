@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polymode.core.rng import generator
-from polymode.tomography.evidence import Evidence, assemble, exact_posterior, maximise
+from polymode.tomography.image_evidence import Evidence, assemble, exact_posterior, maximise
 from polymode.tomography.matrix_free import (
     MatrixFreeEvidence,
     Solver,

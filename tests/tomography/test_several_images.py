@@ -22,8 +22,8 @@ from polymode.tomography import (
     total_variation,
     tv_reconstruction,
 )
-from polymode.tomography.evidence import assemble
 from polymode.tomography.filter_prior import filter_prior
+from polymode.tomography.image_evidence import assemble
 from polymode.tomography.linearised_dip import starting_point
 from polymode.tomography.matrix_free import Solver
 from polymode.tomography.tv_predcp import neighbours

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode import symmetry
-from polymode.methods.laplace.groups import normalised_sets
+from polymode.methods.laplace.prior_groups import normalised_sets
 from polymode.stack.fast.dense import dense_forward
 from polymode.stack.stack import Stack
 from polymode.tracing.operations import KINDS, MODULES, TABLE, name_of, operation

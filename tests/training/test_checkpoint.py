@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.files import FileProblem, read_tensors, write_tensors
+from polymode.core.safe_files import FileProblem, read_tensors, write_tensors
 from polymode.stack.stack import Stack
 from polymode.training.checkpoint import (
     claimed,

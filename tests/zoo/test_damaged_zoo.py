@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polymode.cli.app import main
-from polymode.core.files import FileProblem, json_digest, write_json
+from polymode.core.safe_files import FileProblem, json_digest, write_json
 from polymode.zoo import Recipe, Zoo, train
 
 from ..altered import altered

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from polymode import nets
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.zoo import Published, Recipe, Zoo, import_published
 
 SHAPE = (1, 28, 28)

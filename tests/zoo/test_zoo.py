@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polymode.cli.app import main
-from polymode.core.files import FileProblem, write_json
+from polymode.core.safe_files import FileProblem, write_json
 from polymode.zoo import Recipe, Zoo, find_zoo, train
 from polymode.zoo.index import read_about, read_index
 

@@ -16,12 +16,12 @@ and `gradient_free` hold the kinds of `kinds`, `attacked` the outcome, `flags` t
 from __future__ import annotations
 
 from polymode.adversary.attack import attack
+from polymode.adversary.attack_kinds import KINDS
 from polymode.adversary.attacked import Attacked, Cost
 from polymode.adversary.ball import Ball
 from polymode.adversary.detection import Detection, Sweep, detection, sweep
 from polymode.adversary.examination import arrays_of, inputs_of
 from polymode.adversary.flags import Flag
-from polymode.adversary.kinds import KINDS
 from polymode.adversary.transfer import Transfer, transfer
 
 __all__ = [

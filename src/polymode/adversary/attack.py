@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.adversary.arguments import (
+from polymode.adversary.attack_checks import (
     check_box,
     check_choice,
     check_inputs,
@@ -20,10 +20,10 @@ from polymode.adversary.arguments import (
     check_targets,
     warn_of_raw_inputs,
 )
+from polymode.adversary.attack_kinds import KINDS, check_steps
 from polymode.adversary.attacked import Attacked, Cost
 from polymode.adversary.ball import Ball, Box
 from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
-from polymode.adversary.kinds import KINDS, check_steps
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polymode.adversary.flags import Flag
 from polymode.core.html import html_block, html_table
-from polymode.metrics.table import align
+from polymode.metrics.text_table import align
 from polymode.prediction import CategoricalPrediction
 
 

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from polymode.adversary.arguments import check_number
 from polymode.adversary.attack import attack
+from polymode.adversary.attack_checks import check_number
+from polymode.adversary.attack_kinds import KINDS
 from polymode.adversary.attacked import Attacked
-from polymode.adversary.kinds import KINDS
 from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.metrics.ood import SCORES, auroc
 from polymode.metrics.score import NotDefined
-from polymode.metrics.table import align
+from polymode.metrics.text_table import align
 from polymode.posterior import Posterior
 
 DETECTORS = tuple(name for name in SCORES if name != "variance")

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.adversary.arguments import check_choice, check_number
 from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
+from polymode.adversary.attack_checks import check_choice, check_number
+from polymode.adversary.attack_kinds import KINDS, check_steps, step_of
 from polymode.adversary.ball import NORMS
 from polymode.adversary.detection import Sweep, check_rejection, sweep
 from polymode.adversary.gradient_free import check_norm
-from polymode.adversary.kinds import KINDS, check_steps, step_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.core.checks import check_call, check_keywords
 from polymode.examinations.examination import EXAMINATIONS

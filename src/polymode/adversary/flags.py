@@ -35,8 +35,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.adversary.attack_kinds import KINDS
 from polymode.adversary.ball import Ball
-from polymode.adversary.kinds import KINDS
 from polymode.adversary.objective import Aim
 from polymode.adversary.search import Search
 from polymode.adversary.victim import Victim

@@ -32,7 +32,7 @@ import math
 import torch
 from torch import Tensor
 
-from polymode.adversary.kinds import KINDS, check_steps
+from polymode.adversary.attack_kinds import KINDS, check_steps
 from polymode.adversary.search import Search
 
 HALVED = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries

@@ -34,7 +34,7 @@ import math
 
 from torch import Tensor
 
-from polymode.adversary.kinds import KINDS, check_steps, step_of
+from polymode.adversary.attack_kinds import KINDS, check_steps, step_of
 from polymode.adversary.search import Search
 
 

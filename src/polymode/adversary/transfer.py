@@ -18,7 +18,7 @@ from polymode.adversary.attack import attack
 from polymode.adversary.attacked import Attacked
 from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
-from polymode.metrics.table import align
+from polymode.metrics.text_table import align
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 

@@ -10,8 +10,8 @@ from polymode.metrics import Leaderboard, compare
 from polymode.metrics.compare import setup_of
 from polymode.metrics.leaderboard import BEST
 from polymode.metrics.results import Results, title_of
-from polymode.metrics.table import align, decimals_for, number
-from polymode.runs.folder import RunFolder
+from polymode.metrics.text_table import align, decimals_for, number
+from polymode.runs.run_folder import RunFolder
 from polymode.runs.settings import UsageProblem
 
 

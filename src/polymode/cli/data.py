@@ -79,7 +79,7 @@ def get_(
 
     States licence, address and size first. With --from, takes the files from a folder instead.
     """
-    from polymode.core.files import FileProblem
+    from polymode.core.safe_files import FileProblem
     from polymode.tasks.files import DATASETS, DownloadProblem, get
 
     try:

@@ -10,7 +10,7 @@ from polymode.core.sheets import csv_text
 from polymode.metrics import Leaderboard
 from polymode.metrics.leaderboard import BEST, TIED, UNTESTED, Column, digits_for, group_title
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 
 
 class _Cell(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polymode.core.text import plain
+from polymode.runs.clock import Running, Watch
 from polymode.runs.estimate import Pace, about
-from polymode.runs.plan import Cell
-from polymode.runs.watch import Running, Watch
+from polymode.runs.run_plan import Cell
 from polymode.training.events import Event
 
 SHORTEST, LONGEST = 10.0, 60.0  # seconds between two lines about one cell

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from polymode.cli.arguments import parse_seeds, parse_settings
-from polymode.core.files import FileProblem, open_plain
 from polymode.core.registry import suggest
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.methods import METHODS
 from polymode.runs.part import Request
 from polymode.runs.settings import Setting, UsageProblem

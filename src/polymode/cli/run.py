@@ -112,7 +112,7 @@ def run(
     """
     from polymode.cli.request import request
     from polymode.cli.run_task import RunOptions, folder_of, run_task
-    from polymode.runs.plan import make_plan
+    from polymode.runs.run_plan import make_plan
 
     _check_jobs(jobs)
     _join_ranks(jobs)
@@ -125,7 +125,7 @@ def run(
         chosen = {"--task": task, "--method": method, "--net": net, "--config": config}
         _refuse_beside_study(study, chosen)
         from polymode.cli.run_study import run_study
-        from polymode.studies.folder import StudyRequest
+        from polymode.studies.study_folder import StudyRequest
 
         preset = preset or "cpu"
         study_request = StudyRequest(

@@ -12,11 +12,11 @@ from polymode.cli.run_task import RunOptions
 from polymode.cli.study_formats import study_text
 from polymode.cli.talk import OUTSIDE, follows, put, say, tell_damage, write
 from polymode.report.page import write_report
-from polymode.report.study import finish_study, outside
-from polymode.runs.folder import RunFolder
-from polymode.runs.plan import Plan
+from polymode.report.study_page import finish_study, outside
+from polymode.runs.run_folder import RunFolder
+from polymode.runs.run_plan import Plan
 from polymode.runs.running import Interrupted, Outcome, leaderboard
-from polymode.studies.folder import StudyRequest, begin_study, study_plans
+from polymode.studies.study_folder import StudyRequest, begin_study, study_plans
 
 
 def run_study(request: StudyRequest, path: Path, options: RunOptions) -> NoReturn:

@@ -15,8 +15,8 @@ from polymode.cli.talk import follows, put, say, tell_damage, write
 from polymode.distributed.ray import Cluster
 from polymode.metrics import Leaderboard
 from polymode.metrics.results import EXAMINED
-from polymode.runs.folder import RunFolder
-from polymode.runs.plan import Plan
+from polymode.runs.run_folder import RunFolder
+from polymode.runs.run_plan import Plan
 from polymode.runs.running import (
     Interrupted,
     Outcome,

@@ -15,7 +15,7 @@ from polymode.runs.settings import UsageProblem
 
 if TYPE_CHECKING:
     from polymode.metrics import Leaderboard
-    from polymode.runs.folder import RunFolder
+    from polymode.runs.run_folder import RunFolder
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="a folder that `polymode run` wrote")]
 LEFT_OUT = "is left out; `polymode run` makes it again"
@@ -31,8 +31,8 @@ def list_(
     json_: Json = False,
 ) -> None:
     """Show what there is; `list options forde` shows the options of a method."""
-    from polymode.core.files import json_safe
     from polymode.core.registry import suggest
+    from polymode.core.safe_files import json_safe
 
     kinds = {
         "methods": _methods,
@@ -150,8 +150,8 @@ def _nets(pattern: str) -> Listing:
 
 def open_folder(path: Path) -> RunFolder:
     """Return the folder of a run, or say that it is none; what is damaged in it is named."""
-    from polymode.runs.folder import RunFolder
-    from polymode.studies.folder import is_study, read_study
+    from polymode.runs.run_folder import RunFolder
+    from polymode.studies.study_folder import is_study, read_study
 
     if is_study(path):
         parts = ", ".join(str(path / part) for part in read_study(path)["parts"])
@@ -165,8 +165,8 @@ def open_folder(path: Path) -> RunFolder:
 
 def _tell_parts(path: Path) -> None:
     """Name what is damaged in the parts of a study."""
-    from polymode.runs.folder import RunFolder
-    from polymode.studies.folder import read_study
+    from polymode.runs.run_folder import RunFolder
+    from polymode.studies.study_folder import read_study
 
     for part in read_study(path)["parts"]:
         tell_damage(RunFolder(path / part), LEFT_OUT)
@@ -195,8 +195,8 @@ def report(
     import webbrowser
 
     from polymode.report.page import write_report
-    from polymode.report.study import finish_study
-    from polymode.studies.folder import is_study
+    from polymode.report.study_page import finish_study
+    from polymode.studies.study_folder import is_study
 
     if is_study(folder):
         _tell_parts(folder)
@@ -249,7 +249,7 @@ def table(
     """
     from polymode.cli.formats import FORMATS
     from polymode.core.registry import suggest
-    from polymode.studies.folder import is_study
+    from polymode.studies.study_folder import is_study
 
     name = "json" if json_ else format_
     if name not in FORMATS:
@@ -271,7 +271,7 @@ def table(
 def _study_table(folder: Path, name: str, paper: bool) -> None:
     """Print the tables of a study; with `paper` also its claims and the paper's numbers."""
     from polymode.cli.study_formats import STUDY_FORMATS, claim_table, comparison_table
-    from polymode.report.study import outside, read_summary
+    from polymode.report.study_page import outside, read_summary
 
     _tell_parts(folder)
     summary = read_summary(folder, figures=False)
@@ -290,7 +290,7 @@ def cite(
     """Print the BibTeX of a method, of a study's paper, or of all methods of a run."""
     from polymode.report.cards import cite as bibtex
     from polymode.studies import STUDIES
-    from polymode.studies.folder import is_study, read_study
+    from polymode.studies.study_folder import is_study, read_study
 
     path = Path(what)
     study = read_study(path)["study"] if is_study(path) else what

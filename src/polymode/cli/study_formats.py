@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from polymode.cli.formats import as_markdown, as_tex, pipe_table, tabular
 from polymode.core.sheets import csv_text
-from polymode.metrics.table import align, decimals_for, number
+from polymode.metrics.text_table import align, decimals_for, number
 from polymode.plots.forest import Comparison
-from polymode.report.study import SIGNS
+from polymode.report.study_page import SIGNS
 from polymode.studies import Claim, Table
 
 WIDTH = 100  # letters of a terminal

@@ -12,7 +12,7 @@ import typer
 from polymode.core.text import plain
 
 if TYPE_CHECKING:
-    from polymode.runs.folder import RunFolder
+    from polymode.runs.run_folder import RunFolder
 
 _UNSAFE = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # JSON leaves them be
 OUTSIDE = 3  # exit code: done, but a number is outside the paper's tolerance

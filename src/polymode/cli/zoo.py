@@ -59,7 +59,7 @@ def train_(
     address: Annotated[str | None, typer.Option("--address", help="of a Ray cluster")] = None,
 ) -> None:
     """Train networks until the zoo has as many as are asked for; resumes what is there."""
-    from polymode.core.files import cache_folder
+    from polymode.core.safe_files import cache_folder
     from polymode.zoo import RECIPES, Zoo, train
     from polymode.zoo.train import progress_line
 

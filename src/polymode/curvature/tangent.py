@@ -26,7 +26,7 @@ from polymode.core.quiet import without_warning
 from polymode.core.rng import generator
 from polymode.core.text import first_line
 from polymode.curvature.derivatives import Build
-from polymode.curvature.plain import plain_operations
+from polymode.curvature.plain_operations import plain_operations
 from polymode.curvature.records import Record, joined
 from polymode.curvature.watch import Look, Watch
 from polymode.stack.stack import Stack

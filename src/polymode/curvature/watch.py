@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from polymode.curvature.derivatives import Call, Layout, known
-from polymode.curvature.plain import arguments, attention
+from polymode.curvature.plain_operations import arguments, attention
 
 
 class _Operations(TorchFunctionMode):

@@ -15,7 +15,7 @@ from polymode.core.html import html_block, html_table
 from polymode.core.registry import Registry, suggest
 from polymode.metrics.results import EXAMINED, Results, Row, finite, title_of
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import align, decimals_for, number
+from polymode.metrics.text_table import align, decimals_for, number
 
 DISPLAYS: Registry[Callable[..., Mapping[str, Any]]] = Registry(
     "figure of an examination",

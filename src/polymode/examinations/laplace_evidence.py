@@ -19,10 +19,10 @@ from torch import Tensor
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.methods.laplace.evidence import PRUNED, free_weights, masked_products
-from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.laplace_weights import LaplaceWeights
 from polymode.methods.laplace.linear_model import Multiply, Tangent, distance
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import largest_change
-from polymode.methods.laplace.weights import LaplaceWeights
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.tasks import Task

@@ -26,7 +26,10 @@ from polymode._version import __version__
 from polymode.chains.examination import chains, r_hat_of
 from polymode.chains.rhat import check
 from polymode.core.checks import check_call
-from polymode.core.files import (
+from polymode.core.html import html_block
+from polymode.core.registry import suggest
+from polymode.core.rng import fold
+from polymode.core.safe_files import (
     FileProblem,
     cache_folder,
     json_digest,
@@ -35,9 +38,6 @@ from polymode.core.files import (
     take_lock,
     write_json,
 )
-from polymode.core.html import html_block
-from polymode.core.registry import suggest
-from polymode.core.rng import fold
 from polymode.core.warn import warn
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure

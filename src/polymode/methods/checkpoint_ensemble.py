@@ -28,7 +28,7 @@ from polymode.core.options import option, rule
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
-from polymode.methods.sampling.run import State, go_on, start
+from polymode.methods.sampling.map_run import State, go_on, start
 from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from polymode.core.concrete import dropout_layers, with_learned_rates
-from polymode.core.files import TensorForm
 from polymode.core.options import option
+from polymode.core.safe_files import TensorForm
 from polymode.core.warn import warn
 from polymode.methods.dropout import (
     Dropout,

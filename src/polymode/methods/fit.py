@@ -20,8 +20,8 @@ from torch import nn
 from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
 from polymode.core.devices import usable_device
-from polymode.core.files import json_safe
 from polymode.core.registry import suggest
+from polymode.core.safe_files import json_safe
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood

@@ -42,9 +42,9 @@ from polymode.curvature.tangent import survey
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior, log_evidence
-from polymode.methods.laplace.groups import KINDS, prior_groups
 from polymode.methods.laplace.laplace import refuse_low_precision
-from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace.laplace_weights import LaplaceWeights
+from polymode.methods.laplace.prior_groups import KINDS, prior_groups
 from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack

@@ -50,7 +50,7 @@ from polymode.methods.dropout import loss_of_passes, passes_of
 from polymode.methods.map import MAP, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
-from polymode.methods.variational.layers import (
+from polymode.methods.variational.gaussian_layers import (
     KINDS,
     SUFFIX,
     layers_to_change,

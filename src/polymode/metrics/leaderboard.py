@@ -16,7 +16,7 @@ from polymode.core.registry import suggest
 from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import EXAMINED, Results, is_headline
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import align, decimals_for, number
+from polymode.metrics.text_table import align, decimals_for, number
 
 SHIFT_MEAN = "shift:mean"
 OOD_MEANS = {"near": "ood:mean:near", "far": "ood:mean:far"}

@@ -21,7 +21,7 @@ from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
 from polymode.core.text import parse_json
 from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
-from polymode.metrics.table import align, decimals_for, number
+from polymode.metrics.text_table import align, decimals_for, number
 from polymode.prediction import Prediction
 
 SCHEMA = 2  # 1 had no near_ood, target_scale and memory

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from polymode.core.checks import check_call
-from polymode.core.files import replace_file
+from polymode.core.safe_files import replace_file
 from polymode.core.sheets import csv_text
 
 if TYPE_CHECKING:

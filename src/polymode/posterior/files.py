@@ -25,7 +25,9 @@ from torch import nn
 
 from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
-from polymode.core.files import (
+from polymode.core.memory import free_bytes, human
+from polymode.core.rng import fold
+from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
     TensorForm,
@@ -33,8 +35,6 @@ from polymode.core.files import (
     write_json,
     write_tensors,
 )
-from polymode.core.memory import free_bytes, human
-from polymode.core.rng import fold
 from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood

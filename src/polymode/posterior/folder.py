@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.core.files import (
+from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
     abandoned,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.files import FileProblem
 from polymode.core.memory import human
 from polymode.core.registry import metadata_of
+from polymode.core.safe_files import FileProblem
 from polymode.core.text import first_line, parse_json
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.ranked import Ranked

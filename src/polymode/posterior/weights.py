@@ -32,9 +32,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.files import TensorForm
 from polymode.core.memory import free_bytes
 from polymode.core.rng import fold
+from polymode.core.safe_files import TensorForm
 from polymode.likelihoods.components import Moments
 from polymode.prediction import Prediction
 from polymode.stack.fast.passes import noisy_passes
@@ -445,7 +445,7 @@ KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, 
 
 HOMES = {
     "concrete": "polymode.methods.concrete_dropout",
-    "laplace": "polymode.methods.laplace.weights",
+    "laplace": "polymode.methods.laplace.laplace_weights",
 }
 
 

@@ -40,8 +40,8 @@ from polymode.plots.regression_band import default_view
 from polymode.plots.reliability import default_start, pooled
 from polymode.plots.severity import shifts
 from polymode.prediction import CategoricalPrediction
+from polymode.report.method_tables import ood_sets, ranked
 from polymode.report.mistakes import Plain, by_class, confusions, example_rows, pictures
-from polymode.report.tables import ood_sets, ranked
 
 MOST = 4  # methods with a figure of their own
 POOLED = 20_000  # confidences that a diagram pools: fewer seeds if the test set is large

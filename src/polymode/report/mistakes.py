@@ -13,7 +13,7 @@ import numpy as np
 
 from polymode.metrics.examples import is_image, telling
 from polymode.metrics.results import Kept, Results
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Display, Style, confusion, example_pictures
 from polymode.plots.confusion import class_names, shares_of
 from polymode.plots.sources import numbers

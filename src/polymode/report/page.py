@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polymode.core.files import replace_file
+from polymode.core.safe_files import replace_file
 from polymode.core.sheets import csv_text
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard, costs
 from polymode.metrics.results import Results
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Comparison, forest, palette
 from polymode.plots.forest import VERDICTS
 from polymode.report.alerts import Failures, alerts, how_many
 from polymode.report.cards import card
 from polymode.report.embed import csv_uri, rows, text_uri
 from polymode.report.glossary import glossary
+from polymode.report.method_tables import SHAPES, sizes
 from polymode.report.sections import sections
-from polymode.report.tables import SHAPES, sizes
 from polymode.report.template import fill
 from polymode.report.verdict import verdict
 from polymode.runs.environment import environment as present
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 from polymode.tasks import TASKS
 
 

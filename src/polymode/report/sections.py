@@ -9,8 +9,7 @@ from polymode.metrics.leaderboard import OOD_MEANS, SHIFT_MEAN, Leaderboard
 from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.report.embed import Group, rows
 from polymode.report.figures import figures, mistakes
-from polymode.report.mistakes import Plain
-from polymode.report.tables import (
+from polymode.report.method_tables import (
     SHIFTED,
     Table,
     examinations,
@@ -21,6 +20,7 @@ from polymode.report.tables import (
     of_shifts,
     ood_sets,
 )
+from polymode.report.mistakes import Plain
 
 QUESTIONS = {
     "leaderboard": (

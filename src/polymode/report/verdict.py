@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polymode.metrics.leaderboard import Leaderboard, digits_for
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.report.alerts import listed
-from polymode.report.tables import ranked
+from polymode.report.method_tables import ranked
 
 
 def verdict(board: Leaderboard) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polymode.core.files import FileProblem
 from polymode.core.memory import free_bytes
+from polymode.core.safe_files import FileProblem
 from polymode.core.text import parse_json
 from polymode.metrics.results import Kept
 from polymode.prediction import Prediction

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from polymode.core.files import json_safe
+from polymode.core.safe_files import json_safe
 from polymode.core.warn import warn
 from polymode.examinations import NotApplicable, examine, read_asked
 from polymode.methods import fit
@@ -17,8 +17,8 @@ from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
 from polymode.runs.archive import pack
-from polymode.runs.folder import Place
-from polymode.runs.plan import EVERY_CELL, Cell, Recipe
+from polymode.runs.run_folder import Place
+from polymode.runs.run_plan import EVERY_CELL, Cell, Recipe
 from polymode.stack.fast.plan import remembered_in
 from polymode.tasks import Task
 from polymode.training.events import Observer

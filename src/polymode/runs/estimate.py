@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from polymode.methods import fit
-from polymode.runs.plan import Cell, Recipe
+from polymode.runs.run_plan import Cell, Recipe
 from polymode.tasks import Task
 from polymode.training.events import Event
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from polymode.distributed.ray import Cluster, Done, Lost, Say, Started
 from polymode.runs.cell import Failed, Finished, failure, run_cell
-from polymode.runs.folder import Place
-from polymode.runs.plan import Cell, Recipe
 from polymode.runs.pool import Tell
+from polymode.runs.run_folder import Place
+from polymode.runs.run_plan import Cell, Recipe
 
 _tasks: dict[str, Any] = {}  # of this worker, by what they are made of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from polymode.core.files import is_alive, take_lock
+from polymode.core.safe_files import is_alive, take_lock
 from polymode.core.text import parse_json
 from polymode.runs.settings import UsageProblem
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from polymode.core.warn import warn
 from polymode.runs.cell import Failed, Finished, failure, run_cell
-from polymode.runs.folder import Place
-from polymode.runs.plan import Cell, Recipe
+from polymode.runs.run_folder import Place
+from polymode.runs.run_plan import Cell, Recipe
 from polymode.training.events import Event
 
 PATIENCE = 20.0  # seconds that interrupted workers have to write their checkpoints

@@ -17,13 +17,13 @@ from polymode.distributed.ray import Cluster
 from polymode.metrics import Leaderboard, compare
 from polymode.metrics.results import Results, is_headline
 from polymode.runs.cell import Failed, Finished, failure, run_cell
+from polymode.runs.clock import Watch
 from polymode.runs.environment import environment
 from polymode.runs.estimate import Pace, probe, recorded_pace
 from polymode.runs.fleet import run_on_cluster
-from polymode.runs.folder import RunFolder, WriteProblem
-from polymode.runs.plan import Cell, Plan
 from polymode.runs.pool import run_cells
-from polymode.runs.watch import Watch
+from polymode.runs.run_folder import RunFolder, WriteProblem
+from polymode.runs.run_plan import Cell, Plan
 from polymode.stack.execution import limit_threads
 from polymode.training.events import Event, Observer
 

@@ -14,9 +14,9 @@ from polymode.symmetry.canonical import canonical
 from polymode.symmetry.cost import CostCurve, RepresentationCost, cost_curve, representation_cost
 from polymode.symmetry.discrepancy import MMD, mmd
 from polymode.symmetry.find import find
-from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.quality import Quality, Reference
 from polymode.symmetry.samples import networks_of
+from polymode.symmetry.unit_groups import Symmetries
 
 __all__ = [
     "MMD", "CostCurve", "Element", "Quality", "Reference", "RepresentationCost", "Symmetries",

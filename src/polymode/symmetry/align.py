@@ -26,8 +26,8 @@ from polymode.core.checks import check_call
 from polymode.stack.stack import Stack
 from polymode.symmetry.apply import identity, permuted, scaled
 from polymode.symmetry.canonical import unit_scales
-from polymode.symmetry.groups import Group, Place, Symmetries
-from polymode.symmetry.networks import (
+from polymode.symmetry.sorting import Features
+from polymode.symmetry.stacked_tensors import (
     IN_CACHE,
     Networks,
     in_parts,
@@ -37,7 +37,7 @@ from polymode.symmetry.networks import (
     tensors_of,
     write,
 )
-from polymode.symmetry.sorting import Features
+from polymode.symmetry.unit_groups import Group, Place, Symmetries
 from polymode.tracing.modules import Tensors
 
 MOST_SWEEPS = 100  # every change raises a bounded number, so this is a safeguard

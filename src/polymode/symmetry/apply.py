@@ -18,8 +18,7 @@ from polymode.core.checks import NumModes, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.stack.stack import Stack
-from polymode.symmetry.groups import Place, Symmetries
-from polymode.symmetry.networks import (
+from polymode.symmetry.stacked_tensors import (
     Networks,
     in_parts,
     stack_of,
@@ -27,6 +26,7 @@ from polymode.symmetry.networks import (
     tensors_of,
     write,
 )
+from polymode.symmetry.unit_groups import Place, Symmetries
 from polymode.tracing.modules import Tensors
 
 

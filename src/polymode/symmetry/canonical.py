@@ -31,8 +31,8 @@ from polymode.core.registry import suggest
 from polymode.core.warn import warn
 from polymode.stack.stack import Stack
 from polymode.symmetry.apply import factors, scaled
-from polymode.symmetry.groups import Rescaling, Symmetries
-from polymode.symmetry.networks import (
+from polymode.symmetry.sorting import KEYS, Sorting
+from polymode.symmetry.stacked_tensors import (
     IN_CACHE,
     Networks,
     in_parts,
@@ -42,7 +42,7 @@ from polymode.symmetry.networks import (
     tensors_of,
     write,
 )
-from polymode.symmetry.sorting import KEYS, Sorting
+from polymode.symmetry.unit_groups import Rescaling, Symmetries
 from polymode.tracing.modules import Tensors
 
 

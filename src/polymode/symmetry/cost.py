@@ -39,8 +39,7 @@ from torch import Tensor
 
 from polymode.core.checks import check_call
 from polymode.symmetry.apply import Element, identity
-from polymode.symmetry.groups import Rescaling, Symmetries
-from polymode.symmetry.networks import (
+from polymode.symmetry.stacked_tensors import (
     Networks,
     in_parts,
     require_finite,
@@ -48,6 +47,7 @@ from polymode.symmetry.networks import (
     symmetries_of,
     tensors_of,
 )
+from polymode.symmetry.unit_groups import Rescaling, Symmetries
 from polymode.tracing.modules import Tensors
 
 Sums = tuple[Tensor, Tensor, Tensor]

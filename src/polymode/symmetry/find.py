@@ -29,9 +29,9 @@ from polymode.core.checks import check_call
 from polymode.posterior import Posterior
 from polymode.stack.stack import Stack
 from polymode.symmetry.gather import gather
-from polymode.symmetry.groups import Symmetries
 from polymode.symmetry.layer_rules import attention, rule_for
 from polymode.symmetry.operation_rules import follow
+from polymode.symmetry.unit_groups import Symmetries
 from polymode.symmetry.units import Value
 from polymode.symmetry.walk import Call, Walk, each_in, meta
 from polymode.tracing.graph import traced
@@ -82,7 +82,7 @@ def find(
     example = _example(template, graph, input_shape)
     symmetries = _found(template, graph, example, ignore_eps, type(module).__name__)
     if check:
-        from polymode.symmetry.check import verified
+        from polymode.symmetry.trials import verified
 
         buffers = {n: b for n, b in module.named_buffers() if not b.is_meta}
         symmetries = verified(symmetries, template, tuple(example.shape[1:]), ignore_eps, buffers)

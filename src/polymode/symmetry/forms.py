@@ -17,7 +17,7 @@ from polymode.symmetry.align import align
 from polymode.symmetry.canonical import canonical
 from polymode.symmetry.cost import representation_cost
 from polymode.symmetry.find import find
-from polymode.symmetry.groups import Symmetries
+from polymode.symmetry.unit_groups import Symmetries
 from polymode.tracing.modules import Tensors
 from polymode.tracing.network import Network
 

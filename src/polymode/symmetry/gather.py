@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polymode.symmetry.groups import Group, Place, Rescaling, ScaleGroup, Symmetries
+from polymode.symmetry.unit_groups import Group, Place, Rescaling, ScaleGroup, Symmetries
 from polymode.symmetry.units import PINNED, Form, compact, varied
 from polymode.symmetry.walk import Factor, Walk
 

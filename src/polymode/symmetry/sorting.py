@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polymode.symmetry.apply import identity, permuted
-from polymode.symmetry.groups import Group, Place, Symmetries
+from polymode.symmetry.unit_groups import Group, Place, Symmetries
 from polymode.tracing.modules import Tensors
 
 KEYS = ("first", "norm", "mean")

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from polymode.core.warn import warn
 from polymode.tomography.dip import DIPFit
-from polymode.tomography.evidence import (
+from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
+from polymode.tomography.image_evidence import (
     MEANS,
     Evidence,
     Kernels,
@@ -36,7 +37,6 @@ from polymode.tomography.evidence import (
     exact_posterior,
     maximise,
 )
-from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
 from polymode.tomography.linearised import Linearised
 from polymode.tomography.matrix_free import (
     MatrixFreeEvidence,

@@ -30,7 +30,8 @@ from polymode.curvature.solve import (
     log_quadrature,
     nystrom,
 )
-from polymode.tomography.evidence import (
+from polymode.tomography.filter_prior import FilterPrior, Hyper
+from polymode.tomography.image_evidence import (
     HIGH_VARIANCE,
     LENGTHSCALES,
     LOW_VARIANCE,
@@ -39,7 +40,6 @@ from polymode.tomography.evidence import (
     check_observations,
     residuals,
 )
-from polymode.tomography.filter_prior import FilterPrior, Hyper
 from polymode.tomography.linearised import Linearised
 from polymode.tomography.reconstruction import ImagePosterior
 from polymode.tomography.tv_predcp import TVPredCP, neighbours

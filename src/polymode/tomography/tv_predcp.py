@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.tomography.evidence import Kernels
 from polymode.tomography.filter_prior import FilterPrior, Hyper
+from polymode.tomography.image_evidence import Kernels
 from polymode.tomography.linearised import Linearised
 
 

@@ -2,7 +2,7 @@
 
 What reads a network's graph reads this table: batched products (`stack/fast/dense.py`), wide first
 convolutions (`stack/fast/prefix.py`), rewritten graphs (`stack/fast/rewrite.py`), symmetries
-(`symmetry/operation_rules.py`) and groups of prior precisions (`methods/laplace/groups.py`).
+(`symmetry/operation_rules.py`) and groups of prior precisions (`methods/laplace/prior_groups.py`).
 
 An operation has a name, under which it may be called as a module, a function or a method of a
 tensor. It has a kind (`KINDS`), and a degree d if f(s x) = s^d f(x) for every s > 0: 1 for ReLU,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymode.core.files import (
+from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
     create_folder,

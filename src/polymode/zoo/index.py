@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymode.core.files import (
+from polymode.core.safe_files import (
     FileProblem,
     is_plain_name,
     json_digest,

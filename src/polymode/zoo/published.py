@@ -26,7 +26,7 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, open_plain
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.likelihoods.kinds import Categorical
 from polymode.nets.user_network import networks_for
 from polymode.posterior import Posterior, Samples

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, json_safe
 from polymode.core.registry import Registry
+from polymode.core.safe_files import FileProblem, json_safe
 from polymode.methods.fit import check_options
 from polymode.nets.user_network import networks_for
 from polymode.tasks.named import task as make_task

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, read_tensors, take_lock, write_tensors
 from polymode.core.rng import fold
+from polymode.core.safe_files import FileProblem, read_tensors, take_lock, write_tensors
 from polymode.core.warn import warn
 from polymode.distributed.ray import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.methods.fit import fit

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from polymode.core.checks import check_call
-from polymode.core.files import FileProblem, TensorFile, cache_folder
 from polymode.core.memory import human
 from polymode.core.registry import suggest
+from polymode.core.safe_files import FileProblem, TensorFile, cache_folder
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.posterior import Posterior
 from polymode.posterior.files import Shards

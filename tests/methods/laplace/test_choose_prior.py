@@ -25,9 +25,9 @@ from polymode.methods.laplace.evidence import (
     starting_precision,
 )
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.methods.laplace.linear_model_solve import Products
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.events import Reporter

@@ -16,7 +16,6 @@ from polymode.methods.laplace.evidence_dual import (
     kernels_between,
     kernels_of,
 )
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent, observed
 from polymode.methods.laplace.linear_model_solve import (
     Products,
@@ -24,6 +23,7 @@ from polymode.methods.laplace.linear_model_solve import (
     solve_iterative,
     solve_primal,
 )
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(0)

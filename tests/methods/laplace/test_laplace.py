@@ -12,8 +12,8 @@ import polymode as pm
 from polymode.likelihoods.components import Moments
 from polymode.likelihoods.kinds import Bernoulli, Gaussian
 from polymode.methods.laplace.gaussian import GaussianPosterior
+from polymode.methods.laplace.laplace_weights import bridge, probit
 from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.weights import bridge, probit
 from polymode.training.events import Reporter
 
 STREAM = torch.Generator().manual_seed(0)

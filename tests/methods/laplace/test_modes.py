@@ -16,10 +16,10 @@ from polymode.methods import laplace_map
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import StructuredEvidence, Terms, _evidence, free_weights
 from polymode.methods.laplace.gaussian import log_evidence
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.laplace import Laplace, finish
+from polymode.methods.laplace.laplace_weights import LaplaceWeights
 from polymode.methods.laplace.linear_model import Tangent
-from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace_map import LaplaceMAP, updated
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack

@@ -10,8 +10,8 @@ from polymode import nets
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods.laplace.evidence import Search, maximise, starting_precision
 from polymode.methods.laplace.evidence_dual import DualEvidence, kernels_between, kernels_of
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent, observed
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.stack.stack import Stack
 
 from ...curvature.cases import CASES

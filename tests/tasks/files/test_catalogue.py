@@ -15,8 +15,8 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from polymode.core.files import FileProblem
 from polymode.core.memory import human
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.files import DATASETS
 from polymode.tasks.files.catalogue import (
     TABLES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polymode.core.files import FileProblem, cache_folder
+from polymode.core.safe_files import FileProblem, cache_folder
 from polymode.tasks.files import (
     ArraySpec,
     DownloadProblem,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import polymode as pm
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.files import DATASETS
 from polymode.tasks.images.histology import TISSUES, by_patient, patient_of
 

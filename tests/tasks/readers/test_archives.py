@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import members
 
 

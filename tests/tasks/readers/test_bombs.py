@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import members, read_npz, read_table
 from polymode.tasks.readers.cifar import read_cifar
 from polymode.tasks.readers.idx import read_idx

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import read_cifar
 
 NAMES = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import image_files as module
 from polymode.tasks.readers import read_image_folder
 

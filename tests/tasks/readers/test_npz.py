@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import npz_headers, read_npz
 
 X = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import read_svhn
 
 X = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)

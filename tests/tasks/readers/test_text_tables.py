@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import read_table
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

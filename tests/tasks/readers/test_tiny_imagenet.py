@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers import read_tiny_imagenet
 
 TOP = "tiny-imagenet-200"

@@ -9,6 +9,6 @@
 """
 
 from polymode.methods.laplace.laplace import Laplace, finish, init, step
-from polymode.methods.laplace.weights import LaplaceWeights
+from polymode.methods.laplace.laplace_weights import LaplaceWeights
 
 __all__ = ["Laplace", "LaplaceWeights", "finish", "init", "step"]

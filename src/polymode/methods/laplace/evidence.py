@@ -51,9 +51,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import TOLERANCE, Tangent, distance, observed
 from polymode.methods.laplace.linear_model_solve import Products, solve_iterative
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.events import work_on

@@ -49,11 +49,11 @@ from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import FISHERS, STRUCTURES, Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import choose_prior
 from polymode.methods.laplace.gaussian import GaussianPosterior, by_parameter, choose
-from polymode.methods.laplace.groups import KINDS as PRIORS
-from polymode.methods.laplace.groups import prior_groups
+from polymode.methods.laplace.laplace_weights import LINKS, LaplaceWeights
 from polymode.methods.laplace.linear_model import COVERED
+from polymode.methods.laplace.prior_groups import KINDS as PRIORS
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
-from polymode.methods.laplace.weights import LINKS, LaplaceWeights
 from polymode.methods.map import MAP, State
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack

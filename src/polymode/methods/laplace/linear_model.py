@@ -68,7 +68,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.core.quiet import without_warning
 from polymode.core.text import first_line
-from polymode.curvature.plain import plain_operations
+from polymode.curvature.plain_operations import plain_operations
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 from polymode.tracing.attention import plain_attention

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.files import cache_folder, locked, replace_file
 from polymode.core.memory import free_bytes, saved_bytes
+from polymode.core.safe_files import cache_folder, locked, replace_file
 from polymode.core.text import parse_json
 from polymode.core.warn import warn
 from polymode.distributed import ranks

@@ -7,7 +7,7 @@ module for each part of the paper, with functions `parts`, `tables`, `figures`, 
 
 from __future__ import annotations
 
-from polymode.studies.alpha_dropout import attacks, chains, mnist, uci
+from polymode.studies.alpha_dropout import attacks, hmc_column, mnist, uci
 from polymode.studies.study import STUDIES, Study, functions_of_modules
 
 STUDIES.register("alpha_dropout")(
@@ -20,6 +20,6 @@ STUDIES.register("alpha_dropout")(
   title={Dropout inference in {Bayesian} neural networks with alpha-divergences},
   author={Li, Yingzhen and Gal, Yarin},
   booktitle={International Conference on Machine Learning}, year={2017}}""",
-        **functions_of_modules(uci, chains, mnist, attacks),
+        **functions_of_modules(uci, hmc_column, mnist, attacks),
     )
 )

@@ -35,7 +35,7 @@ from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.alpha_dropout.mnist import PLAIN, arms, task_options
 from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import difference_text, judge_sign, mean_cell
+from polymode.studies.table_cells import difference_text, judge_sign, mean_cell
 
 PART = "mnist_attacks"
 ENSEMBLE, FORDE = "DE", "FoRDE"

@@ -22,7 +22,7 @@ from polymode.runs.part import Arm, Experiment, Part
 from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.study import Claim, Runs, Table
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     Column,
     by_seed,
     difference_text,

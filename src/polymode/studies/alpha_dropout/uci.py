@@ -24,7 +24,7 @@ from polymode.examinations import Findings, measure
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import fit
 from polymode.metrics.results import Row
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.nets import mlp
 from polymode.plots import Comparison
 from polymode.posterior import Posterior
@@ -33,7 +33,7 @@ from polymode.runs.part import Experiment, Part
 from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import difference_text, judge_sign, mean_cell, mean_or_none
+from polymode.studies.table_cells import difference_text, judge_sign, mean_cell, mean_or_none
 from polymode.tasks import Task
 from polymode.tasks import task as build_task
 

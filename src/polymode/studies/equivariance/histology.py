@@ -14,8 +14,8 @@ from typing import Any
 from polymode.plots import Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
-from polymode.studies.equivariance import networks
-from polymode.studies.equivariance.networks import (
+from polymode.studies.equivariance import comparison
+from polymode.studies.equivariance.comparison import (
     cell,
     curves,
     judge_near_one,
@@ -23,7 +23,7 @@ from polymode.studies.equivariance.networks import (
     sets_of,
 )
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import difference_text, judge_sign, present
+from polymode.studies.table_cells import difference_text, judge_sign, present
 from polymode.tasks.files import data_folder
 
 PART, ARM = "histology", "C4, full orbit"
@@ -49,7 +49,7 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
         }  # fmt: skip
     seeds = {"smoke": (0, 1), "cpu": (0, 1, 2), "paper": tuple(range(5))}[preset]
     return {
-        PART: Experiment(function=networks.trained, arms={ARM: options}, seeds=seeds, data=data)
+        PART: Experiment(function=comparison.trained, arms={ARM: options}, seeds=seeds, data=data)
     }
 
 

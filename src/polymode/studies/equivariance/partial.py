@@ -14,8 +14,8 @@ from typing import Any
 from polymode.plots import Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
-from polymode.studies.equivariance import networks
-from polymode.studies.equivariance.networks import (
+from polymode.studies.equivariance import comparison
+from polymode.studies.equivariance.comparison import (
     cell,
     curves,
     judge_near_one,
@@ -23,7 +23,7 @@ from polymode.studies.equivariance.networks import (
     sets_of,
 )
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import difference_text, judge_sign, present
+from polymode.studies.table_cells import difference_text, judge_sign, present
 
 PART = "partial_networks"
 ARMS = {
@@ -56,7 +56,7 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
         for name, how in ARMS.items()
     }
     seeds = {"smoke": (0, 1), "cpu": (0, 1, 2), "paper": tuple(range(5))}[preset]
-    return {PART: Experiment(function=networks.trained, arms=arms, seeds=seeds, data=data)}
+    return {PART: Experiment(function=comparison.trained, arms=arms, seeds=seeds, data=data)}
 
 
 def _passes(epochs: int, how: str) -> dict[str, int]:

@@ -21,10 +21,10 @@ from polymode.equivariance.steerable import escnn_is_installed
 from polymode.plots import Comparison, Display
 from polymode.plots.axes import over_seeds
 from polymode.runs.part import Experiment, Part
-from polymode.studies.equivariance import networks, published
-from polymode.studies.equivariance.networks import cell, curves, mean_over, outside
+from polymode.studies.equivariance import comparison, published
+from polymode.studies.equivariance.comparison import cell, curves, mean_over, outside
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     difference_text,
     judge_not_below,
     judge_sign,
@@ -59,13 +59,13 @@ def parts(preset: str) -> dict[str, Part | Experiment]:
         arms[arm(group, PLAIN)] = {**plain, "method": PLAIN}
         arms[arm(group, CANON)] = {**options, "group": group, "method": CANON}
     parts: dict[str, Part | Experiment] = {
-        PART: Experiment(function=networks.trained, arms=arms, seeds=seeds, data=data)
+        PART: Experiment(function=comparison.trained, arms=arms, seeds=seeds, data=data)
     }
     if escnn_is_installed():
         epochs = {"smoke": 1, "cpu": 3, "paper": 50}[preset]
         steered = {**options, "epochs": epochs, "method": "steerable"}
         parts[STEERED] = Experiment(
-            function=networks.trained,
+            function=comparison.trained,
             arms={
                 arm(group, "escnn"): {**steered, "group": group, "fields": FIELDS[group]}
                 for group in groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polymode.metrics.paired import Difference, mean_and_error, not_rejected, paired
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Display
 from polymode.plots.axes import legend_below, panel_title
 from polymode.plots.display import INK, PALE, palette
@@ -21,7 +21,7 @@ from polymode.plots.size_curve import size_curve
 from polymode.runs.part import Experiment, Part
 from polymode.studies.equivariance import theory_experiments as experiments
 from polymode.studies.study import Claim, Runs, Table, paired_log_ratio
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     interval_text,
     judge_interval,
     judge_sign,

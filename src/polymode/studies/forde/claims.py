@@ -10,7 +10,7 @@ from polymode.studies.forde.published import CIFAR10
 from polymode.studies.forde.setup import ALPHAS, name_of
 from polymode.studies.forde.tables import image_parts
 from polymode.studies.study import Claim, Runs
-from polymode.studies.tables import difference_text, judge_equal, judge_sign
+from polymode.studies.table_cells import difference_text, judge_equal, judge_sign
 
 EQUAL = 1.0  # points of accuracy that count as the same; the paper's differences reach 0.4
 

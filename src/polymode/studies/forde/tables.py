@@ -22,7 +22,7 @@ from polymode.plots.regression_band import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
 from polymode.studies.forde.setup import ALPHAS, FAMILIES, VARIANTS, name_of
 from polymode.studies.study import Runs, Table, paired_difference
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     PAIRED,
     Column,
     by_seed,

@@ -7,7 +7,7 @@ from polymode.studies.linearised_laplace.networks import NORMALISED, part_of
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.tables import difference, name_of, starred
 from polymode.studies.study import Claim, Runs, paired_log_ratio
-from polymode.studies.tables import judge_sign, ratio_text
+from polymode.studies.table_cells import judge_sign, ratio_text
 
 STABLE = 1.0  # per cent
 

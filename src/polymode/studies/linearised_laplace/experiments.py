@@ -18,8 +18,8 @@ from polymode.examinations import Findings, measure
 from polymode.likelihoods.kinds import Categorical, Gaussian
 from polymode.methods import fit
 from polymode.methods.laplace.evidence import Search
-from polymode.methods.laplace.groups import prior_groups
 from polymode.methods.laplace.linear_model import Tangent, observed
+from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.stack.stack import Stack
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, Grid, as_image_net
 from polymode.studies.linearised_laplace.variants import (

@@ -20,7 +20,7 @@ from polymode.studies.linearised_laplace.experiments import PRECISIONS
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.variants import KINDS, MEANS, VARIANTS
 from polymode.studies.study import Runs, Table, paired_difference
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     PAIRED,
     Column,
     by_seed,

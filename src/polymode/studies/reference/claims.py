@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from polymode.metrics.paired import Difference, paired
 from polymode.studies.reference.tables import HMC, distances, modes_of, ordered, pairs
 from polymode.studies.study import Claim, Runs
-from polymode.studies.tables import difference_text, judge_equal, judge_sign
+from polymode.studies.table_cells import difference_text, judge_equal, judge_sign
 
 SAMPLERS = ("SGLD", "SGHMC", "SGNHT")
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import EXAMINED
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Display, dots, map_limits, panels, uncertainty_maps
 from polymode.studies.reference.setup import MODES, families
 from polymode.studies.study import Runs, Table
-from polymode.studies.tables import Column, column_cells, interval_text, present
+from polymode.studies.table_cells import Column, column_cells, interval_text, present
 
 REFERENCE = "reference"
 HMC = "HMC, shorter"

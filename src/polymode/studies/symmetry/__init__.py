@@ -11,7 +11,7 @@ from polymode.plots import Comparison
 from polymode.studies.study import STUDIES, Runs, Study
 from polymode.studies.symmetry import published, setup, tables
 from polymode.studies.symmetry.claims import claims
-from polymode.studies.tables import compare_published
+from polymode.studies.table_cells import compare_published
 
 
 def comparisons(preset: str, runs: Runs) -> list[Comparison]:

@@ -8,7 +8,7 @@ from polymode.metrics.paired import paired
 from polymode.studies.study import Claim, Runs
 from polymode.studies.symmetry.setup import NAMES, OOD
 from polymode.studies.symmetry.tables import label_of, tables_of
-from polymode.studies.tables import Column, difference_text, judge_sign
+from polymode.studies.table_cells import Column, difference_text, judge_sign
 
 WEAK = 0.5  # correlations below are called weak
 REACHED = 0.005  # excess over m*, relative, that counts as reached

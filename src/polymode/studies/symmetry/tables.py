@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from polymode.examinations import findings_of
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.plots import Display
 from polymode.studies.study import Runs, Table
 from polymode.studies.symmetry.published import TABLES, Printed
 from polymode.studies.symmetry.setup import OOD
-from polymode.studies.tables import Column, column_cells, count_seeds
+from polymode.studies.table_cells import Column, column_cells, count_seeds
 from polymode.symmetry.plots import mass_profile, plane_steps
 
 EXPERIMENTS = ("toy", "zoo", "mass")

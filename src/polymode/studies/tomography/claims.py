@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from polymode.metrics.paired import Difference, paired
 from polymode.studies.study import Claim, Runs
-from polymode.studies.tables import difference_text, judge_not_below, judge_sign
+from polymode.studies.table_cells import difference_text, judge_not_below, judge_sign
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.plots import Display
 from polymode.plots.image_rows import image_rows
 from polymode.studies.study import Runs, Table
-from polymode.studies.tables import mean_cells
+from polymode.studies.table_cells import mean_cells
 from polymode.studies.tomography.claims import values
 from polymode.studies.tomography.scored import METHODS, METRICS
 from polymode.studies.tomography.setup import MAIN

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.files.dataset import DATASETS, ArraySpec, Dataset, Original
 from polymode.tasks.readers.archives import members
 from polymode.tasks.readers.cifar import read_cifar

@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from polymode.core.files import FileProblem, cache_folder
 from polymode.core.registry import Registry
+from polymode.core.safe_files import FileProblem, cache_folder
 from polymode.tasks.readers.npz import npz_headers, read_npz
 
 Reader = Callable[[Mapping[str, Path]], dict[str, np.ndarray]]
@@ -163,7 +163,7 @@ class MissingData(ValueError):
 
 
 def data_folder() -> Path:
-    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/files.py`)."""
+    """Return `$POLYMODE_DATA`, or `data` in the cache folder (`core/safe_files.py`)."""
     named = os.environ.get("POLYMODE_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from polymode.core.files import FileProblem, replace_with
 from polymode.core.memory import human
+from polymode.core.safe_files import FileProblem, replace_with
 from polymode.tasks.files.dataset import (
     DATASETS,
     Dataset,

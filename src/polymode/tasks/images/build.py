@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.files import FileProblem
 from polymode.core.registry import suggest
+from polymode.core.safe_files import FileProblem
 from polymode.likelihoods.kinds import Categorical
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.augment import augmentation

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polymode.core.files import FileProblem
 from polymode.core.rng import generator
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.files import load
 from polymode.tasks.images.build import Choice, Names, Part, image_task, require_sets
 from polymode.tasks.images.named_sets import JIGSAW, ood_names

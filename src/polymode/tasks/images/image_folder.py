@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.images.build import (
     TEST_FRACTION,
     Choice,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from polymode.core.files import FileProblem, open_plain
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.tasks.readers.streams import LARGEST, Bounded, check_packing, opened
 
 MOST_MEMBERS = 1_000_000

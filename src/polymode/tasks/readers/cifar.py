@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.files import FileProblem, open_plain
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.tasks.readers.archives import members
 
 _PIXELS = 3 * 32 * 32

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers.streams import EXPANSION, LARGEST, fill, is_compressed, opened
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polymode.core.files import FileProblem, open_plain
 from polymode.core.memory import free_bytes, human
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.tasks.readers.archives import safe_name
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from polymode.core.files import FileProblem, open_plain
+from polymode.core.safe_files import FileProblem, open_plain
 from polymode.tasks.readers.streams import EXPANSION, LARGEST, check_packing
 
 _KINDS = "biufU"  # truth values, numbers, texts: no objects, no records

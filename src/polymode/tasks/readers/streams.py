@@ -19,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from polymode.core.files import FileProblem, open_plain
+from polymode.core.safe_files import FileProblem, open_plain
 
 LARGEST = 4_000_000_000  # bytes that one file may stand for, unless a reader is told otherwise
 EXPANSION = 1032  # deflate makes at most this many bytes from one

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polymode.core.files import FileProblem
 from polymode.core.registry import suggest
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers.streams import LARGEST, Bounded, opened
 
 _MISSING = {"", "?", "-", "na", "n/a", "nan", "null", "none"}

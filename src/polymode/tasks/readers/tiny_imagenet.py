@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.tasks.readers.archives import members
 from polymode.tasks.readers.image_files import ImageStack
 

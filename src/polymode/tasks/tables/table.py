@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.files import FileProblem
 from polymode.core.registry import suggest
+from polymode.core.safe_files import FileProblem
 from polymode.likelihoods.kinds import Gaussian, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.named import TASKS

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode import nets
-from polymode.methods.laplace.groups import normalised_sets, prior_groups
+from polymode.methods.laplace.prior_groups import normalised_sets, prior_groups
 from polymode.stack.stack import Stack
 
 IMAGE = (1, 8, 8)

@@ -8,7 +8,7 @@ from polymode import nets
 from polymode.cli.arguments import parse_seeds, parse_settings
 from polymode.runs.defaults import DEFAULTS, SMOKE_SIZES, defaults_for
 from polymode.runs.part import Request
-from polymode.runs.plan import Plan, make_plan
+from polymode.runs.run_plan import Plan, make_plan
 from polymode.runs.settings import UsageProblem
 from polymode.tasks import TASKS, task
 from polymode.tasks.augment import augmentation
@@ -126,7 +126,7 @@ def test_a_network_that_does_not_fit_is_found_before_anything_runs():
 def test_the_augmentation_of_the_task_is_taken_unless_another_is_named(monkeypatch):
     flipping = task("digits")
     flipping.augment = augmentation("flip")
-    monkeypatch.setattr("polymode.runs.plan.build_task", lambda name, **options: flipping)
+    monkeypatch.setattr("polymode.runs.run_plan.build_task", lambda name, **options: flipping)
 
     def augment(*settings):
         return plan_of("digits", ["map"], "0", *settings).methods["map"]["augment"]

@@ -13,15 +13,15 @@ from torch import nn
 
 from polymode import symmetry as sym
 from polymode.core.rng import generator
-from polymode.symmetry import check
+from polymode.symmetry import trials
 from polymode.symmetry.apply import random_order
-from polymode.symmetry.groups import Group, Symmetries
+from polymode.symmetry.unit_groups import Group, Symmetries
 
 from .made_up import Net
 
 
 def verified(found: Symmetries, net: nn.Module, shape: tuple[int, ...]) -> Symmetries:
-    return check.verified(found, copy.deepcopy(net).to("meta").eval(), shape, False)
+    return trials.verified(found, copy.deepcopy(net).to("meta").eval(), shape, False)
 
 
 def merged(found: Symmetries, *names: str) -> Symmetries:
@@ -103,10 +103,10 @@ def test_a_false_group_passes_with_a_probability_below_one_in_ten_million() -> N
     identity (false-alarm rate 6e-5)."""
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 2))
     found = sym.find(net)
-    assert 0.5 ** check.num_elements(found) < 1e-7
+    assert 0.5 ** trials.num_elements(found) < 1e-7
     for units, passing in ((3, 1 / 2), (4, 1 / 3), (5, 1 / 5), (64, 1 / 64)):
         one = nn.Sequential(nn.Linear(3, units), nn.ReLU(), nn.Linear(units, 2))
-        assert passing ** check.num_elements(sym.find(one)) < 1e-7
+        assert passing ** trials.num_elements(sym.find(one)) < 1e-7
     orders = torch.cat(
         [random_order(found, 1, generator(k, "symmetry", n)) for n in range(40) for k in range(100)]
     )
@@ -122,16 +122,16 @@ def test_every_unit_is_reached_as_often_as_elements_are_needed(monkeypatch) -> N
     )
     found = sym.find(net, (3,), check=False)
     alive = torch.zeros(units)
-    stays = check._Check._stays
+    stays = trials._Check._stays
 
     def counted(self, found, trial, network, number):
         h = trial.x @ trial.tensors["a.weight"].T + trial.tensors["a.bias"] - 2
         alive.add_((h > 0).any(0))
         return stays(self, found, trial, network, number)
 
-    monkeypatch.setattr(check._Check, "_stays", counted)
+    monkeypatch.setattr(trials._Check, "_stays", counted)
     assert not verified(found, net, (3,)).unseen
-    assert alive.min() >= check.num_elements(found)
+    assert alive.min() >= trials.num_elements(found)
 
 
 def test_what_no_input_reaches_is_named() -> None:

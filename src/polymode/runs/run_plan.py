@@ -17,12 +17,12 @@ import torch
 from polymode import nets
 from polymode._version import __version__
 from polymode.core.checks import check_keywords
-from polymode.core.files import json_safe
 from polymode.core.registry import suggest
+from polymode.core.safe_files import json_safe
 from polymode.examinations import Findings, read_asked
 from polymode.methods import METHODS
 from polymode.methods.fit import check_options, with_augmentation
-from polymode.metrics.table import align
+from polymode.metrics.text_table import align
 from polymode.runs.defaults import defaults_for
 from polymode.runs.part import Arm, Experiment, Part, Request
 from polymode.runs.settings import Setting, UsageProblem, span

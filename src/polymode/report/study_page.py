@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polymode.core.files import replace_file
+from polymode.core.safe_files import replace_file
 from polymode.plots import Comparison, Display, forest
 from polymode.report.embed import rows
 from polymode.report.page import compared, duration
 from polymode.report.template import fill
-from polymode.runs.folder import RunFolder
+from polymode.runs.run_folder import RunFolder
 from polymode.runs.settings import UsageProblem
-from polymode.studies.folder import read_study, study_named, write_study
 from polymode.studies.study import VERDICTS, Claim, Runs, Study, Table
+from polymode.studies.study_folder import read_study, study_named, write_study
 
 SIGNS = dict(zip(VERDICTS, ("✓", "✗", "?", "–"), strict=True))
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from polymode import nets
 from polymode.core.rng import fold, generator
-from polymode.equivariance.canonical import canonicalised
+from polymode.equivariance.canonicalisation import canonicalised
 from polymode.equivariance.examination import (
     NOISE,
     Along,
@@ -42,7 +42,7 @@ from polymode.metrics.paired import Difference
 from polymode.plots import Display, size_curve
 from polymode.posterior import Posterior
 from polymode.studies.study import Runs
-from polymode.studies.tables import judge_interval, mean_cell
+from polymode.studies.table_cells import judge_interval, mean_cell
 from polymode.tasks import Task
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import task as make_task

@@ -9,7 +9,7 @@ import pytest
 
 from polymode.metrics.paired import Difference, paired
 from polymode.studies.study import Runs, functions_of_modules, paired_difference, paired_log_ratio
-from polymode.studies.tables import (
+from polymode.studies.table_cells import (
     Column,
     by_seed,
     column_cells,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.files import is_plain_name, replace_file
+from polymode.core.safe_files import is_plain_name, replace_file
 from polymode.core.text import parse_json
 from polymode.runs.part import Experiment, Part
-from polymode.runs.plan import Plan, plan_experiment, plan_part
+from polymode.runs.run_plan import Plan, plan_experiment, plan_part
 from polymode.runs.settings import Setting, UsageProblem, span
 from polymode.studies.study import STUDIES, Study, parts_of
 from polymode.tasks.files import DATASETS, MissingData, require

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from polymode.metrics.paired import Difference, mean_and_error
-from polymode.metrics.table import decimals_for, number
+from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Comparison
 from polymode.studies.study import Runs
 

@@ -8,8 +8,7 @@ from polymode.metrics import compare
 from polymode.metrics.leaderboard import costs
 from polymode.metrics.results import Cost, Results, Row
 from polymode.report.embed import Group
-from polymode.report.sections import _fit
-from polymode.report.tables import (
+from polymode.report.method_tables import (
     joined,
     leaderboard,
     of_family,
@@ -18,6 +17,7 @@ from polymode.report.tables import (
     ranked,
     sizes,
 )
+from polymode.report.sections import _fit
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polymode.core.files import (
+from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
     json_safe,

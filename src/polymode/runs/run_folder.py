@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode._version import __version__
-from polymode.core.files import is_plain_name, json_digest, open_plain, replace_file
+from polymode.core.safe_files import is_plain_name, json_digest, open_plain, replace_file
 from polymode.core.text import parse_json
 from polymode.metrics.results import NewerSchema, Results
 from polymode.runs.archive import Checker, Stored, StoredArrays, digest_of

@@ -21,7 +21,7 @@ from typing import Any
 from polymode.chains.examination import chains as examined
 from polymode.examinations import Findings, measure
 from polymode.methods import fit
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.nets import mlp
 from polymode.plots import Comparison
 from polymode.posterior import Posterior
@@ -30,7 +30,7 @@ from polymode.studies.alpha_dropout import published
 from polymode.studies.alpha_dropout.published import name_of
 from polymode.studies.alpha_dropout.uci import TOY, predicted, scores_of, tasks_of
 from polymode.studies.study import Claim, Runs, Table, paired_difference
-from polymode.studies.tables import difference_text, judge_sign, mean_cell, mean_or_none
+from polymode.studies.table_cells import difference_text, judge_sign, mean_cell, mean_or_none
 from polymode.tasks import Task
 
 SETS = ("boston", "concrete", "yacht")

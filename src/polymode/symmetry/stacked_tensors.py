@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polymode.posterior import Noisy, Posterior
 from polymode.stack.stack import Stack
 from polymode.symmetry.find import find
-from polymode.symmetry.groups import Symmetries
+from polymode.symmetry.unit_groups import Symmetries
 from polymode.tracing.modules import Tensors
 
 Networks = Stack | Posterior | nn.Module | Sequence[nn.Module]

@@ -28,7 +28,7 @@ from polymode.metrics.leaderboard import (
 from polymode.metrics.paired import mean_and_error
 from polymode.metrics.results import EXAMINED, family_of, is_headline
 from polymode.metrics.score import ARROWS
-from polymode.metrics.table import number
+from polymode.metrics.text_table import number
 from polymode.plots import palette
 
 WIDEST = 10  # columns; a table of more has its metrics as rows

@@ -26,7 +26,7 @@ from torch.fx.node import map_aggregate
 
 from polymode.core.rng import generator
 from polymode.symmetry.apply import permuted, random_order, random_scales, scaled
-from polymode.symmetry.groups import Symmetries
+from polymode.symmetry.unit_groups import Symmetries
 from polymode.tracing.modules import Tensors, aliases_of, named_tensors, tie_again
 
 TOLERANCE = 1e-10

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polymode.runs.estimate import Pace
-from polymode.runs.plan import Cell
+from polymode.runs.run_plan import Cell
 from polymode.training.events import Event
 
 

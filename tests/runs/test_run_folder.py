@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.core.files import FileProblem
+from polymode.core.safe_files import FileProblem
 from polymode.metrics.results import Cost, Kept, Results, Row
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.runs.archive import Stored, pack
-from polymode.runs.folder import RunFolder, WriteProblem, without_times
+from polymode.runs.run_folder import RunFolder, WriteProblem, without_times
 from polymode.runs.settings import UsageProblem
 
 
@@ -208,7 +208,7 @@ def test_a_write_that_fails_leaves_the_lines_before_it(folder, monkeypatch):
         real(file, content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polymode.runs.folder.os.write", half)
+    monkeypatch.setattr("polymode.runs.run_folder.os.write", half)
     with pytest.raises(WriteProblem, match="No space left on device; finished cells are kept"):
         add(folder, "k1", result(1))
     monkeypatch.undo()

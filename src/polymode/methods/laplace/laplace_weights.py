@@ -38,8 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.files import TensorForm
 from polymode.core.memory import free_bytes, human
+from polymode.core.safe_files import TensorForm
 from polymode.core.threads import PerThread
 from polymode.curvature.blocks import Block, Dense, Diagonal, Kronecker, LowRank
 from polymode.curvature.tangent import Survey, Tangent
