@@ -34,6 +34,7 @@ from polymode.stack.stack import Stack
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.calling import calling_for
 from polymode.tracing.code import network_mark
 from polymode.training.data import Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
@@ -64,6 +65,7 @@ def fit(
     chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    output: str | int | None = None,
     progress: str = "auto",
     on_event: Observer | None = None,
     checkpoint: str | Path | None = None,
@@ -89,6 +91,8 @@ def fit(
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
+        output: name or place of the logits in what the network returns, where that is a dictionary,
+            a tuple or a dataclass; by default what is called "logits".
         progress: "auto" (a bar on a terminal, otherwise a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
@@ -126,6 +130,7 @@ def fit(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
         )  # fmt: skip
+        stack.call_by(calling_for(stack.template, task.input_shape, output))
         _warn_of_little_effect(options, trained, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
@@ -455,4 +460,5 @@ def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
         "code": network_mark(stack.template),
         "release": __version__,
         "dtype": str(stack.dtype),
+        **({} if stack.calling is None else {"output": stack.calling.output}),
     }

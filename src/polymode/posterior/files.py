@@ -9,7 +9,8 @@ opened, types and shapes of its tensors are compared with what the manifest, the
 kind of weights ask for before memory is taken for any of them, so neither a manifest nor a header
 makes a process ask for more than the file has.
 
-Schema 2. Schema 1, from before samples were drawn, is read as one kept sample per mode.
+Schema 3. Schema 2, from before networks took several inputs, has one input shape and no name of the
+output. Schema 1, from before samples were drawn, is read as one kept sample per mode.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from polymode.core.safe_files import (
     write_tensors,
 )
 from polymode.core.text import first_line
+from polymode.core.tree import shapes_text
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.nets.user_network import networks_for
@@ -49,11 +51,13 @@ from polymode.posterior.manifest import (
     likelihood_of,
     read_manifest,
     scaling_of,
+    shapes_of_manifest,
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
 
 
@@ -81,7 +85,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
             return None
         raise FileProblem(
             f"{path}: the network given cannot be built for inputs of shape"
-            f" {tuple(manifest['input_shape'])} and target_size {manifest['target_size']:,}:"
+            f" {shapes_text(shapes_of_manifest(manifest['input_shape']))} and target_size"
+            f" {manifest['target_size']:,}:"
             f" {first_line(error)}"
         ) from None
     return module
@@ -218,7 +223,8 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "config": post.config,
         "seed": post.seed,
         "likelihood": post.likelihood.to_config(),
-        "input_shape": list(post.input_shape),
+        "input_shape": post.input_shape,
+        "output": stack.calling and stack.calling.output,
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
@@ -302,7 +308,7 @@ def load(
 
 def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.device) -> Posterior:
     likelihood = likelihood_of(folder, manifest)
-    shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
+    shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, device)
     return Posterior(
@@ -483,7 +489,8 @@ class Shards(Weights):
         with torch.device("meta"):  # what the file says of targets takes no memory
             extra = self._likelihood.init(num_modes, self.manifest["target_size"], dtype=dtype)
         stack.add_parameters({n: torch.zeros_like(t, device=device) for n, t in extra.items()})
-        return stack
+        shapes, output = shapes_of_manifest(self.manifest["input_shape"]), self.manifest["output"]
+        return stack.call_by(calling_for(network, shapes, output))
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
         beside = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}

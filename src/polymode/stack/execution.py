@@ -28,6 +28,7 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.threads import for_each_member, use_threads
+from polymode.core.tree import leaves_of, map_leaves, spread
 from polymode.stack.fast.dense import Forward, dense_program
 from polymode.stack.fast.plan import Plan, choose
 from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
@@ -68,11 +69,16 @@ def _trial(stack: Stack, x: Tensor, per_member: bool, step: int) -> None:
     if torch.is_grad_enabled():
         sources = [leaf for leaf in stack.leaves() if leaf.requires_grad]
         if x.requires_grad:
-            x = x.detach().requires_grad_()
-            sources = [x]
+            x = map_leaves(x, _as_source)
+            sources = [leaf for leaf in leaves_of(x) if leaf.requires_grad]
     values = outputs(stack, x, per_member, step)
     if sources and values.requires_grad:
         torch.autograd.grad(values.sum(), sources, allow_unused=True)
+
+
+def _as_source(leaf: Tensor) -> Tensor:
+    """Return a tensor by which outputs are differentiated if this one is."""
+    return leaf.detach().requires_grad_() if leaf.requires_grad else leaf
 
 
 def _outputs(
@@ -259,7 +265,7 @@ def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) 
 
 
 def _for_all(stack: Stack, x: Tensor) -> Tensor:
-    return x.expand(stack.num_modes, *x.shape)
+    return spread(x, stack.num_modes)  # type: ignore[no-any-return]
 
 
 def _run_dense(
@@ -420,14 +426,17 @@ def _seen(
 
 
 def formatted(x: Tensor, channels_last: bool) -> Tensor:
-    return channels_to_last(x) if channels_last and x.dim() >= 4 else x
+    """Return images in the memory format of a plan."""
+    if not channels_last:
+        return x
+    return map_leaves(x, lambda leaf: channels_to_last(leaf) if leaf.dim() >= 4 else leaf)  # type: ignore[no-any-return]
 
 
 def _check_inputs(stack: Stack, x: Tensor, per_member: bool) -> None:
-    if per_member and x.shape[0] != stack.num_modes:
+    if per_member and len(x) != stack.num_modes:
         raise ValueError(
             f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
-            f" {tuple(x.shape)}"
+            f" {len(x)} rows"
         )
 
 
