@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.core.tree import as_rows, shapes_of
+from polymode.core.rows import as_rows, shapes_of
 from polymode.stack.stack import Stack
 from polymode.tracing.calling import calling_for, pick
 

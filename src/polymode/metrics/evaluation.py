@@ -15,7 +15,7 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
-from polymode.core.tree import Inputs, Rows, is_one_shape
+from polymode.core.rows import Inputs, Rows, is_one_shape
 from polymode.metrics.examples import Examples
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.registry import suggest
-from polymode.core.tree import Inputs, Shapes, equal, shapes_of, shapes_text
+from polymode.core.rows import Inputs, Shapes, equal, shapes_of, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack

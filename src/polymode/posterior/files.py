@@ -28,6 +28,7 @@ from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
+from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
@@ -37,7 +38,6 @@ from polymode.core.safe_files import (
     write_tensors,
 )
 from polymode.core.text import first_line
-from polymode.core.tree import shapes_text
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.nets.user_network import networks_for

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polymode._version import __version__
 from polymode.core.memory import human
 from polymode.core.registry import metadata_of
+from polymode.core.rows import shapes_text
 from polymode.core.safe_files import FileProblem
 from polymode.core.text import first_line, parse_json
-from polymode.core.tree import shapes_text
 from polymode.posterior.manifest import MANIFEST
 from polymode.posterior.ranked import Ranked
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polymode.core.rows import Shapes
 from polymode.core.safe_files import FileProblem, is_plain_name, read_json
-from polymode.core.tree import Shapes
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
 from polymode.training.history import History
@@ -39,7 +39,7 @@ def _are_shapes(value: Any, depth: int = 0) -> bool:
 
 
 def shapes_of_manifest(value: Any) -> Shapes:
-    """Return shapes as `core.tree` has them, with tuples for lists."""
+    """Return shapes as `core.rows` has them, with tuples for lists."""
     if isinstance(value, dict):
         return {name: shapes_of_manifest(part) for name, part in value.items()}
     return tuple(

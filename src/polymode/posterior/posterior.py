@@ -23,7 +23,7 @@ from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, 
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
-from polymode.core.tree import (
+from polymode.core.rows import (
     Rows,
     Shapes,
     as_rows,

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
+from polymode.core.rows import leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
-from polymode.core.tree import leaves_of, map_leaves, spread
 from polymode.stack.fast.dense import Forward, dense_program
 from polymode.stack.fast.plan import Plan, choose
 from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs

@@ -19,8 +19,7 @@ from torch import Tensor
 from polymode.core.checks import Count, OnlyTensor, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
-from polymode.core.text import plain
-from polymode.core.tree import (
+from polymode.core.rows import (
     Inputs,
     Rows,
     Shapes,
@@ -29,6 +28,7 @@ from polymode.core.tree import (
     shapes_of,
     why_not_same,
 )
+from polymode.core.text import plain
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling

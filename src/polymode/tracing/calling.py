@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymode.core.registry import suggest
-from polymode.core.tree import Rows, Shapes, is_one_shape, structure_of
+from polymode.core.rows import Rows, Shapes, is_one_shape, structure_of
 
 Output = str | int | None
 """Name or place of the output in what a network returns; None: the tensor, or what is called

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymode.core.rng import fold, private_stream
-from polymode.core.tree import copies_of_first
+from polymode.core.rows import copies_of_first
 from polymode.tracing.attention import is_fused
 
 _aten = torch.ops.aten

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from polymode.core.rng import generator, global_stream
-from polymode.core.tree import Inputs, as_rows, is_several, leaves_of, map_leaves, num_bytes
+from polymode.core.rows import Inputs, as_rows, is_several, leaves_of, map_leaves, num_bytes
 from polymode.likelihoods.scaling import Scaling
 
 Pair = tuple[Any, Tensor]  # inputs, a tensor or `Rows`, and targets
@@ -119,6 +119,11 @@ class Arrays:
             rows = orders[:, i:j]
             x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
             yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
 
     def fingerprint(self) -> str:
         """Return a hash of names, shapes, types and values."""
@@ -286,10 +291,33 @@ class Loader:
                 yield self._ready(batch)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        raise ValueError(
-            "data_order='own' draws M different orders and needs the data as arrays; a loader has"
-            " one order. Give arrays or data_order='shared'"
-        )
+        """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
+
+        What a transform draws at random is then a function of the member's seed alone, too.
+        """
+        alone = copy.copy(self)
+        alone.loader = _without_persistent_workers(self.loader)
+        passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
+        for pairs in zip(*passes, strict=True):
+            sizes = {(_sizes(x), _sizes(y)) for x, y in pairs}
+            if len(sizes) > 1:
+                listed = " and ".join(sorted(x for x, _ in sizes))
+                raise ValueError(
+                    f"members see batches of different shapes, {listed}, which cannot be"
+                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
+                )
+            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
+            yield x, y
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order, seen without reading examples."""
+        return self.is_counted_unread and self._order(0) != self._order(1)
+
+    def _order(self, seed: int) -> list[Any]:
+        """Return the numbers of the examples in each batch of a pass."""
+        with global_stream(seed, *self._generators()):
+            return list(self.loader.batch_sampler)  # type: ignore[attr-defined]
 
     def fingerprint(self) -> str:
         return f"loader of {len(self)} examples"
@@ -312,6 +340,11 @@ class Examples(Loader):
 
     def _count(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
@@ -416,6 +449,13 @@ def _listed(names: Iterable[Any]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
+def _sizes(x: Inputs) -> str:
+    """Return the sizes of a batch, as messages have them."""
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape))
+    return ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in x.named().items())
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
@@ -464,6 +504,16 @@ def as_inputs(source: Any, what: str = "inputs") -> Inputs:
 
 def _leaf(array: Any, name: str) -> Tensor:
     return _tensor(array, f"inputs '{name}'")
+
+
+def _without_persistent_workers(loader: Any) -> Any:
+    """Return the loader with workers for each pass: persistent ones serve one pass at a time."""
+    if not getattr(loader, "persistent_workers", False):
+        return loader
+    changed = copy.copy(loader)
+    object.__setattr__(changed, "persistent_workers", False)  # a DataLoader refuses to be changed
+    object.__setattr__(changed, "_iterator", None)
+    return changed
 
 
 def _streams(loader: DataLoader) -> bool:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from polymode.core.options import option
-from polymode.core.tree import Rows
+from polymode.core.rows import Rows
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch, Divergence
 
-SAME = "members are compared at the same inputs"
+SAME = "members are compared at the same inputs, so they share their batches"
 
 
 def repulsion_weight(scaled: str = "the repulsion") -> Any:

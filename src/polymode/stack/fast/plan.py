@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes, saved_bytes
+from polymode.core.rows import shapes_of
 from polymode.core.safe_files import cache_folder, locked, replace_file
 from polymode.core.text import parse_json
-from polymode.core.tree import shapes_of
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.stack.fast.dense import dense_program

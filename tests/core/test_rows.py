@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from polymode.core.tree import Rows, as_rows, is_several, shapes_of, spread, why_not_same
+from polymode.core.rows import Rows, as_rows, is_several, shapes_of, spread, why_not_same
 
 IDS = torch.arange(12).view(4, 3)
 SIZE = torch.tensor([1.0, 2.0, 3.0, 4.0])
