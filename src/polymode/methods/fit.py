@@ -136,6 +136,8 @@ def fit(
             trainable=_trainable(trainable, task, options),
         )  # fmt: skip
         _warn_of_little_effect(options, trained, task)
+        if number > 1 and not (trained and core.post_hoc):
+            _warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
         plan = _Plan(
@@ -293,6 +295,16 @@ def _warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
     if config.batch_size not in (loaded, type(config).batch_size):
         warn(
             f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
+        )
+
+
+def _warn_of_one_order(config: Passes, task: Task) -> None:
+    """Warn of members that see the same batches, because their source has only one order."""
+    if config.data_order == "own" and task.train is not None and not task.train.can_reorder:
+        warn(
+            "all members see the same batches, so their errors are more alike than they need be:"
+            " the loader comes in one order. Give arrays, a Dataset or a DataLoader that shuffles,"
+            " or say data_order='shared' if this is meant",
         )
 
 

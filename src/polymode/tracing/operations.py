@@ -2,7 +2,8 @@
 
 What reads a network's graph reads this table: batched products (`stack/fast/dense.py`), wide first
 convolutions (`stack/fast/prefix.py`), rewritten graphs (`stack/fast/rewrite.py`), symmetries
-(`symmetry/operation_rules.py`) and groups of prior precisions (`methods/laplace/prior_groups.py`).
+(`symmetry/operation_rules.py`), groups of prior precisions (`methods/laplace/prior_groups.py`) and
+derivatives with respect to weights (`curvature/derivatives.py`).
 
 An operation has a name, under which it may be called as a module, a function or a method of a
 tensor. It has a kind (`KINDS`), and a degree d if f(s x) = s^d f(x) for every s > 0: 1 for ReLU,
@@ -93,9 +94,9 @@ _ROWS: tuple[tuple[str, float | None, str], ...] = (
     ("elementwise", 0, "sign"),
     ("random", 1, "dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu"),
     ("slopes", 1, "prelu"),
-    ("sum", 1, "add sub iadd isub subtract maximum minimum"),
+    ("sum", 1, "add sub rsub iadd isub subtract maximum minimum"),
     ("product", 2, "mul imul multiply"),
-    ("quotient", 0, "truediv itruediv div divide"),
+    ("quotient", 0, "truediv itruediv div divide true_divide"),
     ("comparison", 0, "gt lt ge le greater less"),
     ("choice", None, "where masked_fill"),
     ("moving", 1, """flatten reshape view unflatten permute transpose swapaxes swapdims movedim

@@ -117,6 +117,11 @@ class Arrays:
             x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
             yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
 
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
+
     def fingerprint(self) -> str:
         """Return a hash of shapes, types and values."""
         return _digest(self._stored, self.y)
@@ -275,10 +280,32 @@ class Loader:
                 yield self._ready(batch)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        raise ValueError(
-            "data_order='own' draws M different orders and needs the data as arrays; a loader has"
-            " one order. Give arrays or data_order='shared'"
-        )
+        """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
+
+        What a transform draws at random is then a function of the member's seed alone, too.
+        """
+        alone = copy.copy(self)
+        alone.loader = _without_persistent_workers(self.loader)
+        passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
+        for pairs in zip(*passes, strict=True):
+            shapes = {(x.shape, y.shape) for x, y in pairs}
+            if len(shapes) > 1:
+                raise ValueError(
+                    f"members see batches of different shapes, {_listed(shapes)}, which cannot be"
+                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
+                )
+            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
+            yield x, y
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order, seen without reading examples."""
+        return self.is_counted_unread and self._order(0) != self._order(1)
+
+    def _order(self, seed: int) -> list[Any]:
+        """Return the numbers of the examples in each batch of a pass."""
+        with global_stream(seed, *self._generators()):
+            return list(self.loader.batch_sampler)  # type: ignore[attr-defined]
 
     def fingerprint(self) -> str:
         return f"loader of {len(self)} examples"
@@ -301,6 +328,11 @@ class Examples(Loader):
 
     def _count(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
@@ -370,6 +402,20 @@ def as_data(source: Any) -> Data:
         f"cannot read data from a {type(source).__name__}; give (inputs, targets) arrays, a Dataset"
         " or a DataLoader"
     )
+
+
+def _without_persistent_workers(loader: Any) -> Any:
+    """Return the loader with workers for each pass: persistent ones serve one pass at a time."""
+    if not getattr(loader, "persistent_workers", False):
+        return loader
+    changed = copy.copy(loader)
+    object.__setattr__(changed, "persistent_workers", False)  # a DataLoader refuses to be changed
+    object.__setattr__(changed, "_iterator", None)
+    return changed
+
+
+def _listed(shapes: Iterable[Any]) -> str:
+    return " and ".join(sorted(str(tuple(x)) for x, _ in shapes))
 
 
 def _streams(loader: DataLoader) -> bool:

@@ -15,7 +15,7 @@ from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch, Divergence
 
-SAME = "members are compared at the same inputs"
+SAME = "members are compared at the same inputs, so they share their batches"
 
 
 def repulsion_weight(scaled: str = "the repulsion") -> Any:
