@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.rng import private_stream
-from polymode.core.rows import leaves_of, map_leaves, spread
+from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
 from polymode.stack.fast.dense import Forward, dense_program
 from polymode.stack.fast.plan import Plan, choose
@@ -291,7 +291,7 @@ def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
     """Return the buffers that a pass neither writes nor binds anew."""
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     with private_stream(0), torch.no_grad():
-        module(x[:1].expand(2, *x.shape[1:]))
+        module(copies_of_first(x, 2))
     after = dict(module.named_buffers())
     return [n for n, (b, version) in before.items() if after[n] is b and b._version == version]
 
@@ -301,7 +301,7 @@ def _starts_quietly(stack: Stack, x: Tensor) -> bool:
     by passes of three and four members: all that is drawn must then have a member axis."""
 
     def probe(_: nn.Module) -> bool:
-        x2 = x[:1].expand(2, *x.shape[1:])
+        x2 = copies_of_first(x, 2)
         shapes = []
         for number in (3, 4):
             part = stack[[0] * number]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +134,16 @@ def call_by(module: nn.Module, calling: Calling | None) -> nn.Module:
         module.register_forward_pre_hook(_Unpack(calling.as_one), with_kwargs=True, prepend=True)
         module.register_forward_hook(_Pick(calling.output))
     return module
+
+
+@contextmanager
+def called_by(module: nn.Module, calling: Calling | None) -> Iterator[None]:
+    """Give a network the hooks for a while."""
+    call_by(module, calling)
+    try:
+        yield
+    finally:
+        remove_hooks(module)
 
 
 def calling_of(module: nn.Module) -> Calling | None:
