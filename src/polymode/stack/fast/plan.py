@@ -91,7 +91,9 @@ def _choose(
     def anew() -> Plan:
         if stack.execution == "chunked":
             return Plan("chunked", chunk_size=fit())
-        if by_rule:
+        if stack.execution == "auto" and stack.shares and _can_batch(stack, run, x, y, per_member):
+            plan = Plan("batched")  # what members share then runs once
+        elif by_rule:
             plan = _by_rule(stack, x, per_member, num_modes)
         else:
             plan = _of_machine(job, lambda: _measure(stack, run, x, y, per_member))
@@ -157,6 +159,19 @@ def _by_rule(stack: Stack, x: Tensor, per_member: bool, num_modes: int) -> Plan:
     operations = 6 * rows * num_modes * stack.num_parameters
     threads = 1 if operations < _SHORT and stack.device.type == "cpu" else None
     return Plan("batched" if num_modes > 1 else "loop", num_threads=threads)
+
+
+def _can_batch(stack: Stack, run: Run, x: Tensor, y: Tensor, per_member: bool) -> bool:
+    """Whether two members run in one computation: not every network can be vmapped."""
+    part = stack[:2].clone()
+    part.plans = dict.fromkeys(KINDS, Plan("batched"))
+    for leaf in part.leaves():
+        leaf.requires_grad_(stack.differentiable)
+    try:
+        run(part, x[:2] if per_member else x, y[:2] if per_member else y)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _candidates(stack: Stack, slow: bool, per_member: bool) -> list[Plan]:
