@@ -104,9 +104,9 @@ def test_against_a_posterior(ensemble, task, tmp_path):
 def test_what_cannot_be_is_refused(ensemble, task, folder, tmp_path):
     with pytest.raises(ValueError, match="symmetry needs one reference"):
         pm.examine(ensemble, task, "symmetry")
-    with pytest.raises(ValueError, match="`num_reference` of symmetry must be an integer ≥ 2"):
+    with pytest.raises(ValueError, match="`num_reference` of symmetry must be an integer"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), num_reference=1)
-    with pytest.raises(ValueError, match='"cross" or "reference"'):
+    with pytest.raises(ValueError, match="must be one of cross, reference"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), lengthscales="mine")
     with pytest.raises(ValueError, match="at least 2 samples"):
         pm.examine(ensemble[:1], task, "symmetry", zoo=str(folder), num_reference=40)
