@@ -61,7 +61,7 @@ def _are_radii(value: Any) -> bool:
     return all(is_number(radius) and radius >= 0 for radius in radii_of(value))
 
 
-_AS_ATTACK = "as in `attack`"
+_AS_ATTACK = "as in `adversary.attack`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Attack(Config):
     """Options of `attack`, the examination."""
 
     called = "an attack"
-    kind: str = option("pgd", doc="of the attack, see `attack`")
+    kind: str = option("pgd", doc="of the attack, see `adversary.attack`")
     eps: float | Sequence[float] = option(
         0.1,
         rule=rule("a finite number >= 0, or several", _are_radii),
