@@ -107,8 +107,8 @@ class Weights(ABC):
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """Return the function x (B, ...) -> outputs (M, L, B, K) of L samples per mode.
 
-        It takes inputs that went through `prepare`. Draws are made once and held where they fit into half of the free memory; otherwise they are
-        made again at every call.
+        It takes inputs that went through `prepare`. Draws are made once and held where they fit
+        into half of the free memory; otherwise they are made again at every call.
         """
         if samples_per_mode * self.draw_bytes <= 0.5 * free_bytes(self.stack.device):
             return self.keep(samples_per_mode, seed).outputs(samples_per_mode, seed)
@@ -120,8 +120,8 @@ class Weights(ABC):
         return {name: tensor.detach().unsqueeze(1) for name, tensor in self.stack.extra.items()}
 
     def moments(self, x: Tensor) -> Moments | None:
-        """Return Gaussian outputs of every mode at prepared inputs x, where these are known in closed form;
-        predictions are then made of them and not of samples."""
+        """Return Gaussian outputs of every mode at prepared inputs x, where these are known in
+        closed form; predictions are then made of them and not of samples."""
         return None
 
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:

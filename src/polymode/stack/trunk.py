@@ -30,7 +30,7 @@ from polymode.tracing.network import Network
 from polymode.tracing.noise import drawing, habits
 
 ROWS = 3  # that a cut is tried with: more than one, so that statistics of a batch show
-_BLOCK = 256  # rows of the data whose features are computed at a time
+FEATURE_ROWS = 256  # rows of the data whose features are computed at a time
 
 
 class Late(nn.Module):
@@ -79,7 +79,7 @@ class Trunk:
         self.late = self.rest_of(self.whole)
         self._early = _without(self.whole.views.build(0, share=True), self.paths).eval()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Tensor:
         """Return the features of inputs (B, ...), differentiable with respect to them."""
         features: Tensor = self._early(x)
         return features
@@ -119,7 +119,7 @@ class Trunk:
             return {name: tensor.clone() for name, tensor in shared.items()}
         return shared
 
-    def is_quiet(self, x: Tensor) -> bool:
+    def is_quiet(self, x: Any) -> bool:
         """Whether the trunk does the same in training: it draws nothing, and what it normalises
         with are statistics that stay."""
         module = _without(self._given.views.build(0, share=False), self.paths)
@@ -127,14 +127,14 @@ class Trunk:
             trained = set_mode(module, "train")(x[:ROWS])
         return not drawn and torch.equal(trained, self(x[:ROWS]))
 
-    def late_draws(self, x: Tensor) -> bool:
+    def late_draws(self, x: Any) -> bool:
         """Whether the part after the cut draws random numbers in training."""
         module = set_mode(self.late.views.build(0, share=False), "train")
         with torch.no_grad():
             return habits(module, self(x[:ROWS])).draws
 
 
-def trunk_of(stack: Stack, x: Tensor) -> Trunk | None:
+def trunk_of(stack: Stack, x: Any) -> Trunk | None:
     """Return the trunk of a stack's networks, None where these cannot be cut.
 
     Args:
@@ -178,7 +178,9 @@ def _cuts(stack: Stack) -> Iterator[tuple[str, ...]]:
 def _has_shared_trunk(stack: Stack, paths: Sequence[str]) -> bool:
     """Whether there are parameters before the cut, and all members have the same tensors there."""
     starts = tuple(f"{path}." for path in paths)
-    if any(len({n.startswith(starts) for n in names}) > 1 for names in stack.network.aliases.values()):
+    if any(
+        len({n.startswith(starts) for n in names}) > 1 for names in stack.network.aliases.values()
+    ):
         return False  # a weight of both parts
     frozen = [t for name, t in stack.frozen.items() if not name.startswith(starts)]
     buffers = [t for name, t in stack.buffers.items() if not name.startswith(starts)]
@@ -200,7 +202,7 @@ class _Seen:
 
 
 @torch.no_grad()
-def _is_right(trunk: Trunk, x: Tensor) -> bool:
+def _is_right(trunk: Trunk, x: Any) -> bool:
     """Whether the layers after the cut are a chain, called once, that ends in the network's result,
     and which gives the same bits from the features."""
     module = trunk.whole.views.build(0, share=True).eval()
@@ -240,7 +242,7 @@ def _without(module: nn.Module, paths: Sequence[str]) -> nn.Module:
 
 
 @torch.no_grad()
-def features_of(trunk: Trunk, batches: Iterator[Tensor], number: int) -> Tensor:
+def features_of(trunk: Trunk, batches: Iterator[Any], number: int) -> Tensor:
     """Return the features (N, ...) of all inputs, block by block in their order.
 
     They are kept in memory if they take less than half of what is free, else in a temporary file
