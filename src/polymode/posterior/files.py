@@ -58,7 +58,7 @@ from polymode.posterior.manifest import (
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
-from polymode.stack.sharing import joined, row_of
+from polymode.stack.sharing import is_shared, joined, row_of
 from polymode.stack.stack import Stack
 from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
@@ -106,9 +106,11 @@ def check_modes(file: TensorFile, count: int, frozen: Collection[str]) -> None:
             )
 
 
-def check_network(file: TensorFile, stack: Stack, network: str) -> None:
-    """Refuse a file whose networks are not those of a stack, which needs no values."""
-    ours = {name: form_of(tensor) for name, tensor in stack.tensors().items()}
+def check_network(file: TensorFile, stack: Stack, network: str, *, trunk: bool) -> None:
+    """Refuse a file whose networks are not those of a stack, which needs no values. Without the
+    `trunk` it holds nothing of what is frozen."""
+    held_here = stack.tensors() if trunk else stack.moving_tensors()
+    ours = {name: form_of(tensor) for name, tensor in held_here.items()}
     theirs = {name: form for name, form in file.forms.items() if of_stack(name)}
     for name in [*ours, *theirs]:
         wanted, held = ours.get(name), theirs.get(name)
@@ -182,8 +184,10 @@ def _form(form: TensorForm | None, absent: str = "absent") -> str:
     return absent if form is None else f"{_type(form)} of shape {tuple(form.shape)}"
 
 
-def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
+def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if not trunk:
+        _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
         raise ValueError(
             "the members differ in plain attributes"
@@ -201,13 +205,16 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
     drafts: list[Draft] = []
     try:
         with ranks.sharing(share), ranks.together():
-            part, groups = _write_modes(post, folder, modes_per_file or post.num_modes, drafts)
+            part, groups = _write_modes(
+                post, folder, modes_per_file or post.num_modes, drafts, trunk=trunk
+            )
         if share is not None:
             drafts = [draft for rank_drafts in ranks.everyones(drafts) for draft in rank_drafts]
             if not ranks.is_first():
                 ranks.stop_together(None)
                 return
-        manifest = {**_manifest(post, part), "groups": groups}
+        left_out = None if trunk else {"digest": part.stack.digest_of_frozen()}
+        manifest = {**_manifest(post, part), "groups": groups, "trunk": left_out}
         with ranks.sharing(share), ranks.together():
             _require_files(folder, drafts)
             entries = publish(folder, drafts, manifest, write_json)
@@ -248,7 +255,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
 
 
 def _write_modes(
-    post: Posterior, folder: Path, size: int, drafts: list[Draft]
+    post: Posterior, folder: Path, size: int, drafts: list[Draft], *, trunk: bool
 ) -> tuple[Weights, list[str]]:
     """Write the modes of this process, `size` to a file, and append the files to `drafts`.
 
@@ -265,17 +272,33 @@ def _write_modes(
         part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
         entry: dict[str, Any] = {"digest": "", "modes": [a, b]}
         drafts.append(Draft(draft_path(folder, suffix).name, suffix, entry))
-        temporary, tensors = folder / drafts[-1].temporary, tensors_to_write(part)
+        temporary, tensors = folder / drafts[-1].temporary, tensors_to_write(part, trunk=trunk)
         entry["digest"] = write_tensors(temporary, tensors, {"schema": SCHEMA}, fill_file)
         if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
             entry["seeds"] = part.stack.seeds
     return part, groups_of(tensors)
 
 
-def tensors_to_write(weights: Weights) -> Tensors:
-    """Return the tensors to save, one row of those that all modes share."""
+def tensors_to_write(weights: Weights, *, trunk: bool) -> Tensors:
+    """Return the tensors to save: of what is frozen one row where all modes share it, or, without
+    the `trunk`, nothing."""
     frozen = {f"network/{name}" for name in weights.stack.frozen}
-    return {n: row_of(t) if n in frozen else t for n, t in weights.tensors().items()}
+    tensors = weights.tensors()
+    if not trunk:
+        return {name: tensor for name, tensor in tensors.items() if name not in frozen}
+    return {n: row_of(t) if n in frozen else t for n, t in tensors.items()}
+
+
+def _require_trunk(stack: Stack) -> None:
+    """Refuse to leave out a trunk that is not there, or not one for all."""
+    if not stack.frozen:
+        raise ValueError("there is no trunk to leave out: nothing of these networks is frozen")
+    apart = [n for n, t in stack.frozen.items() if len(t) > 1 and not is_shared(t)]
+    if apart:
+        raise ValueError(
+            f"the trunk cannot be left out: {len(apart):,} frozen parameters, such as"
+            f" '{apart[0]}', differ between the modes"
+        )
 
 
 def _require_files(folder: Path, drafts: list[Draft]) -> None:
@@ -301,7 +324,8 @@ def load(
         folder: where it was saved, or the address where it was published, pinned to a commit:
             "hf://OWNER/NAME@REVISION".
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
-            module. Its weights are not used.
+            module. Its weights are not used, but for frozen ones that were saved without
+            (`trunk=False`).
         device: for the networks.
         token: of the hub, for an address; by default the one that HF_TOKEN or `hf auth login` set.
 
@@ -409,7 +433,7 @@ class Shards(Weights):
         entry = self.entries[place]
         with self._open(entry) as file:
             stack = self._allocate(entry["modes"][1] - entry["modes"][0], self._seeds(entry))
-            targets = {name: row_of(tensor) for name, tensor in stack.tensors().items()}
+            targets = {n: row_of(t) for n, t in stack.tensors().items() if n in file.forms}
             apart = [n for n, t in targets.items() if len(t) < file.forms[n].shape[0]]
             tensors = file.read({n: t for n, t in targets.items() if n not in apart})
             stack.load_frozen({n.removeprefix("network/"): tensors[n] for n in apart})
@@ -419,7 +443,18 @@ class Shards(Weights):
                     f"{file.path}: '{name}' holds values that are not numbers (NaN), so no"
                     " prediction would be one; fit again, with a lower `lr` if training diverged"
                 )
+        self._require_same_trunk(stack)
         return self._restore(stack, tensors)
+
+    def _require_same_trunk(self, stack: Stack) -> None:
+        """Refuse another trunk than that on which a file without one was trained."""
+        left_out = self.manifest.get("trunk")
+        if left_out is not None and left_out["digest"] != stack.digest_of_frozen():
+            raise FileProblem(
+                f"{self.folder} was saved without its trunk, and the frozen parameters of the"
+                " network given are not those it was trained on (their digest differs); give `net`"
+                " with the same pretrained weights"
+            )
 
     def checked(self) -> Shards:
         """Look at what each file holds, without reading it."""
@@ -439,7 +474,8 @@ class Shards(Weights):
             raise self._explained(problem) from None
         try:
             check_modes(file, count, self._outline.frozen)
-            check_network(file, self._outline, self.manifest["network"])
+            trunk = self.manifest.get("trunk") is None
+            check_network(file, self._outline, self.manifest["network"], trunk=trunk)
             check_kind(file, self._outline, self.part_kind, self.manifest, count)
         except BaseException:
             file.close()
