@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polymode.core.registry import suggest
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
 
 
@@ -73,8 +74,17 @@ def _warn_of_softmax(out: Tensor) -> None:
         )
 
 
-def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
-    """Run two examples through the first member; return the target size that the network has.
+class Fitted(NamedTuple):
+    """What a network says of the data: its target size, and where outputs of a position are."""
+
+    target_size: int
+    likelihood: Likelihood
+
+
+def check_network(
+    stack: Stack, x: Tensor, y: Tensor, likelihood: Likelihood, target_size: int
+) -> Fitted:
+    """Run two examples through the first member; return what they say of the likelihood.
 
     A classifier may have more outputs than the training labels show classes; otherwise the number
     of outputs must be the likelihood's.
@@ -99,7 +109,12 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
             f"the network returns a {type(out).__name__}; it must return one tensor (B, K)"
         )
     rows = min(len(x), 2)
-    if out.dim() != 2 or out.shape[0] != rows:
+    fitted = likelihood
+    if isinstance(likelihood, Positions):
+        fitted = likelihood.placed(out, y[:rows], target_size)
+        likelihood = likelihood.base
+        out, needed = fitted.output_rows(out)[0], likelihood.num_outputs(target_size)
+    elif out.dim() != 2 or out.shape[0] != rows:
         raise ValueError(
             f"the network maps {rows} examples to outputs of shape {tuple(out.shape)}; the"
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
@@ -112,11 +127,11 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         )
     if likelihood.name == "categorical" and out.shape[1] >= needed:
         _warn_of_softmax(out)
-        return out.shape[1]
+        return Fitted(out.shape[1], fitted)
     if out.shape[1] != needed:
         raise ValueError(
             f"the network gives {out.shape[1]} outputs, but the {likelihood.name} likelihood with"
             f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs"
             f" {needed}"
         )
-    return target_size
+    return Fitted(target_size, fitted)

@@ -221,6 +221,9 @@ def validation_for(
     if moments < LEAST_MOMENTS or rows < LEAST_ROWS:
         return None
     x, y = _rows(data, rows)
+    number = likelihood.num_observations(y)
+    if not number:
+        return None
 
     @torch.no_grad()
     def loss(stack: Stack) -> Tensor:
@@ -229,7 +232,7 @@ def validation_for(
             for part, targets in zip(x.split(BATCH), y.split(BATCH), strict=True)
         )
         assert isinstance(total, Tensor)
-        return log_scale - total / len(x)
+        return log_scale - total / number
 
     steps = frozenset(round(total * k / moments) for k in range(1, moments + 1))
     return Validation(steps, len(x), loss)
