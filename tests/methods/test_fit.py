@@ -153,8 +153,9 @@ def test_functional_core_equals_fit() -> None:
     state = deep_ensemble.init(config, problem, stack)
     state.stack.train()
     for epoch in range(3):
-        for x, y in task().train.epoch(16, fold(0, "order", epoch)):
-            state, info = deep_ensemble.step(config, problem, state, Batch(x, y))
+        seeds = [fold(member, "order", epoch) for member in stack.seeds]
+        for x, y in task().train.epoch_each(16, seeds):
+            state, info = deep_ensemble.step(config, problem, state, Batch(x, y, own=True))
     assert info.loss.shape == (2,)
     post = pm.fit(config, net=net, task=task(), progress="silent", execution="batched")
     for name, tensor in post.stack.tensors().items():

@@ -284,7 +284,13 @@ def test_one_input_dimension_uses_the_tangent() -> None:
 
 def fit(method: str, **options) -> pm.Posterior:
     task = pm.Task(train=(X.float(), labels(X)), likelihood="categorical")
-    settings = {"net": with_batch_norm, "task": task, "epochs": 6, "batch_size": 5}
+    settings = {
+        "net": with_batch_norm,
+        "task": task,
+        "epochs": 6,
+        "batch_size": 5,
+        "data_order": "shared",
+    }
     return pm.fit(method, **settings | {"progress": "silent"} | options)
 
 

@@ -163,7 +163,13 @@ def test_zero_gradients_are_harmless(member) -> None:
 
 def fit(method: str, **options) -> pm.Posterior:
     task = pm.Task(train=(X.float(), LABELS), likelihood="categorical")
-    own = {"net": with_batch_norm, "task": task, "epochs": 6, "batch_size": 5}
+    own = {
+        "net": with_batch_norm,
+        "task": task,
+        "epochs": 6,
+        "batch_size": 5,
+        "data_order": "shared",
+    }
     return pm.fit(method, **own | {"progress": "silent"} | options)
 
 

@@ -44,7 +44,7 @@ class Observed(NamedTuple):
     """What a base likelihood sees.
 
     Attributes:
-        outputs: (..., P, K). targets: (..., P) or (..., P, D), some legal value where there is none.
+        outputs: (..., P, K). targets: (..., P) or (..., P, D), any legal value where there is none.
         weights: (..., P), 0 where there is no target.
     """
 
@@ -289,7 +289,7 @@ class Positions(Likelihood):
         return self.by_example(logs * weights, targets)
 
     def by_example(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Return numbers of observations (..., P) summed over the positions of examples, (..., B)."""
+        """Return numbers of observations (..., P) summed by example, (..., B)."""
         sizes = targets.shape[self.batch_axis :][: 1 + self.axes]
         by_position = values.unflatten(-1, sizes)
         return by_position.flatten(-self.axes).sum(-1) if self.axes else by_position

@@ -32,10 +32,13 @@ from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.ranked import on_all_ranks
+from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
+from polymode.stack.trainable import Choice, check_trainable, head_names
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
@@ -66,6 +69,8 @@ def fit(
     chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    output: str | int | None = None,
+    trainable: str | None = None,
     progress: str = "auto",
     on_event: Observer | None = None,
     checkpoint: str | Path | None = None,
@@ -91,6 +96,12 @@ def fit(
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
+        output: name or place of the logits in what the network returns, where that is a dictionary,
+            a tuple or a dataclass; by default what is called "logits".
+        trainable: which parameters have a posterior; the others are frozen, and held once where
+            all members have the same. None: those that require gradients. "all"; "head", the layer
+            whose result is the output; "lora", adapters of peft and what it trains beside them; or
+            a regular expression that is searched in the parameters' names.
         progress: "auto" (a bar on a terminal, otherwise a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
@@ -107,7 +118,8 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
-    check_call(fit, locals(), but=("task",))
+    check_call(fit, locals(), but=("task", "trainable"))
+    check_trainable(trainable)
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()
@@ -127,8 +139,12 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
+            trainable=_trainable(trainable, task, options, output),
         )  # fmt: skip
+        stack.call_by(calling_for(stack.template, task.input_shape, output))
         _warn_of_little_effect(options, trained, task)
+        if number > 1 and not (trained and core.post_hoc):
+            _warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
         plan = _Plan(
@@ -305,6 +321,16 @@ def _warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
         )
 
 
+def _warn_of_one_order(config: Passes, task: Task) -> None:
+    """Warn of members that see the same batches, because their source has only one order."""
+    if config.data_order == "own" and task.train is not None and not task.train.can_reorder:
+        warn(
+            "all members see the same batches, so their errors are more alike than they need be:"
+            " the loader comes in one order. Give arrays, a Dataset or a DataLoader that shuffles,"
+            " or say data_order='shared' if this is meant",
+        )
+
+
 def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
     first, last = recorder.first, recorder.last
@@ -444,7 +470,8 @@ def with_augmentation(config: Passes) -> Passes:
 def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     """Return the networks to begin with, how many they are, and whether they were given."""
     if isinstance(net, Posterior):
-        net = net.members
+        stack = net.stack  # its modules share memory: a frozen body is not copied for each
+        net = [stack.views.build(k, share=True) for k in range(stack.num_modes)]
     networks = networks_for(net, task.input_shape, task.num_outputs)
     number = config.num_modes
     if not isinstance(networks, (nn.Module, Sequence)):
@@ -459,6 +486,31 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     return networks, modules, True
 
 
+def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
+    """Return which parameters to train; the head is found in a pass over training inputs."""
+    if trainable != "head":
+        return trainable
+
+    def head(module: nn.Module) -> list[str]:
+        assert task.train is not None
+        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
+        data = task.train.to(like.dtype, like.device)
+        x = next(iter(data.batches(config.batch_size)))[0][:2]
+        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
+            return head_names(module, x)
+
+    return head
+
+
+def _digests(stack: Stack) -> list[str]:
+    """Return hashes of what is frozen, one if all modes have the same."""
+    if not stack.frozen:
+        return []
+    one = all(map(is_shared, stack.frozen.values()))
+    local = {stack.digest_of_frozen(k) for k in range(1 if one else stack.num_modes)}
+    return sorted(set().union(*ranks.everyones(local)))
+
+
 def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
     """Return what two runs must have in common for one to continue the other."""
     return {
@@ -471,7 +523,9 @@ def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
         "network": {
             key: [ranks.num_modes(len(t)), *t.shape[1:]] for key, t in stack.tensors().items()
         },
+        "frozen": _digests(stack),
         "code": network_mark(stack.template),
         "release": __version__,
         "dtype": str(stack.dtype),
+        **({} if stack.calling is None else {"output": stack.calling.output}),
     }

@@ -101,6 +101,12 @@ class FunctionRDE(MAP):
         " lists, scaled as the training inputs are. Points other than the batch cost a second"
         " forward and backward pass.",
     )
+    data_order: str = option(
+        "shared",
+        doc="whether each member shuffles the data for itself",
+        more="Members are compared at the inputs of a batch, which they share; 'own' needs `points`"
+        " of yours.",
+    )
     points_noise: float = option(
         0.25, gt=0, doc="standard deviation of the noise of 'perturbed', in units of the inputs"
     )

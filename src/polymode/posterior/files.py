@@ -9,13 +9,14 @@ opened, types and shapes of its tensors are compared with what the manifest, the
 kind of weights ask for before memory is taken for any of them, so neither a manifest nor a header
 makes a process ask for more than the file has.
 
-Schema 2. Schema 1, from before samples were drawn, is read as one kept sample per mode.
+Schema 3. Schema 2, from before networks took several inputs, has one input shape and no name of the
+output. Schema 1, from before samples were drawn, is read as one kept sample per mode.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
+from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
@@ -49,11 +51,16 @@ from polymode.posterior.manifest import (
     likelihood_of,
     read_manifest,
     scaling_of,
+    shapes_of_manifest,
+    type_name,
+    types_of,
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
+from polymode.stack.sharing import joined, row_of
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
 
 
@@ -81,16 +88,18 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
             return None
         raise FileProblem(
             f"{path}: the network given cannot be built for inputs of shape"
-            f" {tuple(manifest['input_shape'])} and target_size {manifest['target_size']:,}:"
+            f" {shapes_text(shapes_of_manifest(manifest['input_shape']))} and target_size"
+            f" {manifest['target_size']:,}:"
             f" {first_line(error)}"
         ) from None
     return module
 
 
-def check_modes(file: TensorFile, count: int) -> None:
-    """Refuse a file of another number of modes."""
+def check_modes(file: TensorFile, count: int, frozen: Collection[str]) -> None:
+    """Refuse a file of another number of modes; of what is frozen it may hold one row for all."""
     for name, form in file.forms.items():
-        if of_stack(name) and form.shape[:1] != (count,):
+        one_row = name.removeprefix("network/") in frozen and form.shape[:1] == (1,)
+        if of_stack(name) and form.shape[:1] != (count,) and not one_row:
             raise FileProblem(
                 f"{file.path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
                 f" shape {tuple(form.shape)}"
@@ -218,12 +227,19 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "config": post.config,
         "seed": post.seed,
         "likelihood": post.likelihood.to_config(),
-        "input_shape": list(post.input_shape),
+        "input_shape": post.input_shape,
+        "output": stack.calling and stack.calling.output,
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
         "num_modes": post.num_modes,
-        "dtype": str(stack.dtype).removeprefix("torch."),
+        "dtype": type_name(stack.dtype),
+        "types": {
+            name: type_name(tensor.dtype)
+            for name, tensor in {**stack.params, **stack.frozen, **stack.buffers}.items()
+            if tensor.is_floating_point() and tensor.dtype != stack.dtype
+        },
+        "trainable": list(stack.params) if stack.frozen else None,
         "channels_last": stack.channels_last,
         "network": type(stack.template).__name__,
         "weights": {"kind": part.kind, "numbers": part.numbers()},
@@ -249,11 +265,17 @@ def _write_modes(
         part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
         entry: dict[str, Any] = {"digest": "", "modes": [a, b]}
         drafts.append(Draft(draft_path(folder, suffix).name, suffix, entry))
-        temporary, tensors = folder / drafts[-1].temporary, part.tensors()
+        temporary, tensors = folder / drafts[-1].temporary, tensors_to_write(part)
         entry["digest"] = write_tensors(temporary, tensors, {"schema": SCHEMA}, fill_file)
         if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
             entry["seeds"] = part.stack.seeds
     return part, groups_of(tensors)
+
+
+def tensors_to_write(weights: Weights) -> Tensors:
+    """Return the tensors to save, one row of those that all modes share."""
+    frozen = {f"network/{name}" for name in weights.stack.frozen}
+    return {n: row_of(t) if n in frozen else t for n, t in weights.tensors().items()}
 
 
 def _require_files(folder: Path, drafts: list[Draft]) -> None:
@@ -302,7 +324,7 @@ def load(
 
 def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.device) -> Posterior:
     likelihood = likelihood_of(folder, manifest)
-    shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
+    shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, device)
     return Posterior(
@@ -387,7 +409,10 @@ class Shards(Weights):
         entry = self.entries[place]
         with self._open(entry) as file:
             stack = self._allocate(entry["modes"][1] - entry["modes"][0], self._seeds(entry))
-            tensors = file.read(stack.tensors())
+            targets = {name: row_of(tensor) for name, tensor in stack.tensors().items()}
+            apart = [n for n, t in targets.items() if len(t) < file.forms[n].shape[0]]
+            tensors = file.read({n: t for n, t in targets.items() if n not in apart})
+            stack.load_frozen({n.removeprefix("network/"): tensors[n] for n in apart})
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and tensor.numel() and tensor.amin().isnan():
                 raise FileProblem(
@@ -413,7 +438,7 @@ class Shards(Weights):
         except FileProblem as problem:
             raise self._explained(problem) from None
         try:
-            check_modes(file, count)
+            check_modes(file, count, self._outline.frozen)
             check_network(file, self._outline, self.manifest["network"])
             check_kind(file, self._outline, self.part_kind, self.manifest, count)
         except BaseException:
@@ -479,11 +504,30 @@ class Shards(Weights):
     def _stack(self, network: nn.Module, num_modes: int, device: torch.device) -> Stack:
         """Return networks and what the likelihood adds to them, with any values."""
         dtype = getattr(torch, self.manifest["dtype"])
-        stack = Stack.allocate(network, num_modes, dtype=dtype, device=device)
+        names = self.manifest.get("trainable")
+        stack = Stack.allocate(
+            network,
+            num_modes,
+            dtype=types_of(self.manifest),
+            device=device,
+            trainable=None if names is None else lambda module: self._trainable(module, names),
+        )
         with torch.device("meta"):  # what the file says of targets takes no memory
             extra = self._likelihood.init(num_modes, self.manifest["target_size"], dtype=dtype)
         stack.add_parameters({n: torch.zeros_like(t, device=device) for n, t in extra.items()})
-        return stack
+        shapes, output = shapes_of_manifest(self.manifest["input_shape"]), self.manifest["output"]
+        return stack.call_by(calling_for(network, shapes, output))
+
+    def _trainable(self, module: nn.Module, names: Sequence[str]) -> list[str]:
+        """Return the parameters that were trained; refuse a network that lacks one."""
+        held = dict(module.named_parameters())
+        for name in names:
+            if name not in held:
+                raise FileProblem(
+                    f"{self.folder} holds another architecture ({self.manifest['network']}):"
+                    f" '{name}' was trained, and the network given has no such parameter"
+                )
+        return list(names)
 
     def _restore(self, stack: Stack, tensors: Tensors) -> Weights:
         beside = {n: t.to(self._device) for n, t in tensors.items() if not of_stack(n)}
@@ -497,8 +541,11 @@ class Shards(Weights):
         seeds = [seed for part in parts for seed in part.stack.seeds]
         stack = self._allocate(len(seeds), seeds)
         saved = [part.tensors() for part in parts]
+        frozen = {f"network/{name}" for name in stack.frozen}
         tensors = {
-            name: torch.cat([part[name] for part in saved], self.part_kind.mode_axis(name))
+            name: joined([part[name] for part in saved])
+            if name in frozen
+            else torch.cat([part[name] for part in saved], self.part_kind.mode_axis(name))
             for name in saved[0]
         }
         stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})

@@ -38,6 +38,7 @@ from polymode.core.safe_files import TensorForm
 from polymode.likelihoods.components import Moments
 from polymode.prediction import Prediction
 from polymode.stack.fast.passes import noisy_passes
+from polymode.stack.sharing import num_bytes
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -131,14 +132,14 @@ class Weights(ABC):
             drawn = self.draw(number, seed).tensors()
             places = [place for place, (_, sample) in enumerate(chosen) if sample == number]
             modes = [chosen[place][0] for place in places]
-            for name, tensor in stack.tensors().items():
+            for name, tensor in changing_tensors(stack).items():
                 tensor[places] = drawn[name][modes]
         return stack
 
     @property
     def num_bytes(self) -> int:
         """Memory of all that is saved."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        return sum(map(num_bytes, self.tensors().values()))
 
     @property
     def draw_bytes(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from polymode.core.checks import shown
+from polymode.core.rows import Shapes
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood
 from polymode.likelihoods.positions import Positions
@@ -20,7 +21,7 @@ _MAPS = 2  # axes of a picture
 def observed_by(
     likelihood: Likelihood,
     targets: Tensor,
-    input_shape: tuple[int, ...],
+    input_shape: Shapes,
     ignore_index: int | float | None,
 ) -> Likelihood:
     """Return the likelihood of these targets: `Positions` of it where they have more axes than the
@@ -43,7 +44,7 @@ def observed_by(
     return Positions(likelihood, axes, ignore=ignore_index, labels=labels)
 
 
-def _axes_of(likelihood: Likelihood, targets: Tensor, input_shape: Sequence[int]) -> int:
+def _axes_of(likelihood: Likelihood, targets: Tensor, input_shape: Shapes) -> int:
     """Return how many axes of positions the targets have."""
     if likelihood.classification:
         if targets.dim() != 2:
@@ -54,7 +55,8 @@ def _axes_of(likelihood: Likelihood, targets: Tensor, input_shape: Sequence[int]
         return 0 if ambiguous and not isinstance(likelihood, Bernoulli) else 1
     if targets.dim() != 3:
         return max(0, targets.dim() - 2)
-    if len(input_shape) == _MAPS + 1 and tuple(targets.shape[1:]) == tuple(input_shape[1:]):
+    picture = isinstance(input_shape, tuple) and len(input_shape) == _MAPS + 1
+    if picture and tuple(targets.shape[1:]) == tuple(input_shape[1:]):
         return _MAPS
     name = type(likelihood).__name__
     raise ValueError(

@@ -67,7 +67,8 @@ def save_checkpoint(
             continue
         held: dict[str, Tensor] = {}
         if isinstance(value, Stack):
-            held, plans = value.tensors(), {kind: list(plan) for kind, plan in value.plans.items()}
+            held = value.moving_tensors()
+            plans = {kind: list(plan) for kind, plan in value.plans.items()}
             fields[field] = {"is": "stack", "plans": plans, "channels_last": value.channels_last}
         elif isinstance(value, Optimization):
             held, fields[field] = value.tensors(), {"is": "optimization", **value.numbers()}
@@ -154,7 +155,7 @@ def _fill_stack(stack: Stack, tensors: dict[str, Tensor], saved: dict[str, Any])
     stack.plans = {kind: Plan(*plan) for kind, plan in plans.items()}
     if layout is not None:
         stack.lay_out(layout)
-    stack.load_tensors(tensors)
+    stack.load_tensors({**stack.tensors(), **tensors})
 
 
 def check_form(name: str, saved: Any, present: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from polymode.core.rng import generator, global_stream
+from polymode.core.rows import Inputs, as_rows, is_several, leaves_of, map_leaves, num_bytes
 from polymode.likelihoods.scaling import Scaling
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Any, Tensor]  # inputs, a tensor or `Rows`, and targets
+TARGET_NAMES = ("labels", "label", "targets", "target", "y")  # of targets among named inputs
 
 _PERMUTE_WHOLE_BELOW = (
     2**26
@@ -42,21 +44,22 @@ def spans(num_examples: int, batch_size: int) -> list[tuple[int, int]]:
 
 
 class Arrays:
-    """Inputs `x` (N, ...) and targets `y` (N, ...) in memory."""
+    """Inputs `x` (N, ...), one tensor or `Rows`, and targets `y` (N, ...) in memory."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Inputs, y: Tensor) -> None:
         if len(x) != len(y):
             raise ValueError(f"inputs and targets differ in length: {len(x):,} and {len(y):,}")
         if len(x) == 0:
             raise ValueError("the data set is empty: 0 examples")
-        self._stored, self.y = x, y
+        self._stored: Any = x
+        self.y = y
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> Any:
         """All inputs (N, ...) as a network takes them."""
         return self._inputs(self._stored)
 
-    def _inputs(self, rows: Tensor) -> Tensor:
+    def _inputs(self, rows: Any) -> Any:
         """Return rows of what is stored as a network takes them."""
         return rows
 
@@ -99,7 +102,7 @@ class Arrays:
         stored, targets = self._stored, self.y
         order = torch.randperm(len(self), generator=generator(seed)).to(stored.device)
         todo = spans(len(self), batch_size)[start:]
-        if stored.element_size() * stored.nelement() < _PERMUTE_WHOLE_BELOW:
+        if num_bytes(stored) < _PERMUTE_WHOLE_BELOW:
             x, y = stored.index_select(0, order), targets.index_select(0, order)
             for i, j in todo:
                 yield self._inputs(x[i:j]), y[i:j]
@@ -117,9 +120,15 @@ class Arrays:
             x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
             yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
 
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
+
     def fingerprint(self) -> str:
-        """Return a hash of shapes, types and values."""
-        return _digest(self._stored, self.y)
+        """Return a hash of names, shapes, types and values."""
+        names = () if isinstance(self._stored, Tensor) else self._stored.named()
+        return _digest(*leaves_of(self._stored), self.y, names=names)
 
 
 class Pixels(Arrays):
@@ -159,7 +168,7 @@ class Pixels(Arrays):
         self._factor = (1 / (255 * scale)).to(device, dtype)
         self._offset = (-shift / scale).to(device, dtype)
 
-    def _inputs(self, rows: Tensor) -> Tensor:
+    def _inputs(self, rows: Any) -> Any:
         return rows.to(self._dtype).mul_(self._factor).add_(self._offset)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Pixels:
@@ -190,21 +199,22 @@ _END = object()
 
 
 class Loader:
-    """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs.
+    """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs, or
+    of dictionaries in which the targets have the name `target`.
 
     The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of
     the seed: the generators of the loader and its sampler, and torch's global one, are set at the
     start of every shuffled pass and put back after. Its length is what one pass yields.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], target: str | None = None) -> None:
         if hasattr(loader, "__next__"):
             raise ValueError(
                 "the loader is an iterator, which can be read only once; give a DataLoader, a"
                 " Dataset, arrays, or an object whose __iter__ starts anew"
             )
-        self.loader = loader
-        self._check: Callable[[Tensor, Tensor], Pair] | None = None
+        self.loader, self.target = loader, target
+        self._check: Callable[[Any, Tensor], Pair] | None = None
         self._scaling: Scaling | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | str = "cpu"
@@ -229,7 +239,7 @@ class Loader:
         if self.is_counted_unread:  # the sampler tells which rows, and reads none
             batches: Iterable[Any] = self.loader.batch_sampler  # type: ignore[attr-defined]
             return sum(len(rows) for rows in batches)
-        return sum(len(pair(batch)[0]) for batch in self.loader)
+        return sum(len(inputs_alone(batch, self.target)) for batch in self.loader)
 
     def _generators(self) -> list[torch.Generator]:
         """Return the streams that shuffle: the loader's, and those of its samplers."""
@@ -245,7 +255,7 @@ class Loader:
         moved._dtype, moved._device = dtype, device
         return moved
 
-    def checked_by(self, check: Callable[[Tensor, Tensor], Pair]) -> Loader:
+    def checked_by(self, check: Callable[[Any, Tensor], Pair]) -> Loader:
         """Return a loader whose batches pass through `check`, which refuses or amends them."""
         checked = copy.copy(self)
         checked._check = check
@@ -267,6 +277,12 @@ class Loader:
         """Yield (x, y) in the loader's order; `batch_size` is the loader's own."""
         yield from map(self._ready, self.loader)
 
+    def inputs(self, batch_size: int) -> Iterator[Any]:
+        """Yield the inputs alone, in the loader's order; batches need no targets."""
+        for batch in self.loader:
+            x = inputs_alone(batch, self.target)
+            yield _cast(x, self._dtype, self._device)
+
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
         stream = global_stream(seed, *self._generators())
@@ -275,16 +291,39 @@ class Loader:
                 yield self._ready(batch)
 
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        raise ValueError(
-            "data_order='own' draws M different orders and needs the data as arrays; a loader has"
-            " one order. Give arrays or data_order='shared'"
-        )
+        """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
+
+        What a transform draws at random is then a function of the member's seed alone, too.
+        """
+        alone = copy.copy(self)
+        alone.loader = _without_persistent_workers(self.loader)
+        passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
+        for pairs in zip(*passes, strict=True):
+            sizes = {(_sizes(x), _sizes(y)) for x, y in pairs}
+            if len(sizes) > 1:
+                listed = " and ".join(sorted(x for x, _ in sizes))
+                raise ValueError(
+                    f"members see batches of different shapes, {listed}, which cannot be"
+                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
+                )
+            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
+            yield x, y
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order, seen without reading examples."""
+        return self.is_counted_unread and self._order(0) != self._order(1)
+
+    def _order(self, seed: int) -> list[Any]:
+        """Return the numbers of the examples in each batch of a pass."""
+        with global_stream(seed, *self._generators()):
+            return list(self.loader.batch_sampler)  # type: ignore[attr-defined]
 
     def fingerprint(self) -> str:
         return f"loader of {len(self)} examples"
 
     def _ready(self, batch: Any) -> Pair:
-        x, y = pair(batch)
+        x, y = pair(batch, self.target)
         if self._check is not None:
             x, y = self._check(x, y)
         if self._scaling is not None:
@@ -295,18 +334,29 @@ class Loader:
 class Examples(Loader):
     """A map-style `Dataset`: batches of the size that is asked for, shuffled here."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(DataLoader(dataset))
+    def __init__(self, dataset: Dataset, target: str | None = None) -> None:
+        super().__init__(DataLoader(dataset), target)
         self.dataset = dataset
 
     def _count(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def can_reorder(self) -> bool:
+        """Whether passes with other seeds come in another order."""
+        return True
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
 
     def batches(self, batch_size: int) -> Iterator[Pair]:
         yield from self._over(list(range(len(self))), batch_size, 0)
+
+    def inputs(self, batch_size: int) -> Iterator[Any]:
+        rows = [list(range(i, j)) for i, j in spans(len(self), batch_size)]
+        for batch in DataLoader(self.dataset, batch_sampler=rows):
+            x = inputs_alone(batch, self.target)
+            yield _cast(x, self._dtype, self._device)
 
     def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
         order = torch.randperm(len(self), generator=generator(seed)).tolist()
@@ -323,53 +373,147 @@ class Examples(Loader):
 Data = Arrays | Loader
 
 
-def pair(batch: Any) -> Pair:
+def pair(batch: Any, target: str | None = None) -> Pair:
     """Return (inputs, targets) of one batch of a loader, or say what came instead."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
+        inputs, y = without_target(batch, target)
+        if y is None:
+            raise ValueError(
+                f"the loader yields dictionaries with the keys {_listed(batch)}, and none of them"
+                f" is a target ({_listed(TARGET_NAMES)}); name it, as in pm.Task(target='...')"
+            )
+        x: Any = as_rows(inputs, _leaf)
+    elif not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
-            f"the loader yields dictionaries with keys {sorted(map(str, batch))}; polymode takes"
-            " (inputs, targets) pairs. Give the DataLoader a collate_fn that returns such a pair"
+            f"the loader yields {_kind(batch)}; polymode takes (inputs, targets) pairs, such as"
+            " ((a, b), y) for several inputs, or dictionaries. Weights of examples are not inputs"
         )
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    else:
+        x, y = batch
+        x = as_rows(x, _leaf) if is_several(x) else x
+    if isinstance(x, (str, bytes)) or not hasattr(x, "split") or not isinstance(y, Tensor):
         raise ValueError(
-            f"the loader yields a {type(batch).__name__}{size}; polymode takes (inputs, targets)"
-            " pairs"
-        )
-    x, y = batch
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        raise ValueError(
-            f"the loader yields a {type(x).__name__} and a {type(y).__name__}; both must be tensors"
+            f"the loader yields {_kind(batch[0])} and {_kind(batch[1])}; targets must be a tensor,"
+            " inputs one or several"
         )
     if len(x) != len(y):
         raise ValueError(f"a batch has {len(x)} inputs and {len(y)} targets")
     return x, y
 
 
-def as_data(source: Any) -> Data:
-    """Return `source` as data: an (x, y) pair of arrays or tensors, a `Dataset`, or a loader."""
+def inputs_alone(batch: Any, target: str | None = None) -> Any:
+    """Return the inputs of one batch of a loader, which may hold targets or not."""
+    if isinstance(batch, Tensor):
+        return batch
+    if isinstance(batch, Mapping):
+        return as_rows(without_target(batch, target)[0], _leaf)
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return inputs_alone(batch[0], target)
+    return pair(batch, target)[0]
+
+
+def first_inputs(data: Any, number: int) -> Any:
+    """Return the first inputs, at most `number`, of inputs alone, of arrays or of a loader."""
+    if isinstance(data, Arrays):
+        return data.head(number)[0]
+    if isinstance(data, Loader):
+        with global_stream(None):
+            return next(data.inputs(number))[:number]
+    return data[:number]
+
+
+def without_target(batch: Mapping[str, Any], target: str | None) -> tuple[dict[str, Any], Any]:
+    """Return named inputs without their targets, and the targets, None where there are none.
+
+    Two possible names of targets at once are refused; `target` settles which it is, and the other
+    is then an input.
+    """
+    if target is not None:
+        if target not in batch:
+            raise ValueError(
+                f"the data have no '{target}', which `target` names; they have {_listed(batch)}"
+            )
+        names = [target]
+    else:
+        names = [name for name in TARGET_NAMES if name in batch]
+    if len(names) > 1:
+        raise ValueError(
+            f"the data have {_listed(names)}, any of which may be the targets; name one, as in"
+            f" pm.Task(target='{names[0]}')"
+        )
+    inputs = {key: value for key, value in batch.items() if key not in names}
+    return inputs, batch[names[0]] if names else None
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _sizes(x: Inputs) -> str:
+    """Return the sizes of a batch, as messages have them."""
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape))
+    return ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in x.named().items())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def as_data(source: Any, target: str | None = None) -> Data:
+    """Return `source` as data: an (x, y) pair of arrays or tensors, named arrays among which the
+    targets are called `target`, a `Dataset`, or a loader."""
     if isinstance(source, (Arrays, Loader)):
         return source
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:
         return Arrays(*source.tensors)
+    if isinstance(source, Mapping):
+        inputs, y = without_target(source, target)
+        if y is None:
+            raise ValueError(
+                f"the data have the names {_listed(source)}, and none of them is a target"
+                f" ({_listed(TARGET_NAMES)}); name it, as in pm.Task(target='...')"
+            )
+        return Arrays(as_rows(inputs, _leaf), _tensor(y, "targets"))
     if isinstance(source, (tuple, list)):
         if len(source) != 2:
             raise ValueError(
-                "data in memory is a pair (inputs, targets), got a"
-                f" {type(source).__name__} of {len(source)}"
+                "data in memory is a pair (inputs, targets), such as ((a, b), y) for several"
+                f" inputs, got a {type(source).__name__} of {len(source)}"
             )
-        return Arrays(_tensor(source[0], "inputs"), _tensor(source[1], "targets"))
+        return Arrays(as_inputs(source[0], "inputs"), _tensor(source[1], "targets"))
     if isinstance(source, Dataset) and hasattr(source, "__len__"):
         if len(source) == 0:
             raise ValueError("the data set is empty: 0 examples")
-        return Examples(source)
-    lone = isinstance(source, (dict, str, bytes, Tensor)) or hasattr(source, "__array__")
+        return Examples(source, target)
+    lone = isinstance(source, (str, bytes, Tensor)) or hasattr(source, "__array__")
     if hasattr(source, "__iter__") and not lone:
-        return Loader(source)
+        return Loader(source, target)
     raise ValueError(
         f"cannot read data from a {type(source).__name__}; give (inputs, targets) arrays, a Dataset"
         " or a DataLoader"
     )
+
+
+def as_inputs(source: Any, what: str = "inputs") -> Inputs:
+    """Return arrays in memory as inputs: one tensor, or `Rows` of named ones or of a tuple."""
+    return as_rows(source, _leaf) if is_several(source) else _tensor(source, what)
+
+
+def _leaf(array: Any, name: str) -> Tensor:
+    return _tensor(array, f"inputs '{name}'")
+
+
+def _without_persistent_workers(loader: Any) -> Any:
+    """Return the loader with workers for each pass: persistent ones serve one pass at a time."""
+    if not getattr(loader, "persistent_workers", False):
+        return loader
+    changed = copy.copy(loader)
+    object.__setattr__(changed, "persistent_workers", False)  # a DataLoader refuses to be changed
+    object.__setattr__(changed, "_iterator", None)
+    return changed
 
 
 def _streams(loader: DataLoader) -> bool:
@@ -377,8 +521,10 @@ def _streams(loader: DataLoader) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
-def _digest(*tensors: Tensor) -> str:
+def _digest(*tensors: Tensor, names: Iterable[str] = ()) -> str:
     digest = hashlib.blake2b(digest_size=16)
+    for name in names:
+        digest.update(name.encode())
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -386,10 +532,11 @@ def _digest(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
-    if tensor.is_floating_point():
-        return tensor.to(device=device, dtype=dtype)
-    return tensor.to(device=device)
+def _cast(x: Any, dtype: torch.dtype | None, device: torch.device | str) -> Any:
+    """Return tensors on a device, floating-point ones as `dtype`."""
+    return map_leaves(
+        x, lambda t: t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)
+    )
 
 
 def _tensor(array: Any, what: str) -> Tensor:

@@ -87,8 +87,9 @@ def run(
         per_epoch = data.num_batches(passes.batch_size)
         reporter = Reporter(what, passes.total_steps(per_epoch), observers)
         recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
+        by_member = passes.data_order == "own" and data.can_reorder
         course = _Course(
-            step, data, passes, seed, per_epoch, reporter, recorder, checkpoint, finished
+            step, data, passes, seed, per_epoch, by_member, reporter, recorder, checkpoint, finished
         )
         return _run(course, state)
 
@@ -100,6 +101,7 @@ class _Course:
     Attributes:
         step, data, passes, seed, checkpoint, finished: the arguments of `run`.
         per_epoch: batches in one pass over the data.
+        by_member: whether each member has batches of its own.
         reporter, recorder: what hears of every step.
     """
 
@@ -108,6 +110,7 @@ class _Course:
     passes: Passes
     seed: int
     per_epoch: int
+    by_member: bool
     reporter: Reporter
     recorder: Recorder
     checkpoint: Checkpoint | None
@@ -199,7 +202,7 @@ def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
 def _batches(course: _Course, stack: Stack, epoch: int, position: int) -> Iterator[Batch]:
     """Yield the batches of one epoch from `position` on, augmented."""
     data, passes, seed = course.data, course.passes, course.seed
-    by_member, augment = passes.data_order == "own", passes.augment
+    by_member, augment = course.by_member, passes.augment
     assert not isinstance(augment, str)  # names have become functions
     if by_member:
         seeds = [fold(member, "order", epoch) for member in stack.seeds]
