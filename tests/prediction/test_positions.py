@@ -132,3 +132,20 @@ def test_targets_that_do_not_fit(prediction, targets, message) -> None:
     if targets.shape[:3] != (B, *E):
         with pytest.raises(ValueError, match="positions"):
             prediction.observations(targets)
+
+
+@pytest.mark.parametrize("prediction", [CLASSES, DENSITIES], ids=["classes", "densities"])
+def test_draws_of_an_example_are_of_one_sample(prediction) -> None:
+    """Two samples that are sure of opposite maps never give a map with both.
+
+    False alarms: none, since neither sample gives the other's class or a value 20 s.d. away.
+    """
+    sign = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, B, *E).double()
+    if prediction is CLASSES:
+        sure = CategoricalPrediction.from_logits(torch.stack([-50 * sign, 50 * sign], -1))
+    else:
+        sure = MixturePrediction(20 * sign.unsqueeze(-1), 1.0)  # type: ignore[assignment]
+    draws = sure.sample(64).reshape(64, B, -1)
+    up = draws > 0
+    assert (up.all(-1) | ~up.any(-1)).all()
+    assert up.any() and not up.all()

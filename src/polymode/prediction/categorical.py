@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import OnlyTensor, as_numbers, check_call
+from polymode.core.checks import Count, OnlyTensor, Seed, as_numbers, check_call
+from polymode.core.rng import generator
 from polymode.likelihoods.components import Categories
 from polymode.likelihoods.targets import NOT_OBSERVED, check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
@@ -186,6 +187,22 @@ class CategoricalPrediction(Prediction):
                 " probabilities; use `from_logits`, or another score"
             )
         return -self.log_normalizer.mean(0)
+
+    def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
+        """Return drawn labels, int64 (num_samples, B, *E).
+
+        All positions of an example in a draw are of the same sample of the posterior.
+        """
+        check_call(CategoricalPrediction.sample, locals())
+        random = generator(seed, "prediction", "sample")
+        shape = (num_samples, *self.mean.shape[:-1])
+        draws = torch.rand(shape, generator=random, dtype=torch.float64)
+        probs = self.mean
+        if self.num_axes:
+            which = torch.randint(self.num_samples, shape[:2], generator=random)
+            probs = self.probs[which.to(probs.device), torch.arange(len(self))]
+        below = probs.double().cumsum(-1)[..., :-1]
+        return (draws.to(below).unsqueeze(-1) >= below).sum(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of labels (B, *E) under the mixture, (B, *E)."""
