@@ -71,8 +71,8 @@ class OneBatch:
 def fit(method: str, x, y, likelihood, **options) -> pm.Posterior:
     task = pm.Task(train=OneBatch(x, y), likelihood=likelihood, target_scaling=None)
     return pm.fit(
-        method, net=by_position(method), task=task, dtype=torch.float64, epochs=8, data_order="shared",
-        progress="silent", **options,
+        method, net=by_position(method), task=task, dtype=torch.float64, epochs=8,
+        data_order="shared", progress="silent", **options,
     )  # fmt: skip
 
 

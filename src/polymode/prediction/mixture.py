@@ -162,8 +162,8 @@ class MixturePrediction(Prediction):
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
         """Return draws of y, (num_samples, B, *E, D): a component of the mixture, then its noise.
 
-        All outputs of an example in a draw come from the same component, so they depend on one another as the
-        mixture says.
+        All outputs of an example in a draw come from the same component, so they depend on one
+        another as the mixture says.
         """
         check_call(MixturePrediction.sample, locals())
         random = generator(seed, "prediction", "sample")
