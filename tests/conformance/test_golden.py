@@ -127,7 +127,9 @@ def test_examinations_are_as_before(name) -> None:
 
 def test_canonical_form_is_as_before() -> None:
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
-    post = pm.fit("deep_ensemble", net=lambda: mlp(False), task=task, num_modes=2, **SHORT, **FORMER)
+    post = pm.fit(
+        "deep_ensemble", net=lambda: mlp(False), task=task, num_modes=2, **SHORT, **FORMER
+    )
     canonical = pm.symmetry.canonical(post.stack, pm.symmetry.find(post.stack))
     check("canonical form", {name: t.detach().numpy() for name, t in canonical.params.items()})
 
