@@ -244,7 +244,6 @@ def stack_with_rates(stack: Stack, odds: Tensors, relaxation: float) -> Stack:
         extra = {f"{path}.log_odds": log_odds for path, log_odds in odds.items()}
         stack.views.derived[name] = part_of(stack, network, extra)
     body: Stack = stack.views.derived[name]
-    body.horizon = stack.horizon
     return body.set_mode(stack.mode, stack.pinned)
 
 

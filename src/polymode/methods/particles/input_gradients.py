@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core.memory import free_bytes
 from polymode.core.rows import Inputs, leaves_of, shapes_of, shapes_text
 from polymode.core.threads import for_each_member
 from polymode.distributed import ranks
@@ -40,7 +41,7 @@ from polymode.methods.particles.second_order.plain import Plain
 from polymode.methods.particles.terms import Terms
 from polymode.stack import execution
 from polymode.stack.execution import limit_threads
-from polymode.stack.fast.plan import Plan, members_that_fit
+from polymode.stack.fast.plan import Job, Plan, member_bytes
 from polymode.stack.stack import Stack
 from polymode.tracing.embeddings import embedded_shapes, shifted, with_zero_shifts
 from polymode.tracing.network import Network
@@ -67,11 +68,10 @@ def repelled_gradients(
         def run(part: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
             return _run(part, part.plans["gradients"], terms, xs, ys, step)
 
-        plan = execution.plan_for(stack, "repulsion", run, x, y, False)
-        if plan.execution in ("loop", "threads"):  # so many members keep their graphs
-            kept = stack.chunk_size or ranks.agreed(
-                lambda: members_that_fit(stack, run, x, y, False)
-            )
+        job = Job("repulsion", run, x, y, False)
+        plan = execution.plan_for(stack, job)
+        if plan.execution in ("loop", "threads"):
+            kept = stack.chunk_size or ranks.agreed(lambda: _graphs_that_fit(stack, job))
             stack.plans["repulsion"] = plan._replace(chunk_size=kept)
     return _run(stack, stack.plans["repulsion"], terms, x, y, step)
 
@@ -105,6 +105,13 @@ def embeddings_of(stack: Stack, x: Inputs) -> dict[str, tuple[int, ...]]:
         return embedded_shapes(stack.views.build(0, share=False).eval(), x)
 
     return stack.network.program(f"embeddings of {shapes_text(shapes_of(x))}", "eval", look)
+
+
+def _graphs_that_fit(stack: Stack, job: Job) -> int:
+    """Return how many members keep their graphs, in half of the free memory; those of others are
+    computed again, to the same bits."""
+    fit = int(0.5 * free_bytes(stack.device) // member_bytes(stack, job))
+    return max(1, min(stack.num_modes, fit))
 
 
 def _run(
