@@ -320,4 +320,4 @@ METHODS.register(
   title={Input-gradient space particle inference for neural network ensembles},
   author={Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel},
   booktitle={International Conference on Learning Representations}, year={2024}}""",
-)(Method(FoRDE, init, step, search=search))
+)(Method(FoRDE, init, step, search=search, uses_inputs=lambda config: True))

@@ -155,4 +155,4 @@ METHODS.register(
   title={Ensembles of locally independent prediction models},
   author={Ross, Andrew Slavin and Pan, Weiwei and Celi, Leo Anthony and Doshi-Velez, Finale},
   booktitle={AAAI Conference on Artificial Intelligence}, year={2020}}""",
-)(Method(LIT, init, step))
+)(Method(LIT, init, step, uses_inputs=lambda config: True))

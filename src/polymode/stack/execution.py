@@ -38,7 +38,13 @@ from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_g
 from polymode.stack.fast.rewrite import quick_module
 from polymode.stack.sharing import is_shared
 from polymode.tracing.attention import plain_attention
-from polymode.tracing.modules import Tensors, channels_to_last, set_mode
+from polymode.tracing.modules import (
+    Tensors,
+    channels_to_last,
+    keeps_statistics,
+    normalisation_layers,
+    set_mode,
+)
 from polymode.tracing.noise import (
     MemberNoise,
     Streams,
@@ -286,12 +292,23 @@ def _side_by_side(
 
 
 def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
-    """Return the buffers that a pass neither writes nor binds anew."""
+    """Return the buffers that a pass neither writes nor binds anew. Statistics that training moves
+    are not among them: torch writes these without a mark."""
+    moving = {
+        id(buffer)
+        for layer in normalisation_layers(module)
+        if not keeps_statistics(layer)
+        for buffer in layer.buffers(recurse=False)
+    }
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     with private_stream(0), torch.no_grad():
         module(copies_of_first(x, 2))
     after = dict(module.named_buffers())
-    return [n for n, (b, version) in before.items() if after[n] is b and b._version == version]
+    return [
+        name
+        for name, (buffer, version) in before.items()
+        if after[name] is buffer and buffer._version == version and id(buffer) not in moving
+    ]
 
 
 def _starts_quietly(stack: Stack, x: Tensor) -> bool:
