@@ -82,7 +82,7 @@ _USUAL = Chains()
 )
 def chains(post: Posterior, task: Task, options: Chains = _USUAL) -> Findings:
     """Return R-hat and ESS of the chains of a posterior; see the module."""
-    weights = post.weights
+    weights = post.weights.inner
     if not isinstance(weights, Samples) or weights.kept is None:
         raise NotApplicable(
             f"this posterior ({post.method}) has no chains: {weights.samples_per_mode} sample(s)"

@@ -176,11 +176,14 @@ class Posterior:
         rows = 0
         for prediction in self._stream(weights, x, samples, seed, batch_size):
             rows += len(prediction)
-            self._require_room(rows, samples, "the first ")
+            size = prediction.mean[0].numel()
+            self._require_room(rows, samples, "the first ", size)
             yield prediction
 
-    def _require_room(self, rows: int, samples: int, which: str = "") -> None:
-        number, size = self.num_modes * samples, self.target_size
+    def _require_room(
+        self, rows: int, samples: int, which: str = "", size: int | None = None
+    ) -> None:
+        number, size = self.num_modes * samples, size or self.target_size
         need = rows * number * size * self.weights.like.dtype.itemsize
         what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
         require_free(need, what, "Use post.stream(x), which yields them in parts")
@@ -248,18 +251,17 @@ class Posterior:
 
         def components(x: Tensor) -> Categories | Components:
             nonlocal outputs
+            x = weights.prepare(x)
             moments = weights.moments(x)
             if moments is None:
                 outputs = outputs or weights.outputs(samples, seed)
                 return self.likelihood.components(outputs(x), noise)
-            fixed = {name: tensor[:, 0] for name, tensor in noise.items()}
-            closed = self.likelihood.closed(moments, fixed)
-            if closed is not None:
-                return closed
-            return self.likelihood.components(weights.logits(moments, samples, streams), noise)
+            return self.likelihood.components_from(
+                moments, noise, lambda rows: weights.logits(rows, samples, streams)
+            )
 
         def predict(x: Tensor) -> Prediction:
-            prediction = predict_from(components(x))
+            prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
             assert isinstance(prediction, MixturePrediction)
@@ -355,7 +357,9 @@ class Posterior:
             numbers = torch.randint(most, (num_samples,), generator=stream).tolist()
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
-    def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
+    def save(
+        self, folder: str | Path, *, modes_per_file: int | None = None, trunk: bool = True
+    ) -> None:
         """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
@@ -363,10 +367,12 @@ class Posterior:
             modes_per_file: how many modes a file holds, None for all. Several files are opened one
                 after another when the loaded posterior predicts, so that it need not fit into
                 memory.
+            trunk: whether frozen parameters are written. Without them the files hold adapters or
+                heads alone, and `pm.load` takes the rest from its `net`, if the digest is the same.
         """
         from polymode.posterior.files import save
 
-        save(self, Path(folder), modes_per_file)
+        save(self, Path(folder), modes_per_file, trunk)
 
     def push(
         self,
