@@ -40,6 +40,7 @@ from polymode.tracing.code import network_mark
 from polymode.training.data import Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
+from polymode.training.holdout import Selection, divide
 from polymode.training.loop import Checkpoint, run
 from polymode.training.optimiser import Training
 from polymode.training.options import Passes
@@ -222,10 +223,17 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     target_size = check_network(stack, first, units.likelihood, task.target_size)
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
-    steps = data.num_batches(config.batch_size)
-    problem = Problem(units.likelihood, len(data), target_size, steps, data, plan.seed)
+    val = None if task.val is None else _in_units(task.val, units, stack)
+    division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
+    steps = division.train.num_batches(config.batch_size)
+    problem = Problem(units.likelihood, len(division.train), target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
-    recorder = _recorder(config, problem, stack, task, units)
+    recorder = _recorder(config, problem, stack, val, units)
+    selection = None
+    if division.evidence is not None and not plan.ready:
+        selection = Selection(
+            division.evidence, units.likelihood, stack, core.config.stops_together
+        )
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -237,19 +245,22 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         state = run(
             partial(core.step, config, problem),
             state,
-            data,
+            division.train,
             config,
             seed=plan.seed,
             what=what,
             observers=plan.observers,
             checkpoint=checkpoint,
             recorder=recorder,
+            selection=selection,
         )
         _warn_of_divergence(config, recorder)
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    if selection is not None:
+        done["stopping"] = selection.facts()
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
@@ -335,11 +346,12 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
         )
 
 
-def _recorder(config: Any, problem: Problem, stack: Stack, task: Task, units: Units) -> Recorder:
+def _recorder(
+    config: Any, problem: Problem, stack: Stack, data: Data | None, units: Units
+) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
     per_epoch, log_scale = problem.steps_per_epoch, 0.0
     total = config.total_steps(per_epoch)
-    data = None if task.val is None else _in_units(task.val, units, stack)
     if units.scaling is not None:
         scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())

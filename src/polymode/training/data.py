@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from polymode.core.rng import generator, global_stream
 from polymode.likelihoods.scaling import Scaling
@@ -94,11 +103,19 @@ class Arrays:
         for start, stop in spans(len(self), batch_size):
             yield self._inputs(self._stored[start:stop]), self.y[start:stop]
 
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        """Yield the batches of one shuffled pass, from batch number `start` on."""
+    def epoch(
+        self, batch_size: int, seed: int, start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        """Yield the batches of one shuffled pass, from batch number `start` on.
+
+        Args:
+            rows: (n,) the examples that it is made of, by default all.
+        """
         stored, targets = self._stored, self.y
-        order = torch.randperm(len(self), generator=generator(seed)).to(stored.device)
-        todo = spans(len(self), batch_size)[start:]
+        number = len(self) if rows is None else len(rows)
+        order = torch.randperm(number, generator=generator(seed))
+        order = (order if rows is None else rows[order]).to(stored.device)
+        todo = spans(number, batch_size)[start:]
         if stored.element_size() * stored.nelement() < _PERMUTE_WHOLE_BELOW:
             x, y = stored.index_select(0, order), targets.index_select(0, order)
             for i, j in todo:
@@ -108,14 +125,39 @@ class Arrays:
                 rows = order[i:j]
                 yield self._inputs(stored.index_select(0, rows)), targets.index_select(0, rows)
 
-    def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        """Yield batches (M, B, ...) in which every member has its own order, one seed a member."""
-        orders = torch.stack([torch.randperm(len(self), generator=generator(s)) for s in seeds])
-        orders = orders.to(self._stored.device)
-        for i, j in spans(len(self), batch_size)[start:]:
-            rows = orders[:, i:j]
-            x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
-            yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
+    def epoch_each(
+        self, batch_size: int, seeds: Sequence[int], start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        """Yield batches (M, B, ...) in which every member has its own order, one seed a member.
+
+        Args:
+            rows: (M, n) the examples that each member sees, by default all.
+        """
+        number = len(self) if rows is None else rows.shape[1]
+        orders = torch.stack([torch.randperm(number, generator=generator(s)) for s in seeds])
+        yield from self.batches_each(
+            batch_size, orders if rows is None else rows.gather(1, orders), start
+        )
+
+    def batches_each(self, batch_size: int, rows: Tensor, start: int = 0) -> Iterator[Pair]:
+        """Yield batches (M, B, ...) of the examples `rows` (M, n), in that order."""
+        rows = rows.to(self._stored.device)
+        for i, j in spans(rows.shape[1], batch_size)[start:]:
+            part = rows[:, i:j]
+            x, y = (t.index_select(0, part.flatten()) for t in (self._stored, self.y))
+            yield self._inputs(x.unflatten(0, part.shape)), y.unflatten(0, part.shape)
+
+    def only(self, rows: Tensor) -> Arrays:
+        """Return the examples `rows` (n,)."""
+        part = copy.copy(self)
+        part._stored = self._stored.index_select(0, rows.to(self._stored.device))
+        part.y = self.y.index_select(0, rows.to(self.y.device))
+        return part
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether some of the examples can be left out."""
+        return True
 
     @property
     def can_reorder(self) -> bool:
@@ -272,30 +314,68 @@ class Loader:
         """Yield (x, y) in the loader's order; `batch_size` is the loader's own."""
         yield from map(self._ready, self.loader)
 
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
+    def epoch(
+        self, batch_size: int, seed: int, start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        """Yield the loader's batches of one pass whose shuffling is set by `seed`.
+
+        Args:
+            rows: (n,) the examples that it is made of, by default all.
+        """
+        if rows is not None:
+            yield from self.only(rows).epoch(batch_size, seed, start)
+            return
         stream = global_stream(seed, *self._generators())
         for number, batch in enumerate(_each_within(stream, self.loader)):
             if number >= start:
                 yield self._ready(batch)
 
-    def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
+    def epoch_each(
+        self, batch_size: int, seeds: Sequence[int], start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
         """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
 
         What a transform draws at random is then a function of the member's seed alone, too.
+
+        Args:
+            rows: (M, n) the examples that each member sees, by default all.
         """
         alone = copy.copy(self)
         alone.loader = _without_persistent_workers(self.loader)
-        passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
-        for pairs in zip(*passes, strict=True):
-            shapes = {(x.shape, y.shape) for x, y in pairs}
-            if len(shapes) > 1:
-                raise ValueError(
-                    f"members see batches of different shapes, {_listed(shapes)}, which cannot be"
-                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
-                )
-            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
-            yield x, y
+        sources = [alone] * len(seeds) if rows is None else [alone.only(part) for part in rows]
+        yield from _beside(
+            [s.epoch(batch_size, seed, start) for s, seed in zip(sources, seeds, strict=True)]
+        )
+
+    def batches_each(self, batch_size: int, rows: Tensor, start: int = 0) -> Iterator[Pair]:
+        """Yield batches (M, B, ...) of the examples `rows` (M, n), in that order."""
+        alone = copy.copy(self)
+        alone.loader = _without_persistent_workers(self.loader)
+        yield from _beside([alone.only(part)._fixed(batch_size, start) for part in rows])
+
+    def _fixed(self, batch_size: int, start: int) -> Iterator[Pair]:
+        """Yield the batches in order; what transforms draw is the same in every pass."""
+        stream = global_stream(0, *self._generators())
+        batches = _each_within(stream, self.batches(batch_size))
+        return (batch for number, batch in enumerate(batches) if number >= start)
+
+    def only(self, rows: Tensor) -> Loader:
+        """Return a loader of the examples `rows` (n,), which shuffles as this one does."""
+        assert isinstance(self.loader, DataLoader)
+        part = copy.copy(self)
+        part.loader = _over_subset(self.loader, rows.tolist())
+        part._num_examples = None
+        return part
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether some of the examples can be left out: they have numbers, and usual samplers."""
+        loader = self.loader
+        if not (self.is_counted_unread and type(loader.batch_sampler) is BatchSampler):  # type: ignore[attr-defined]
+            return False
+        sampler = loader.sampler  # type: ignore[attr-defined]
+        once = type(sampler) is RandomSampler and not sampler.replacement
+        return (once or type(sampler) is SequentialSampler) and len(self) == len(loader.dataset)  # type: ignore[attr-defined]
 
     @property
     def can_reorder(self) -> bool:
@@ -329,9 +409,20 @@ class Examples(Loader):
     def _count(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
+    def only(self, rows: Tensor) -> Examples:
+        """Return the examples `rows` (n,)."""
+        part = copy.copy(self)
+        part.dataset, part._num_examples = Subset(self.dataset, rows.tolist()), None
+        return part
+
     @property
     def can_reorder(self) -> bool:
         """Whether passes with other seeds come in another order."""
+        return True
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether some of the examples can be left out."""
         return True
 
     def num_batches(self, batch_size: int) -> int:
@@ -340,7 +431,12 @@ class Examples(Loader):
     def batches(self, batch_size: int) -> Iterator[Pair]:
         yield from self._over(list(range(len(self))), batch_size, 0)
 
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
+    def epoch(
+        self, batch_size: int, seed: int, start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        if rows is not None:
+            yield from self.only(rows).epoch(batch_size, seed, start)
+            return
         order = torch.randperm(len(self), generator=generator(seed)).tolist()
         stream = global_stream(seed)  # for transforms that draw
         yield from _each_within(stream, self._over(order, batch_size, start))
@@ -402,6 +498,28 @@ def as_data(source: Any) -> Data:
         f"cannot read data from a {type(source).__name__}; give (inputs, targets) arrays, a Dataset"
         " or a DataLoader"
     )
+
+
+def _beside(passes: Sequence[Iterator[Pair]]) -> Iterator[Pair]:
+    """Yield the batches of all members' passes together, (M, B, ...)."""
+    for pairs in zip(*passes, strict=True):
+        shapes = {(x.shape, y.shape) for x, y in pairs}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"members see batches of different shapes, {_listed(shapes)}, which cannot be"
+                " stacked. Give data_order='shared', or a loader whose batches are all alike"
+            )
+        x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
+        yield x, y
+
+
+def _over_subset(loader: DataLoader, rows: list[int]) -> DataLoader:
+    """Return a loader of some examples with all other settings of `loader`."""
+    names = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
+             "multiprocessing_context", "prefetch_factor", "batch_size", "generator")  # fmt: skip
+    settings = {name: getattr(loader, name) for name in names}
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    return DataLoader(Subset(loader.dataset, rows), shuffle=shuffle, **settings)
 
 
 def _without_persistent_workers(loader: Any) -> Any:

@@ -220,12 +220,12 @@ def validation_for(
     moments = min(MOMENTS, budget // rows, total // PER_MOMENT)
     if moments < LEAST_MOMENTS or rows < LEAST_ROWS:
         return None
-    x, y = _rows(data, rows)
+    x, y = spread_rows(data, rows)
 
     @torch.no_grad()
     def loss(stack: Stack) -> Tensor:
         total = sum(
-            likelihood.log_prob(_outputs(stack, part), targets, stack.extra).double().sum(-1)
+            likelihood.log_prob(outputs_of(stack, part), targets, stack.extra).double().sum(-1)
             for part, targets in zip(x.split(BATCH), y.split(BATCH), strict=True)
         )
         assert isinstance(total, Tensor)
@@ -235,7 +235,7 @@ def validation_for(
     return Validation(steps, len(x), loss)
 
 
-def _outputs(stack: Stack, x: Tensor) -> Tensor:
+def outputs_of(stack: Stack, x: Tensor, own: bool = False) -> Tensor:
     """Return the outputs (M, B, K) in evaluation mode; the stack is left as it was.
 
     They are computed in the way that training has chosen: to measure which one is best for this
@@ -244,13 +244,13 @@ def _outputs(stack: Stack, x: Tensor) -> Tensor:
     plans, plan = stack.plans, stack.plans.get("gradients") or stack.plans.get("outputs")
     stack.plans = {} if plan is None else {"outputs": plan}
     try:
-        return stack.eval()(x, step=0)
+        return stack.eval()(x, own=own, step=0)
     finally:
         stack.plans = plans
         stack.train()
 
 
-def _rows(data: Data, count: int) -> tuple[Tensor, Tensor]:
+def spread_rows(data: Data, count: int) -> tuple[Tensor, Tensor]:
     """Return some examples: evenly spread over arrays, the first ones of a pass of a loader."""
     if isinstance(data, Arrays):
         return data.rows(torch.linspace(0, len(data) - 1, count).long())
