@@ -181,7 +181,11 @@ def test_kinds_of_sources() -> None:
         ((1.0, 2.0), "got the number"),
         (([["a"]], [1]), "cannot be read as an array"),
         (([[1.0]], None), "targets are missing, got None"),
-        ({"x": X}, "cannot read data from a dict"),
+        ({"x": X}, "the data have the names 'x', and none of them is a target"),
+        ({"x": X, "y": Y, "label": Y}, "the data have 'label', 'y', any of which may be the"),
+        ({"a": X, "b": X[:4], "y": Y}, "differ in length: 'a' 11, 'b' 4; each needs one row"),
+        ({"y": Y}, "the inputs hold no tensor"),
+        ({1: X, "y": Y}, "inputs are named by text, got the key 1"),
         (X, "cannot read data from a Tensor"),
         (np.zeros((3, 2)), "cannot read data from a ndarray"),
         (7, "cannot read data from a int"),
@@ -204,7 +208,7 @@ class Listed:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"image": X, "label": Y}, r"dictionaries with keys \['image', 'label'\]"),
+        ({"image": X, "mask": Y}, "dictionaries with the keys 'image', 'mask', and none of them"),
         ((X, Y, Y), "a tuple of 3"),
         (X, "yields a Tensor"),
         ((X, [1, 2]), "a Tensor and a list"),

@@ -32,7 +32,7 @@ from polymode.metrics.results import Row
 from polymode.posterior import Posterior, Samples
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks import Task
-from polymode.training.data import Arrays
+from polymode.training.data import first_inputs
 
 LOOKED_AT = 1000  # parameters, chosen at random, where a network has more
 LAGS = 100
@@ -125,10 +125,7 @@ def chains(
 
 def _inputs(task: Task, number: int) -> Tensor:
     data = task.train if task.test is None else task.test
-    if isinstance(data, Arrays):
-        return data.head(number)[0]
-    x, _ = next(iter(data.batches(number)))
-    return x[:number]
+    return first_inputs(data, number)  # type: ignore[no-any-return]
 
 
 def function_draws(post: Posterior, x: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from polymode.curvature.watch import Look, Watch
 from polymode.stack.stack import Stack
 from polymode.tracing.attention import plain_attention
 from polymode.tracing.modules import Tensors
+from polymode.tracing.operations import repeat_rows
 
 _COMPARED = 8  # examples whose outputs are compared with those of single ones
 _DEPENDENT = 1e-2  # relative difference: other sizes of batches are rounded in another order
@@ -187,7 +188,7 @@ def survey(stack: Stack, x: Tensor) -> Survey:
     module = member(stack, 0)
     named = dict(module.named_parameters())
     names = {id(named[name]): name for name in stack.params}
-    probe = (x if len(x) >= 3 else x.repeat(3, *(1,) * (x.dim() - 1)))[:3].detach()
+    probe = (x if len(x) >= 3 else repeat_rows(x, 3))[:3].detach()
     _require_independent_examples(module, x[:_COMPARED].detach())
     looks = []
     for batch in (2, 3):

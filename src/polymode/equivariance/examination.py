@@ -38,7 +38,7 @@ from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.tasks import Task
-from polymode.training.data import Arrays
+from polymode.training.data import Arrays, first_inputs
 
 NOISE = "noise"
 
@@ -157,9 +157,7 @@ def ood_inputs(task: Task, name: str, like: Tensor) -> tuple[str, Tensor]:
         )
     if name == NOISE or not names:
         return NOISE, torch.randn(like.shape, generator=generator(0, NOISE)).to(like)
-    data = task.ood[name or names[0]]
-    x = data if isinstance(data, Tensor) else next(iter(data.batches(len(like))))[0]
-    return name or names[0], x[: len(like)]
+    return name or names[0], first_inputs(task.ood[name or names[0]], len(like))
 
 
 SHOWN = 3  # inputs with an orbit plot

@@ -30,6 +30,7 @@ from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks import Task
+from polymode.training.data import first_inputs
 
 NATS = "nats"
 KEPT = 20_000  # pairs stored for the figure, at most
@@ -60,13 +61,12 @@ def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) 
             "pairs needs a classifier with at least 3 samples and a task with a test set, got"
             f" {post.num_samples} sample(s)"
         )
-    inside = next(iter(task.test.batches(num_inputs)))[0]
-    outside = task.ood[name]
-    x = outside if isinstance(outside, torch.Tensor) else next(iter(outside.batches(num_inputs)))[0]
+    inside = first_inputs(task.test, num_inputs)
+    outside = first_inputs(task.ood[name], num_inputs)
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     matrices = []
-    for side, inputs in (("id", inside), ("ood", x[:num_inputs])):
+    for side, inputs in (("id", inside), ("ood", outside)):
         prediction = post.predict(inputs)
         assert isinstance(prediction, CategoricalPrediction)
         matrix = pairwise_mutual_information(prediction).numpy()

@@ -36,6 +36,7 @@ from polymode.stack.trainable import Choice, check_trainable, head_names
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
 from polymode.training.data import Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
@@ -67,6 +68,7 @@ def fit(
     chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    output: str | int | None = None,
     trainable: str | None = None,
     progress: str = "auto",
     on_event: Observer | None = None,
@@ -93,6 +95,8 @@ def fit(
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
+        output: name or place of the logits in what the network returns, where that is a dictionary,
+            a tuple or a dataclass; by default what is called "logits".
         trainable: which parameters have a posterior; the others are frozen, and held once where
             all members have the same. None: those that require gradients. "all"; "head", the layer
             whose result is the output; "lora", adapters of peft and what it trains beside them; or
@@ -134,8 +138,9 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=_trainable(trainable, task, options),
+            trainable=_trainable(trainable, task, options, output),
         )  # fmt: skip
+        stack.call_by(calling_for(stack.template, task.input_shape, output))
         _warn_of_little_effect(options, trained, task)
         if number > 1 and not (trained and core.post_hoc):
             _warn_of_one_order(options, task)
@@ -474,7 +479,7 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     return networks, modules, True
 
 
-def _trainable(trainable: str | None, task: Task, config: Passes) -> Choice:
+def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
     """Return which parameters to train; the head is found in a pass over training inputs."""
     if trainable != "head":
         return trainable
@@ -483,7 +488,9 @@ def _trainable(trainable: str | None, task: Task, config: Passes) -> Choice:
         assert task.train is not None
         like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
         data = task.train.to(like.dtype, like.device)
-        return head_names(module, next(iter(data.batches(config.batch_size)))[0][:2])
+        x = next(iter(data.batches(config.batch_size)))[0][:2]
+        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
+            return head_names(module, x)
 
     return head
 
@@ -513,4 +520,5 @@ def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
         "code": network_mark(stack.template),
         "release": __version__,
         "dtype": str(stack.dtype),
+        **({} if stack.calling is None else {"output": stack.calling.output}),
     }

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.registry import suggest
+from polymode.core.rows import Inputs, Shapes, equal, shapes_of, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import Calling, UnclearOutput, output_name, pick
 
 
-def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> Any:
+def networks_for(net: Any, input_shape: Shapes, num_outputs: int) -> Any:
     """Return `net` as a stack takes it: a function without arguments, a module or a list of
     modules.
 
@@ -73,9 +75,10 @@ def _warn_of_softmax(out: Tensor) -> None:
         )
 
 
-def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
+def check_network(stack: Stack, x: Inputs, likelihood: Likelihood, target_size: int) -> int:
     """Run two examples through the first member; return the target size that the network has.
 
+    A network that returns more than a tensor gets a hook that picks its logits from now on.
     A classifier may have more outputs than the training labels show classes; otherwise the number
     of outputs must be the likelihood's.
     """
@@ -83,21 +86,22 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         with torch.no_grad():
             inputs = x[:2].clone()
             out = stack.views.build(0, share=False).eval()(inputs)
+        if not isinstance(out, Tensor):
+            stack.call_by(Calling(output_name(out)))
+            out = pick(out)
+    except UnclearOutput:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the network cannot evaluate inputs of shape {tuple(x.shape[1:])} and type {x.dtype}:"
+            f"the network cannot evaluate inputs of shape {_described(x)}:"
             f" {str(error).splitlines()[0]}"
         ) from error
-    if not torch.equal(inputs, x[:2]):
+    if not equal(inputs, x[:2]):
         raise ValueError(
             "the network changes its inputs in place, and so the data for all that follows; let its"
             " forward method begin with x = x.clone()"
         )
     needed = likelihood.num_outputs(target_size)
-    if not isinstance(out, Tensor):
-        raise ValueError(
-            f"the network returns a {type(out).__name__}; it must return one tensor (B, K)"
-        )
     rows = min(len(x), 2)
     if out.dim() != 2 or out.shape[0] != rows:
         raise ValueError(
@@ -120,3 +124,11 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
             f" {needed}"
         )
     return target_size
+
+
+def _described(x: Inputs) -> str:
+    """Return shapes and types of inputs, as messages have them."""
+    if isinstance(x, Tensor):
+        return f"{tuple(x.shape[1:])} and type {x.dtype}"
+    types = ", ".join(sorted({str(leaf.dtype) for leaf in x.leaves}))
+    return f"{shapes_text(shapes_of(x))} and types {types}"

@@ -9,7 +9,8 @@ opened, types and shapes of its tensors are compared with what the manifest, the
 kind of weights ask for before memory is taken for any of them, so neither a manifest nor a header
 makes a process ask for more than the file has.
 
-Schema 2. Schema 1, from before samples were drawn, is read as one kept sample per mode.
+Schema 3. Schema 2, from before networks took several inputs, has one input shape and no name of the
+output. Schema 1, from before samples were drawn, is read as one kept sample per mode.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.memory import free_bytes, human
 from polymode.core.rng import fold
+from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
@@ -49,6 +51,7 @@ from polymode.posterior.manifest import (
     likelihood_of,
     read_manifest,
     scaling_of,
+    shapes_of_manifest,
     type_name,
     types_of,
 )
@@ -57,6 +60,7 @@ from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
 from polymode.stack.sharing import joined, row_of
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
 
 
@@ -84,7 +88,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
             return None
         raise FileProblem(
             f"{path}: the network given cannot be built for inputs of shape"
-            f" {tuple(manifest['input_shape'])} and target_size {manifest['target_size']:,}:"
+            f" {shapes_text(shapes_of_manifest(manifest['input_shape']))} and target_size"
+            f" {manifest['target_size']:,}:"
             f" {first_line(error)}"
         ) from None
     return module
@@ -222,7 +227,8 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "config": post.config,
         "seed": post.seed,
         "likelihood": post.likelihood.to_config(),
-        "input_shape": list(post.input_shape),
+        "input_shape": post.input_shape,
+        "output": stack.calling and stack.calling.output,
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
@@ -318,7 +324,7 @@ def load(
 
 def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.device) -> Posterior:
     likelihood = likelihood_of(folder, manifest)
-    shape, size = tuple(manifest["input_shape"]), manifest["target_size"]
+    shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, device)
     return Posterior(
@@ -509,7 +515,8 @@ class Shards(Weights):
         with torch.device("meta"):  # what the file says of targets takes no memory
             extra = self._likelihood.init(num_modes, self.manifest["target_size"], dtype=dtype)
         stack.add_parameters({n: torch.zeros_like(t, device=device) for n, t in extra.items()})
-        return stack
+        shapes, output = shapes_of_manifest(self.manifest["input_shape"]), self.manifest["output"]
+        return stack.call_by(calling_for(network, shapes, output))
 
     def _trainable(self, module: nn.Module, names: Sequence[str]) -> list[str]:
         """Return the parameters that were trained; refuse a network that lacks one."""

@@ -28,6 +28,7 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.rng import private_stream
+from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
 from polymode.stack.fast.dense import Forward, dense_program
 from polymode.stack.fast.plan import Plan, choose
@@ -71,11 +72,16 @@ def _trial(stack: Stack, x: Tensor, per_member: bool, step: int) -> None:
     if torch.is_grad_enabled():
         sources = [leaf for leaf in stack.leaves() if leaf.requires_grad]
         if x.requires_grad:
-            x = x.detach().requires_grad_()
-            sources = [x]
+            x = map_leaves(x, _as_source)
+            sources = [leaf for leaf in leaves_of(x) if leaf.requires_grad]
     values = outputs(stack, x, per_member, step)
     if sources and values.requires_grad:
         torch.autograd.grad(values.sum(), sources, allow_unused=True)
+
+
+def _as_source(leaf: Tensor) -> Tensor:
+    """Return a tensor by which outputs are differentiated if this one is."""
+    return leaf.detach().requires_grad_() if leaf.requires_grad else leaf
 
 
 def _outputs(
@@ -285,7 +291,7 @@ def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
     """Return the buffers that a pass neither writes nor binds anew."""
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     with private_stream(0), torch.no_grad():
-        module(x[:1].expand(2, *x.shape[1:]))
+        module(copies_of_first(x, 2))
     after = dict(module.named_buffers())
     return [n for n, (b, version) in before.items() if after[n] is b and b._version == version]
 
@@ -295,7 +301,7 @@ def _starts_quietly(stack: Stack, x: Tensor) -> bool:
     by passes of three and four members: all that is drawn must then have a member axis."""
 
     def probe(_: nn.Module) -> bool:
-        x2 = x[:1].expand(2, *x.shape[1:])
+        x2 = copies_of_first(x, 2)
         shapes = []
         for number in (3, 4):
             part = stack[[0] * number]
@@ -315,7 +321,7 @@ def _starts_quietly(stack: Stack, x: Tensor) -> bool:
 
 
 def _for_all(stack: Stack, x: Tensor) -> Tensor:
-    return x.expand(stack.num_modes, *x.shape)
+    return spread(x, stack.num_modes)  # type: ignore[no-any-return]
 
 
 def _run_dense(
@@ -476,14 +482,17 @@ def _seen(
 
 
 def formatted(x: Tensor, channels_last: bool) -> Tensor:
-    return channels_to_last(x) if channels_last and x.dim() >= 4 else x
+    """Return images in the memory format of a plan."""
+    if not channels_last:
+        return x
+    return map_leaves(x, lambda leaf: channels_to_last(leaf) if leaf.dim() >= 4 else leaf)  # type: ignore[no-any-return]
 
 
 def _check_inputs(stack: Stack, x: Tensor, per_member: bool) -> None:
-    if per_member and x.shape[0] != stack.num_modes:
+    if per_member and len(x) != stack.num_modes:
         raise ValueError(
             f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
-            f" {tuple(x.shape)}"
+            f" {len(x)} rows"
         )
 
 

@@ -31,6 +31,7 @@ from polymode.stack.sharing import digest, is_shared, last_channels, num_bytes, 
 from polymode.stack.statistics import recompute_statistics
 from polymode.stack.trainable import Choice
 from polymode.stack.views import Views
+from polymode.tracing.calling import Calling, call_by, calling_of, remove_hooks
 from polymode.tracing.modules import (
     MODES,
     MakeNet,
@@ -179,6 +180,19 @@ class Stack:
         return self.network.template
 
     @property
+    def calling(self) -> Calling | None:
+        """How networks are called with several inputs, and which of their results is the output."""
+        return calling_of(self.template)
+
+    def call_by(self, calling: Calling | None) -> Stack:
+        """Set how the networks are called, before anything was made of them; return the stack."""
+        self.network.call_by(calling)
+        for module in self._apart.values():
+            call_by(module, calling)
+        self._renew()
+        return self
+
+    @property
     def num_parameters(self) -> int:
         """Trainable network parameters of one member."""
         return sum(p[0].numel() for p in self.params.values())
@@ -271,7 +285,8 @@ class Stack:
 
     def members(self) -> list[nn.Module]:
         """Return the members as ordinary modules with memory of their own, in evaluation mode."""
-        return [self.views.build(k, share=False).eval() for k in range(self.num_modes)]
+        built = (self.views.build(k, share=False).eval() for k in range(self.num_modes))
+        return [remove_hooks(module) for module in built]
 
     # ---------------------------------------------------------------- other stacks from this one
 

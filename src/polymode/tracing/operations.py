@@ -24,6 +24,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from polymode.core.rows import map_leaves
+
 PLAIN = (int, float, bool, str, type(None))
 
 KINDS = {
@@ -285,7 +287,7 @@ def normalises(layer: nn.Module) -> bool:
 # ---------------------------------------------------------------- nodes of a graph
 
 
-def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
+def repeat_rows(x: Any, times: int, axis: int = 0) -> Any:
     """Return `times` copies of the rows, one copy of all behind another; a new tensor.
 
     >>> repeat_rows(torch.tensor([[1], [2]]), 2).flatten().tolist()
@@ -293,10 +295,10 @@ def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
     """
     if isinstance(x, fx.Proxy):  # one step of a graph that is traced again
         arguments = (x, times) if axis == 0 else (x, times, axis)
-        return x.tracer.create_proxy("call_function", repeat_rows, arguments, {})  # type: ignore[return-value]
-    ones = [1] * x.dim()
-    ones[axis] = times
-    return x.repeat(ones)
+        return x.tracer.create_proxy("call_function", repeat_rows, arguments, {})
+    return map_leaves(
+        x, lambda leaf: leaf.repeat([times if a == axis else 1 for a in range(leaf.dim())])
+    )
 
 
 def called(node: fx.Node, module: nn.Module) -> Any:

@@ -28,8 +28,10 @@ from polymode.core.rng import generator
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
-from polymode.training.data import Data, Loader, Pair, spans
+from polymode.training.batches import Pair, spans
+from polymode.training.data import Data
 from polymode.training.history import outputs_of, spread_rows
+from polymode.training.loaders import Loader
 
 FOLDS = 10
 LARGEST = 1000  # examples of a fold: more would tell little more and cost data
@@ -135,10 +137,12 @@ def divide(data: Data, val: Data | None, config: Any, seed: int, num_modes: int)
     if share == 0 or steps == 0 or (share is None and steps < SHORTEST):
         return Division(data, None)
     if val is not None:
-        pair = spread_rows(val, min(len(val), LARGEST))
-        moments = _moments(steps, len(pair[0]), len(data) * config.num_epochs(per_epoch))
-        batches = partial(_split, *pair)
-        return Division(data, Evidence(moments, len(pair[0]), False, batches, "validation data"))
+        pairs = spread_rows(val, min(len(val), LARGEST))
+        size = sum(len(y) for _, y in pairs)
+        moments = _moments(steps, size, len(data) * config.num_epochs(per_epoch))
+        return Division(
+            data, Evidence(moments, size, False, lambda: iter(pairs), "validation data")
+        )
     if share is None and (len(data) < FEWEST or not data.can_divide):
         return Division(data, None)
     if not data.can_divide:
@@ -157,11 +161,6 @@ def divide(data: Data, val: Data | None, config: Any, seed: int, num_modes: int)
     source = "a fold of its own for each member" if own else "one fold for all members"
     batches = partial(train.held_out, BATCH) if own else partial(_first_of, train)
     return Division(train, Evidence(moments, size, own, batches, source))
-
-
-def _split(x: Tensor, y: Tensor) -> Iterator[Pair]:
-    """Yield examples in batches."""
-    yield from zip(x.split(BATCH), y.split(BATCH), strict=True)
 
 
 def _first_of(train: WithoutFolds) -> Iterator[Pair]:
@@ -231,13 +230,18 @@ class Selection:
         With learned noise that is the maximum of the likelihood on these very examples: so the
         network is judged by its errors, and not by what it took them to be.
         """
-        parts = [
-            (outputs_of(stack, x, own=self.evidence.by_member), y)
-            for x, y in self.evidence.batches()
-        ]
+        evidence = self.evidence
+        parts = [(outputs_of(stack, x, own=evidence.by_member), y) for x, y in evidence.batches()]
+        if not self.likelihood.learns:
+            sums = [
+                self.likelihood.log_prob(outputs, y, stack.extra).double().flatten(1).sum(1)
+                for outputs, y in parts
+            ]
+            losses = -torch.stack(sums).sum(0) / evidence.examples
+            return losses.cpu().nan_to_num(torch.inf), {}
         outputs = torch.cat([part for part, _ in parts], 1)
-        y = torch.cat([part for _, part in parts], 1 if self.evidence.by_member else 0)
-        noise = fitted_noise(self.likelihood, outputs, y, stack) if self.likelihood.learns else {}
+        y = torch.cat([part for _, part in parts], 1 if evidence.by_member else 0)
+        noise = fitted_noise(self.likelihood, outputs, y, stack)
         losses = self.likelihood.nll(outputs, y, {**stack.extra, **noise})
         named = {f"extra/{name}": tensor for name, tensor in noise.items()}
         return losses.double().cpu().nan_to_num(torch.inf), named

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.options import option
+from polymode.core.rows import Rows
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
@@ -71,6 +72,11 @@ def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
             " likelihood of regression"
         )
     check_shared(method, batch)
+    if isinstance(batch.x, Rows):
+        raise ValueError(
+            f"{method} differentiates with respect to one input, but the network takes several:"
+            f" {', '.join(batch.x.named())}. Take deep_ensemble, function_rde or weight_rde"
+        )
     if not batch.x.is_floating_point():
         raise ValueError(
             f"{method} differentiates with respect to the inputs, but they are {batch.x.dtype} and"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes, saved_bytes
+from polymode.core.rows import shapes_of
 from polymode.core.safe_files import cache_folder, locked, replace_file
 from polymode.core.text import parse_json
 from polymode.core.warn import warn
@@ -155,7 +156,7 @@ def _by_rule(stack: Stack, x: Tensor, per_member: bool, num_modes: int) -> Plan:
     Batched products were the fastest for every width from 64 to 512 units and 4 to 16 members, 1.4
     to 6 times the speed of a plain loop.
     """
-    rows = x.shape[1] if per_member else x.shape[0]
+    rows = len(x[0] if per_member else x)
     operations = 6 * rows * num_modes * stack.num_parameters
     threads = 1 if operations < _SHORT and stack.device.type == "cpu" else None
     return Plan("batched" if num_modes > 1 else "loop", num_threads=threads)
@@ -304,7 +305,9 @@ def _job(stack: Stack, kind: str, x: Tensor, per_member: bool, num_modes: int) -
     """Return a hash of everything the choice depends on, but the machine."""
     tensors = {**stack.params, **stack.frozen}
     shapes = [(n, (num_modes, *t.shape[1:])) for n, t in tensors.items()]
-    of_x = (num_modes, *x.shape[1:]) if per_member else tuple(x.shape)
+    of_x: Any = (num_modes if per_member else len(x), shapes_of(x))
+    if isinstance(x, Tensor):
+        of_x = (of_x[0], *of_x[1])
     if torch.is_grad_enabled() and not stack.differentiable:
         kind += ", of inputs alone"
     facts = [
