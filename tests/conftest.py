@@ -5,6 +5,7 @@ No cache of the user's is read or written.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage walk through ten thousand tests that stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def group_of(nodeid: str) -> str:

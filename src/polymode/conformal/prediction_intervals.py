@@ -31,7 +31,7 @@ from polymode.conformal.quantile import conformal_quantile
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.likelihoods.targets import check_as_many, check_values
-from polymode.prediction import MixturePrediction, Prediction
+from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
 
 METHODS = ("split", "scaled", "cqr")
 
@@ -123,7 +123,7 @@ def conformal_intervals(
 
 def _ends(prediction: Prediction, method: str, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends and the unit in float64, (B, D) each."""
-    if not isinstance(prediction, MixturePrediction):
+    if not isinstance(prediction, MixturePrediction | MappedPrediction):
         kind = type(prediction).__name__
         raise ValueError(
             f"Intervals need a prediction of real outputs, got {kind}; for classes use"

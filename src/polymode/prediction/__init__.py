@@ -2,7 +2,8 @@ r"""Predictions of S posterior samples for B inputs, stored separately and mixed
 
 The posterior predictive is the mixture :math:`p(y \mid x) = \frac1S\sum_s p_s(y \mid x)` of the
 samples' predictions: log-probabilities of C classes (`categorical`), or Gaussian or Student-t
-densities of D outputs (`mixture`); `base` holds what both can do. Parameters are never averaged:
+densities of D outputs (`mixture`), which recalibration may map (`mapped`); `base` holds what all
+can do. Parameters are never averaged:
 two members N(-5, 0.1) and N(5, 0.1) predict with a standard deviation of 5.001, not 0.1.
 
 Both separate the uncertainty that would remain if the network were known (aleatoric) from that of
@@ -33,9 +34,16 @@ from polymode.core.checks import check_call
 from polymode.likelihoods.components import Categories, Components
 from polymode.prediction.base import Prediction
 from polymode.prediction.categorical import CategoricalPrediction
+from polymode.prediction.mapped import MappedPrediction
 from polymode.prediction.mixture import MixturePrediction
 
-__all__ = ["CategoricalPrediction", "MixturePrediction", "Prediction", "predict_from"]
+__all__ = [
+    "CategoricalPrediction",
+    "MappedPrediction",
+    "MixturePrediction",
+    "Prediction",
+    "predict_from",
+]
 
 
 def predict_from(components: Categories | Components) -> Prediction:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polymode.core.checks import shown
+from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Components
 
@@ -27,7 +27,7 @@ class Prediction(ABC):
     num_modes: int
     _kind: ClassVar[str]
     _axes: ClassVar[str]
-    _summarised: ClassVar[tuple[str, str]]
+    _summarised: ClassVar[tuple[str, ...]]
 
     @property
     @abstractmethod
@@ -118,11 +118,25 @@ class Prediction(ABC):
         """Return the quantile of each output at q in (0, 1): (B, D), or (Q, B, D) for Q of them."""
         raise ValueError("Classes have no quantiles; use `mean`, their probabilities.")
 
+    @abstractmethod
+    def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
+        """Return draws of the target: labels (num_samples, B), or values (num_samples, B, D)."""
+
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends, (B, D) each, of the central interval of probability `level`."""
         if not 0.0 < level < 1.0:
             raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
+
+    @property
+    def num_outputs(self) -> int:
+        """Classes C, or outputs D."""
+        return self._shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return next(iter(self._parts()[0].values())).device
 
     @property
     def num_samples(self) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import OnlyTensor, check_call
+from polymode.core.checks import Count, OnlyTensor, Seed, check_call
+from polymode.core.rng import generator
 from polymode.likelihoods.components import Categories
 from polymode.likelihoods.targets import check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
@@ -185,6 +186,14 @@ class CategoricalPrediction(Prediction):
                 " probabilities; use `from_logits`, or another score"
             )
         return -self.log_normalizer.mean(0)
+
+    def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
+        """Return labels drawn from the mean probabilities, int64 (num_samples, B)."""
+        check_call(CategoricalPrediction.sample, locals())
+        random = generator(seed, "prediction", "sample")
+        draws = torch.rand(num_samples, len(self), generator=random, dtype=torch.float64)
+        below = self.mean.double().cumsum(-1)[..., :-1]
+        return (draws.to(below).unsqueeze(-1) >= below).sum(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of labels (B,) under the mixture, (B,)."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import check_call
+from polymode.core.checks import Count, Seed, check_call
+from polymode.core.rng import generator
 from polymode.likelihoods import densities
 from polymode.likelihoods.components import Components
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong, spread
@@ -134,6 +135,32 @@ class MixturePrediction(Prediction):
     def cdf(self, values: Tensor | float) -> Tensor:
         """Return P(y <= values) of each output, (B, D), for values (B, D) or one number."""
         return densities.cdf(self._values(values), self.loc, self.scale, self.df)
+
+    def density(self, values: Tensor | float) -> Tensor:
+        """Return the density of each output, (B, D), at values (B, D) or one number.
+
+        Outputs are taken one by one; `log_prob` is the joint density of all of them.
+        """
+        return self.log_density(values).exp()
+
+    def log_density(self, values: Tensor | float) -> Tensor:
+        """Return the log-density of each output, (B, D), at values (B, D) or one number."""
+        logs = densities.log_density(self._values(values), self.loc, self.scale, self.df)
+        return logs.logsumexp(0) - math.log(self.num_samples)
+
+    def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
+        """Return draws of y, (num_samples, B, D): a component of the mixture, then its noise.
+
+        All outputs of a draw come from the same component, so they depend on one another as the
+        mixture says.
+        """
+        check_call(MixturePrediction.sample, locals())
+        random = generator(seed, "prediction", "sample")
+        size = (num_samples, len(self), 1)
+        which = torch.randint(self.num_samples, size, generator=random).to(self.loc.device)
+        which = which.expand(-1, -1, self.loc.shape[-1])
+        loc, scale = self.loc.gather(0, which), self.scale.gather(0, which)
+        return loc + scale * densities.standard_noise(loc.shape, self.df, random).to(loc)
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Return the y with cdf(y) = q, (B, D) or (Q, B, D), to 1e-8 of the smallest scale."""
