@@ -55,7 +55,7 @@ def _check_files(out) -> None:
     names = {path.name for path in out.iterdir()}
     assert names == {
         "results.jsonl", "config.json", "environment.json", "report.html", "predictions",
-        "events.jsonl", "executions.json",
+        "events.jsonl",
     }  # fmt: skip
     assert len(list((out / "predictions").iterdir())) == 4
     assert [(r["method"], r["seed"]) for r in lines(out / "results.jsonl")] == [

@@ -80,7 +80,7 @@ def chains(
         superchains: K groups of chains for the nested R-hat, a divisor of `num_modes`; None is 4
             where there are 8 chains or more that 4 divides, and none otherwise.
     """
-    weights = post.weights
+    weights = post.weights.inner
     if not isinstance(weights, Samples) or weights.kept is None:
         raise NotApplicable(
             f"this posterior ({post.method}) has no chains: {weights.samples_per_mode} sample(s)"

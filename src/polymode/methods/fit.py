@@ -29,16 +29,18 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
+from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import Choice, check_trainable, head_names
+from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
-from polymode.training.data import Data, Examples, Loader
+from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
 from polymode.training.holdout import Selection, divide
@@ -148,7 +150,7 @@ def fit(
         _check_targets(config.augment, units)
         plan = _Plan(
             name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
-            checkpoint_seconds,
+            checkpoint_seconds, trainable,
         )  # fmt: skip
         with ranks.sharing(share):
             return _train(plan, stack)
@@ -205,6 +207,7 @@ class _Plan:
         ready: whether the networks are taken as they are.
         observers: what hears of it.
         folder, seconds: where checkpoints are kept, if anywhere, and the time between them.
+        trainable: which parameters were asked for.
     """
 
     name: str
@@ -217,6 +220,7 @@ class _Plan:
     observers: tuple[Observer, ...]
     folder: Path | None
     seconds: float
+    trainable: str | None = None
 
 
 def _train(plan: _Plan, stack: Stack) -> Posterior:
@@ -228,7 +232,12 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     target_size = check_network(stack, first, units.likelihood, task.target_size)
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
+    identity = _identity(plan, data, stack) if plan.folder is not None else {}
     val = None if task.val is None else _in_units(task.val, units, stack)
+    trunk = _trunk(plan, stack, first)
+    if trunk is not None:
+        stack, data = trunk.late, _features(trunk, data, plan.observers)
+        val = None if val is None else _features(trunk, val)
     division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
     steps = division.train.num_batches(config.batch_size)
     problem = Problem(units.likelihood, len(division.train), target_size, steps, data, plan.seed)
@@ -246,7 +255,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     else:
         checkpoint = None
         if plan.folder is not None:
-            checkpoint = Checkpoint(plan.folder, _identity(plan, data, stack), plan.seconds)
+            checkpoint = Checkpoint(plan.folder, identity, plan.seconds)
         state = run(
             partial(core.step, config, problem),
             state,
@@ -263,6 +272,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
+        weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
     if selection is not None:
         done["stopping"] = selection.facts()
@@ -278,6 +288,31 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+
+
+def _trunk(plan: _Plan, stack: Stack, x: Any) -> Trunk | None:
+    """Return the frozen trunk to cut off, None where the whole network is wanted or needed.
+
+    A trunk that is not the same in training, as one with dropout, is cut off if the head alone was
+    asked for: it then stays in evaluation mode.
+    """
+    if plan.config.augment is not None or plan.core.uses_inputs(plan.config):
+        return None
+    trunk = trunk_of(stack, x)
+    if trunk is None or not (plan.trainable == "head" or trunk.is_quiet(x)):
+        return None
+    needs_noise = METHODS.get(plan.name).metadata.get("needs") == "noise"
+    return None if needs_noise and not trunk.late_draws(x) else trunk
+
+
+def _features(trunk: Trunk, data: Data, observers: tuple[Observer, ...] = ()) -> Data:
+    """Return data whose inputs are the trunk's features: of arrays all of them, computed once, of a
+    loader batch by batch."""
+    if isinstance(data, Loader):
+        return data.mapped(torch.no_grad()(trunk))
+    passes: Any = Told(data, "features of the frozen trunk", observers)
+    batches = (x for x, _ in passes.batches(FEATURE_ROWS))
+    return Arrays(features_of(trunk, batches, len(data)), data.y)
 
 
 def _require_trainable(stack: Stack) -> None:

@@ -64,6 +64,7 @@ from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.particles.guards import (
     check_batch,
     check_finite,
+    check_sources,
     repulsion_weight,
     shared_order,
     warn_of_coincident,
@@ -229,6 +230,9 @@ def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
             "lengthscales='tuned' trains several ensembles, which pm.fit does; in a loop of your"
             " own take lengthscales='pca' with an alpha"
         )
+    repels = config.weight and ranks.num_modes(stack.num_modes) > 1
+    if repels and problem.data is not None:
+        check_sources("forde", stack, next(problem.inputs(config.batch_size)))
     scales, basis = IDENTITY, None
     if config.lengthscales == "pca" and ranks.num_modes(stack.num_modes) > 1:
         inputs, number = problem.inputs(config.batch_size), config.num_components
@@ -259,6 +263,7 @@ def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[S
         values = torch.full_like(losses, math.nan)
     else:
         check_batch("forde", problem.likelihood, batch)
+        check_sources("forde", stack, batch.x)
         scales = Lengthscales(axes, _alpha(config))
         repel = partial(repulsion, lengthscales=scales, bandwidth=config.bandwidth)
         rows = math.ceil(config.fraction * len(batch.x))
@@ -316,4 +321,4 @@ METHODS.register(
   title={Input-gradient space particle inference for neural network ensembles},
   author={Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel},
   booktitle={International Conference on Learning Representations}, year={2024}}""",
-)(Method(FoRDE, init, step, search=search))
+)(Method(FoRDE, init, step, search=search, uses_inputs=lambda config: True))

@@ -334,4 +334,4 @@ METHODS.register(
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,
-)(Method(FunctionRDE, init, step))
+)(Method(FunctionRDE, init, step, uses_inputs=lambda config: config.points != "batch"))

@@ -248,6 +248,7 @@ class Posterior:
 
         def components(x: Tensor) -> Categories | Components:
             nonlocal outputs
+            x = weights.prepare(x)
             moments = weights.moments(x)
             if moments is None:
                 outputs = outputs or weights.outputs(samples, seed)

@@ -6,9 +6,9 @@
 - `loop`: member by member, each operation on all cores;
 - `threads`: members side by side, one core each (`core/threads.py`).
 
-Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures
-the candidates on the first batch and remembers the fastest (`stack/fast/plan.py`), so that the same
-job on the same machine runs in the same way.
+Loop and threads can keep convolution weights and images in `channels_last` format. `auto` follows a
+rule of layers and sizes (`stack/fast/plan.py`), so that the same job runs in the same way in every
+process; `measure` takes what is the fastest on the first batch (`stack/fast/measure.py`).
 
 Shapes: `M` modes, `B` batch, `K` outputs.
 """
@@ -30,13 +30,21 @@ from polymode.core.memory import keep_freed_memory
 from polymode.core.rng import private_stream
 from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
+from polymode.distributed import ranks
 from polymode.stack.fast.dense import Forward, dense_program
-from polymode.stack.fast.plan import Plan, choose
+from polymode.stack.fast.measure import measure
+from polymode.stack.fast.plan import Job, Plan, choose, in_chunks
 from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
 from polymode.stack.fast.rewrite import quick_module
 from polymode.stack.sharing import is_shared
 from polymode.tracing.attention import plain_attention
-from polymode.tracing.modules import Tensors, channels_to_last, set_mode
+from polymode.tracing.modules import (
+    Tensors,
+    channels_to_last,
+    keeps_statistics,
+    normalisation_layers,
+    set_mode,
+)
 from polymode.tracing.noise import (
     MemberNoise,
     Streams,
@@ -58,9 +66,8 @@ def outputs(stack: Stack, x: Tensor, per_member: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, per_member)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
-    plan = plan_for(
-        stack, kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member
-    )
+    job = Job(kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member)
+    plan = plan_for(stack, job)
     streams = streams_of(stack, x, per_member, step)
     with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, per_member):
         return _outputs(stack, plan, x, per_member, streams)
@@ -121,14 +128,11 @@ def gradients(
 ) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, per_member)
-    plan = plan_for(
-        stack,
-        "gradients",
-        lambda part, xs, ys: gradients(part, loss, xs, ys, per_member, step),
-        x,
-        y,
-        per_member,
-    )
+
+    def run(part: Stack, xs: Tensor, ys: Tensor) -> Tensor:
+        return gradients(part, loss, xs, ys, per_member, step)
+
+    plan = plan_for(stack, Job("gradients", run, x, y, per_member))
     batch = _Batch(x, y, per_member, streams_of(stack, x, per_member, step))
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
@@ -288,12 +292,23 @@ def _side_by_side(
 
 
 def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
-    """Return the buffers that a pass neither writes nor binds anew."""
+    """Return the buffers that a pass neither writes nor binds anew. Statistics that training moves
+    are not among them: torch writes these without a mark."""
+    moving = {
+        id(buffer)
+        for layer in normalisation_layers(module)
+        if not keeps_statistics(layer)
+        for buffer in layer.buffers(recurse=False)
+    }
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     with private_stream(0), torch.no_grad():
         module(copies_of_first(x, 2))
     after = dict(module.named_buffers())
-    return [n for n, (b, version) in before.items() if after[n] is b and b._version == version]
+    return [
+        name
+        for name, (buffer, version) in before.items()
+        if after[name] is buffer and buffer._version == version and id(buffer) not in moving
+    ]
 
 
 def _starts_quietly(stack: Stack, x: Tensor) -> bool:
@@ -496,29 +511,26 @@ def _check_inputs(stack: Stack, x: Tensor, per_member: bool) -> None:
         )
 
 
-def plan_for(
-    stack: Stack,
-    kind: str,
-    run: Callable[[Stack, Tensor, Tensor], Any],
-    x: Tensor,
-    y: Tensor,
-    per_member: bool,
-) -> Plan:
-    """Return the plan for this kind of work, chosen at the first call.
+def plan_for(stack: Stack, job: Job) -> Plan:
+    """Return the plan for this kind of work, chosen at the first call (of this size, for outputs).
 
     One thread chooses at a time, for all: others that want a plan of the same stack get this one,
     and those that measure another are not disturbed.
     """
-    plan = stack.plans.get(kind)
+    plan = stack.plans.get(job.kind) or stack.plans.get(job.sized_kind)
     if plan is not None and stack.channels_last is not None:
         return plan
     with _CHOOSING:
-        plan = stack.plans.get(kind)
+        plan = stack.plans.get(job.kind) or stack.plans.get(job.sized_kind)
         if plan is None:
             if stack.device.type == "cpu":
                 keep_freed_memory()
-            plan = choose(stack, kind, run, x, y, per_member)
+            if stack.execution == "measure":
+                plan = ranks.agreed(lambda: measure(stack, job))
+            else:
+                plan = choose(stack, job)
+            plan = in_chunks(stack, job, plan)
         if stack.channels_last is None:
             stack.lay_out(plan.channels_last)
-        stack.plans[kind] = plan
+        stack.plans[job.sized_kind] = plan
     return plan

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,7 +44,7 @@ from polymode.tracing.modules import (
 )
 from polymode.tracing.network import Network
 
-EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
+EXECUTIONS = ("auto", "measure", "batched", "loop", "threads", "chunked")
 
 
 class Stack:
@@ -57,9 +56,10 @@ class Stack:
         num_modes: how many members a factory makes; with modules it is their number.
         seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
             is torch's; a factory that draws from NumPy or `random` seeds those itself.
-        execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
+        execution: "auto" (a rule of layers and sizes), "measure" (the fastest on the first batch),
+            "batched", "loop", "threads" or "chunked".
         chunk_size: members whose computation is held in memory at a time, with "chunked" and
-            "auto"; by default as many as half of the free memory holds.
+            "auto"; by default as many as keep a gibibyte for their gradients.
         modes: which of them to hold here, all by default; the others are not built.
         trainable: which parameters are trained, see `trained_names`; by default those that require
             gradients. The others are frozen.
@@ -79,7 +79,6 @@ class Stack:
         network: what it shares with all stacks of its architecture.
         views: what shares the memory of its tensors.
         plans: how it is evaluated, by kind of work, once that is chosen.
-        horizon: calls to come, as far as known: for few, the choice is not measured.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class Stack:
         self.mode, self._passes = "eval", 0
         self.pinned: int | tuple[int, ...] | None = None
         self.extra: Tensors = {}
-        self.horizon: float = math.inf
         modules, numbers = members_from(networks, num_modes, seed, modes)
         self.num_modes = len(numbers)
         fresh = not isinstance(networks, (nn.Module, Sequence))
@@ -373,7 +371,6 @@ class Stack:
             return pick(tensor.detach(), order) if self._is_frozen(name) else tensor.detach()[order]
 
         result = self._members(order, choose)
-        result.horizon = math.inf
         result._forget_memory()
         if times > 1:
             result.plans = self.network.plans.setdefault((times, self.num_modes), {})

@@ -59,6 +59,7 @@ class Loader:
         self.loader, self.target = loader, target
         self._check: Callable[[Any, Tensor], Pair] | None = None
         self._scaling: Scaling | None = None
+        self._function: Callable[[Any], Any] | None = None
         self._dtype: torch.dtype | None = None
         self._device: torch.device | str = "cpu"
         self._num_examples: int | None = None
@@ -109,6 +110,12 @@ class Loader:
         scaled = copy.copy(self)
         scaled._scaling = scaling
         return scaled
+
+    def mapped(self, function: Callable[[Any], Any]) -> Loader:
+        """Return a loader whose inputs come as function(x), once they are as networks take them."""
+        mapped = copy.copy(self)
+        mapped._function = function
+        return mapped
 
     def num_batches(self, batch_size: int) -> int:
         try:
@@ -208,7 +215,8 @@ class Loader:
             x, y = self._check(x, y)
         if self._scaling is not None:
             y = self._scaling(y)
-        return cast(x, self._dtype, self._device), cast(y, self._dtype, self._device)
+        x, y = cast(x, self._dtype, self._device), cast(y, self._dtype, self._device)
+        return (x if self._function is None else self._function(x)), y
 
 
 class Examples(Loader):

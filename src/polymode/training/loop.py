@@ -133,7 +133,6 @@ def _run(course: _Course, state: S) -> S:
         reporter.first_step = state.step
         reporter.tell("resume", state.step, state.step // per_epoch, math.nan)
     stack: Stack = state.stack
-    stack.horizon = reporter.total
     reporter.tell("start", state.step, state.step // max(per_epoch, 1), math.nan)
     stack.train()
     try:
