@@ -21,10 +21,12 @@ from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
 from polymode.core.devices import usable_device
 from polymode.core.registry import suggest
+from polymode.core.rng import global_stream
 from polymode.core.safe_files import json_safe
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
@@ -228,26 +230,28 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
-    first = next(iter(data.batches(config.batch_size)))[0]
-    target_size = check_network(stack, first, units.likelihood, task.target_size)
+    first = next(iter(data.batches(config.batch_size)))
+    target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
+    units = units._replace(likelihood=likelihood)
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
     identity = _identity(plan, data, stack) if plan.folder is not None else {}
     val = None if task.val is None else _in_units(task.val, units, stack)
-    trunk = _trunk(plan, stack, first)
+    trunk = _trunk(plan, stack, first[0])
     if trunk is not None:
         stack, data = trunk.late, _features(trunk, data, plan.observers)
         val = None if val is None else _features(trunk, val)
     division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
     steps = division.train.num_batches(config.batch_size)
-    problem = Problem(units.likelihood, len(division.train), target_size, steps, data, plan.seed)
+    share = len(division.train) / len(data)
+    number = num_observations(data, likelihood, config.batch_size) * share
+    problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
     selection = None
     if division.evidence is not None and not plan.ready:
-        selection = Selection(
-            division.evidence, units.likelihood, stack, core.config.stops_together
-        )
+        together = core.config.stops_together
+        selection = Selection(division.evidence, likelihood, stack, together)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -288,6 +292,20 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+
+
+def num_observations(data: Data, likelihood: Likelihood, batch_size: int) -> float:
+    """Return N, the sum of the weights of all training targets; of a loader by one pass."""
+    if not isinstance(likelihood, Positions):
+        return len(data)
+    if isinstance(data, Arrays):
+        number = likelihood.num_observations(data.y)
+    else:
+        with global_stream(0):
+            number = sum(likelihood.num_observations(y) for _, y in data.batches(batch_size))
+    if not number:
+        raise ValueError("the training data have no observation: all targets are ignored")
+    return number
 
 
 def _trunk(plan: _Plan, stack: Stack, x: Any) -> Trunk | None:
@@ -390,12 +408,13 @@ def _recorder(
     config: Any, problem: Problem, stack: Stack, data: Data | None, units: Units
 ) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
-    per_epoch, log_scale = problem.steps_per_epoch, 0.0
+    assert problem.data is not None
+    train, per_epoch, log_scale = problem.data, problem.steps_per_epoch, 0.0
     total = config.total_steps(per_epoch)
     if units.scaling is not None:
         scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())
-    trained = problem.num_examples * config.num_epochs(per_epoch)
+    trained = len(train) * config.num_epochs(per_epoch)
     validation = validation_for(data, units.likelihood, total, trained, log_scale)
     return Recorder(total, stack.num_modes, validation)
 

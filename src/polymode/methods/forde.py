@@ -256,7 +256,7 @@ def _alpha(config: FoRDE) -> float:
 def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior and away from the others."""
     stack, optimization, number, axes, basis = state
-    weight = weight_of(config.weight, problem, len(batch.x)) * config.every
+    weight = weight_of(config.weight, problem, batch.y) * config.every
     if ranks.num_modes(stack.num_modes) == 1 or weight == 0 or number % config.every:
         loss = problem.likelihood.nll
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)

@@ -178,8 +178,9 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
     return LaplaceWeights(
-        stack, posteriors, layers, outputs, config.samples_per_mode, log_evidence=evidences
-    )
+        stack, posteriors, layers, outputs, config.samples_per_mode,
+        "sampled" if problem.likelihood.num_axes else "linearised", log_evidence=evidences,
+    )  # fmt: skip
 
 
 METHODS.register(

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Pair
@@ -75,21 +76,21 @@ def add_noise(config: Passes, problem: Problem, stack: Stack) -> None:
         return
     spread = None
     if problem.likelihood.learns and problem.data is not None:
-        spread = errors(stack, problem.data.batches(config.batch_size))
+        spread = errors(stack, problem.likelihood, problem.data.batches(config.batch_size))
     size = problem.target_size
     stack.add_parameters(problem.likelihood.init(stack.num_modes, size, stack.dtype, spread))
 
 
 @torch.no_grad()
-def errors(stack: Stack, batches: Iterable[Pair]) -> Tensor:
+def errors(stack: Stack, likelihood: Likelihood, batches: Iterable[Pair]) -> Tensor:
     """Return the root mean square error of each member and output in evaluation mode, (M, D)."""
     mode, pinned = stack.mode, stack.pinned
     stack.set_mode("eval")
-    squares, count = torch.zeros(()), 0
+    squares, count = torch.zeros(()), 0.0
     for x, y in batches:
         outputs = torch.stack([stack.module(k)(x) for k in range(stack.num_modes)])
-        squares = squares + (outputs - y).double().square().sum(1).cpu()
-        count += len(x)
+        squares = squares + likelihood.squared_errors(outputs, y).cpu()
+        count += likelihood.num_observations(y)
     stack.set_mode(mode, pinned)
     return (squares / count).sqrt()
 

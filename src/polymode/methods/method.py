@@ -23,7 +23,8 @@ class Problem(NamedTuple):
 
     Attributes:
         likelihood: how targets depend on the network's outputs.
-        num_examples: N, so that a prior weighs as it should compared with a batch mean.
+        num_examples: N, so that a prior weighs as it should compared with a batch mean: how many
+            observations there are, one per example unless examples have positions or weights.
         target_size: number of classes, or of regression targets.
         steps_per_epoch: batches in one pass.
         data: the training data, targets scaled; `data.batches(size)` yields (x, y) in order. None
@@ -32,7 +33,7 @@ class Problem(NamedTuple):
     """
 
     likelihood: Likelihood
-    num_examples: int
+    num_examples: float
     target_size: int
     steps_per_epoch: int
     data: Data | None = None

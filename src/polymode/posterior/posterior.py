@@ -176,11 +176,14 @@ class Posterior:
         rows = 0
         for prediction in self._stream(weights, x, samples, seed, batch_size):
             rows += len(prediction)
-            self._require_room(rows, samples, "the first ")
+            size = prediction.mean[0].numel()
+            self._require_room(rows, samples, "the first ", size)
             yield prediction
 
-    def _require_room(self, rows: int, samples: int, which: str = "") -> None:
-        number, size = self.num_modes * samples, self.target_size
+    def _require_room(
+        self, rows: int, samples: int, which: str = "", size: int | None = None
+    ) -> None:
+        number, size = self.num_modes * samples, size or self.target_size
         need = rows * number * size * self.weights.like.dtype.itemsize
         what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
         require_free(need, what, "Use post.stream(x), which yields them in parts")
@@ -253,14 +256,12 @@ class Posterior:
             if moments is None:
                 outputs = outputs or weights.outputs(samples, seed)
                 return self.likelihood.components(outputs(x), noise)
-            fixed = {name: tensor[:, 0] for name, tensor in noise.items()}
-            closed = self.likelihood.closed(moments, fixed)
-            if closed is not None:
-                return closed
-            return self.likelihood.components(weights.logits(moments, samples, streams), noise)
+            return self.likelihood.components_from(
+                moments, noise, lambda rows: weights.logits(rows, samples, streams)
+            )
 
         def predict(x: Tensor) -> Prediction:
-            prediction = predict_from(components(x))
+            prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
             assert isinstance(prediction, MixturePrediction)

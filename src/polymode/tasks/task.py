@@ -32,6 +32,8 @@ from polymode.core.text import plain
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
+from polymode.likelihoods.targets import NOT_OBSERVED
+from polymode.tasks.observations import look_at_masks, observed_by, with_class_weights
 from polymode.training.data import TARGET_NAMES, Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
@@ -104,6 +106,10 @@ class Task:
         class_names: C names, in the order of the labels.
         augment: the usual augmentation of training batches, used by
             `fit(..., augment=task.augment)`.
+        ignore_index: the label that stands for "no target here", such as 255 in masks; labels of
+            -100 always do. For values the number that does, such as float("nan"); none by default.
+        weights: class -> weight of an observation of it, 1 for those that are left out. Weights of
+            2 are two equal observations, so N is the sum of the weights.
 
     Attributes:
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
@@ -139,6 +145,8 @@ class Task:
         target_unit: str = "",
         class_names: Sequence[Any] | str | None = None,
         augment: Augment | None = None,
+        ignore_index: int | float | None = None,
+        weights: Mapping[int, float] | None = None,
     ) -> None:
         check_call(Task.__init__, locals())
         self.name, self.description = plain(name), plain(description)
@@ -148,10 +156,15 @@ class Task:
         data = _read(train, "train", target)
         x, y = _look(data, "train")
         check_inputs(x, None, "train")
-        y = check_targets(self.likelihood, target_size, y, "train")
         self.input_shape: Shapes = shapes_of(x)
+        self.likelihood = observed_by(self.likelihood, y, self.input_shape, ignore_index)
+        y = check_targets(self.likelihood, target_size, y, "train")
         self.target_size = target_size or self._count(data, y)
+        if weights is not None:
+            self.likelihood = with_class_weights(self.likelihood, weights, self.target_size)
         self.num_outputs = self.likelihood.num_outputs(self.target_size)
+        if isinstance(data, Arrays):
+            look_at_masks(self.likelihood, y, "train")
 
         self.train: Data = (
             data.checked_by(self.check_batch) if isinstance(data, Loader) else data.with_targets(y)
@@ -188,19 +201,20 @@ class Task:
 
     def _count(self, data: Data, first: Tensor) -> int:
         """Return classes or target dimensions; classes of a loader by one pass over it."""
-        size_is_exact = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
-        if size_is_exact:
+        base = getattr(self.likelihood, "base", self.likelihood)
+        if not self.likelihood.classification or isinstance(base, Bernoulli):
             return self.likelihood.target_size(first)
         labels = first
         if isinstance(data, Loader):
             with global_stream(None):
                 labels = torch.cat(
                     [
-                        check_targets(self.likelihood, None, y, "train")
+                        check_targets(self.likelihood, None, y, "train").flatten()
                         for _, y in data.batches(PROBE)
                     ]
                 )
-        size, least = self.likelihood.target_size(labels), int(labels.min())
+        size = self.likelihood.target_size(labels)
+        least = int(labels[labels != NOT_OBSERVED].min())
         if least > 0:
             warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
@@ -221,7 +235,9 @@ class Task:
         return self.likelihood, self.target_size, self.input_shape
 
     def _canonical(self, data: Arrays, what: str) -> Arrays:
-        return data.with_targets(check_batch(*self._sizes, *_look(data, what), what=what)[1])
+        targets = check_batch(*self._sizes, *_look(data, what), what=what)[1]
+        look_at_masks(self.likelihood, targets, what)
+        return data.with_targets(targets)
 
     def _when_asked(
         self, check: Callable[..., Value], key: Any, source: Any
@@ -303,9 +319,11 @@ class Task:
 
 def _standardisation(data: Data) -> Scaling:
     """Return mean and standard deviation of the targets (N, D) of one pass."""
-    if isinstance(data, Arrays):
-        return Scaling.of(data.y)
-    return Scaling.of(torch.cat([y for _, y in data.epoch(PROBE, seed=0)]))
+    y = data.y if isinstance(data, Arrays) else None
+    if y is None:
+        y = torch.cat([y.flatten(0, -2) for _, y in data.epoch(PROBE, seed=0)])
+    rows = y.flatten(0, -2)
+    return Scaling.of(rows if y.dim() == 2 else rows[~rows.isnan().all(-1)])
 
 
 def _length(source: Any) -> int:

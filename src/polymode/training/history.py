@@ -222,6 +222,9 @@ def validation_for(
         return None
     pairs = spread_rows(data, rows)
     count = sum(len(y) for _, y in pairs)
+    number = sum(likelihood.num_observations(y) for _, y in pairs)
+    if not number:
+        return None
 
     @torch.no_grad()
     def loss(stack: Stack) -> Tensor:
@@ -230,7 +233,7 @@ def validation_for(
             for part, targets in pairs
         )
         assert isinstance(total, Tensor)
-        return log_scale - total / count
+        return log_scale - total / number
 
     steps = frozenset(round(total * k / moments) for k in range(1, moments + 1))
     return Validation(steps, count, loss)

@@ -288,14 +288,14 @@ def fitted_noise(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack
 ) -> dict[str, Tensor]:
     """Return the learned noise that maximises the likelihood of outputs (M, H, D), by Newton."""
-    spread = (outputs - y).double().square().mean(1).sqrt()
-    start = likelihood.init(stack.num_modes, outputs.shape[-1], torch.float64, spread.cpu())
+    spread = (likelihood.squared_errors(outputs, y) / outputs.shape[1]).sqrt()
+    start = likelihood.init(stack.num_modes, spread.shape[-1], torch.float64, spread.cpu())
     noise = {name: tensor.to(outputs.device) for name, tensor in start.items()}
-    wide, targets = outputs.double(), y.double()
+    wide = outputs.double()
     with torch.enable_grad():
         for _ in range(NEWTON_STEPS):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in noise.items()}
-            loss = likelihood.nll(wide, targets, leaves).sum()
+            loss = likelihood.nll(wide, y, leaves).sum()
             slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
             if all(slope.abs().max() < CLOSE for slope in slopes):  # at once for Gaussian noise
                 break
