@@ -62,6 +62,7 @@ PRIORS = ROOT / "results" / "laplace_prior.json"
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
+    "HeldOut": "map",
     "Members": "map",
     "Passes": "map",
     "Training": "map",
