@@ -20,7 +20,6 @@ from polymode.examinations import Findings
 from polymode.runs.cell import Finished
 from polymode.runs.fleet import run_on_cluster
 from polymode.runs.pool import run_cells
-from polymode.runs.run_folder import Place
 from polymode.runs.run_plan import Cell, Recipe
 
 CELLS, WORKERS = 1000, 2
@@ -43,14 +42,14 @@ def timed(backend: str, folder: Path) -> dict[str, Any]:
         if isinstance(news, Finished):
             done.append(time.perf_counter())
 
-    def place(key: str) -> Place:
-        return Place(folder / key, folder / "executions.json")
+    def checkpoint(key: str) -> Path:
+        return folder / key
 
     started = time.perf_counter()
     if backend == "ray":
-        run_on_cluster(Cluster(None, WORKERS, 1), recipe, cells, place, tell)
+        run_on_cluster(Cluster(None, WORKERS, 1), recipe, cells, checkpoint, tell)
     else:
-        run_cells(recipe, cells, place, tell, jobs=WORKERS, threads=1)
+        run_cells(recipe, cells, checkpoint, tell, jobs=WORKERS, threads=1)
     assert len(done) == CELLS
     return {"start_s": done[0] - started, "cells_s": done[-1] - done[0]}
 

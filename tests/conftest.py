@@ -5,6 +5,7 @@ No cache of the user's is read or written.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -28,7 +29,7 @@ import torch  # noqa: E402
 import polymode as pm  # noqa: E402
 from polymode.methods import METHODS  # noqa: E402
 from polymode.metrics import compare, evaluate  # noqa: E402
-from polymode.stack.fast import plan as choice  # noqa: E402
+from polymode.stack.fast import measure  # noqa: E402
 
 THREADS = torch.get_num_threads()
 BUDGET = 3.0  # seconds of CPU time that a test may take, unless marked `cpu_seconds`
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage walk through ten thousand tests that stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def group_of(nodeid: str) -> str:
@@ -143,10 +150,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _short_trials() -> Iterator[None]:
-    """Executions are still chosen by measurement, but not again and again for 1.5 s a job."""
+    """Where executions are measured, not for 1.5 s a job."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "_BUDGET", 0.0)
-        patch.setattr(choice, "_LEAST", 1)
+        patch.setattr(measure, "_BUDGET", 0.0)
         yield
 
 

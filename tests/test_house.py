@@ -6,8 +6,9 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +16,7 @@ import polymode as pm
 import polymode.likelihoods.kinds
 
 SOURCE = Path(pm.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = [
     "_version", "core", "likelihoods", "distributed", "tracing", "stack", "curvature", "training",
     "chains", "nets", "equivariance", "tasks", "prediction",
@@ -37,9 +39,42 @@ def room(parts: list[str]) -> str:
     return parts[0]
 
 
-def imported_rooms(path: Path) -> set[str]:
+class Contents(NamedTuple):
+    """What the tests below ask of a file, so that each is parsed once.
+
+    Attributes:
+        rooms: that it imports. arguments: names of all arguments of functions.
+        assigned: names of variables and parameters. counts: of positional arguments, by function.
+        lines, text: of the file.
+    """
+
+    rooms: set[str]
+    arguments: list[str]
+    assigned: list[str]
+    counts: list[tuple[str, int]]
+    lines: int
+    text: str
+
+
+@cache
+def contents(path: Path) -> Contents:
+    text = path.read_text()
+    nodes = list(ast.walk(ast.parse(text)))
+    functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return Contents(
+        imported_rooms(path, nodes),
+        [a.arg for f in functions for a in [*f.args.args, *f.args.kwonlyargs]],
+        stored + [n.arg for n in nodes if isinstance(n, ast.arg)],
+        [(f.name, len(positional(f))) for f in functions],
+        len(text.splitlines()),
+        text,
+    )
+
+
+def imported_rooms(path: Path, nodes: list[ast.AST]) -> set[str]:
     modules: list[list[str]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polymode"):
             parts = (node.module or "").split(".")[1:]
             names = [[*parts, alias.name] for alias in node.names]
@@ -51,15 +86,18 @@ def imported_rooms(path: Path) -> set[str]:
     return {room(parts) for parts in modules if parts[0] != inside} & set(ORDER)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE))
-)
+def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_point_to_the_left(path) -> None:
     """A room may use the rooms before it, never those after it."""
     mine = room(list(path.relative_to(SOURCE).with_suffix("").parts))
     if mine == "__init__" or path == SOURCE / "plots/__init__.py":  # names that are imported late
         return
-    later = {name for name in imported_rooms(path) if ORDER.index(name) > ORDER.index(mine)}
+    later = {name for name in contents(path).rooms if ORDER.index(name) > ORDER.index(mine)}
     assert not later, f"{mine} imports {later}"
 
 
@@ -93,34 +131,18 @@ FOREIGN = r"\b(n_members|num_members|n_estimators|num_estimators|n_samples|weigh
 
 def test_one_vocabulary() -> None:
     """Public argument names follow docs/naming.md."""
-    wrong = []
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                arguments = [*node.args.args, *node.args.kwonlyargs]
-                wrong += [f"{path.name}:{a.arg}" for a in arguments if re.fullmatch(FOREIGN, a.arg)]
-    assert not wrong
-
-
-def functions() -> list[tuple[Path, ast.FunctionDef]]:
-    trees = [(path, ast.parse(path.read_text())) for path in sorted(SOURCE.rglob("*.py"))]
-    return [(p, node) for p, tree in trees for node in ast.walk(tree) if is_function(node)]
-
-
-def is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
-    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    names = [(path.name, name) for path in FILES for name in contents(path).arguments]
+    assert not [(file, name) for file, name in names if re.fullmatch(FOREIGN, name)]
 
 
 def test_files_are_small() -> None:
-    long = {p.name: n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
-    assert not long
+    assert not {path.name: contents(path).lines for path in FILES if contents(path).lines > 600}
 
 
 def test_warnings_name_the_line_of_the_user() -> None:
     """Only `core.warn` counts frames; a number would point into the library after a change."""
-    files = SOURCE.rglob("*.py")
-    counted = {p.name for p in files if re.search(r"stacklevel|warnings\.warn\(", p.read_text())}
-    assert counted == {"warn.py"}
+    counts = re.compile(r"stacklevel|warnings\.warn\(")
+    assert {p.name for p in FILES if counts.search(contents(p).text)} == {"warn.py"}
 
 
 VAGUE = set(
@@ -131,26 +153,15 @@ VAGUE_SHARE = 0.004  # it only goes down
 LONG_CALLS = 11  # the goal is 0; it only goes down
 
 
-def assigned_names(tree: ast.AST) -> list[str]:
-    names = [
-        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    ]
-    return names + [n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)]
-
-
 def test_names_say_what_a_thing_is() -> None:
     """Variables and parameters are called by what they hold, in the words of the field."""
-    names = [n for p in SOURCE.rglob("*.py") for n in assigned_names(ast.parse(p.read_text()))]
+    names = [name for path in FILES for name in contents(path).assigned]
     vague = [name for name in names if name.strip("_") in VAGUE]
     assert len(vague) / len(names) <= VAGUE_SHARE, f"{len(vague)} of {len(names)}"
 
 
-def positional(function: ast.FunctionDef) -> list[str]:
-    names = [a.arg for a in [*function.args.posonlyargs, *function.args.args]]
-    return names[1:] if names[:1] in (["self"], ["cls"]) else names
-
-
 def test_functions_take_few_arguments() -> None:
     """More than six positional arguments want a dataclass that has a name."""
-    long = [f"{p.relative_to(SOURCE)}:{f.name}" for p, f in functions() if len(positional(f)) > 6]
+    counts = [(path.name, *count) for path in FILES for count in contents(path).counts]
+    long = [f"{file}:{function}" for file, function, count in counts if count > 6]
     assert len(long) <= LONG_CALLS, long

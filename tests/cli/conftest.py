@@ -1,8 +1,9 @@
-"""What tests of the command line share: a run that takes a blink."""
+"""What tests of the command line share: runs that take a blink."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(reports, "report", lambda board, path, **_: path.touch())
         assert main(["run", *BOTH, *TINY, "--out", str(folder), "-q"]) == 0
     return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A run that is done, to be written to."""
+    return shutil.copytree(finished, tmp_path / "copied")

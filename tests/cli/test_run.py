@@ -25,18 +25,37 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.cpu_seconds(25)
+@pytest.mark.cpu_seconds(30)
 def test_run_writes_everything_and_names_the_report(tmp_path, command):
-    out = tmp_path / "a b"
+    """The same command twice: but for measured times to the byte the same, figures too."""
+    out, second = tmp_path / "a b", tmp_path / "second"
     assert command.run(out) == 0
     assert command.out.rstrip().splitlines()[-1] == f"Report: {out / 'report.html'}"
     assert "two_moons, 2 seeds: mean ± s.e. over seeds" in command.out
     assert "4 cells, 0 done already, 4 to run: about " in command.err
     assert "[4/4] deep_ensemble, seed 1" in command.err
+    _check_files(out)
+    again = tmp_path / "sub" / "r.html"  # the report comes from the files alone
+    assert command("report", str(out), "-o", str(again)) == 0
+    assert command.out == f"Report: {again}\n"
+    assert again.read_bytes() == (out / "report.html").read_bytes()
+    assert command.run(second, "-q") == 0
+    first_lines, lines_again = (without_times(run / "results.jsonl") for run in (out, second))
+    assert first_lines == lines_again and len(first_lines) == 4
+    figures, figures_again = (_untimed_figures(run / "report.html") for run in (out, second))
+    assert figures == figures_again and len(figures) > 5
+
+
+def _untimed_figures(page) -> list[str]:
+    images = re.findall(r'<img src="(data:image/svg[^"]*)"[^>]*alt="([^"]*)"', page.read_text())
+    return [image for image, alt in images if "training time" not in alt]
+
+
+def _check_files(out) -> None:
     names = {path.name for path in out.iterdir()}
     assert names == {
         "results.jsonl", "config.json", "environment.json", "report.html", "predictions",
-        "events.jsonl", "executions.json",
+        "events.jsonl",
     }  # fmt: skip
     assert len(list((out / "predictions").iterdir())) == 4
     assert [(r["method"], r["seed"]) for r in lines(out / "results.jsonl")] == [
@@ -51,10 +70,6 @@ def test_run_writes_everything_and_names_the_report(tmp_path, command):
     assert [cell["seed"] for cell in config["cells"]] == [0, 0, 1, 1]
     kinds = [event["kind"] for event in lines(out / "events.jsonl")]
     assert kinds == ["run", *["begin", "start", "end", "done"] * 4, "finished"]
-    again = tmp_path / "sub" / "r.html"  # the report comes from the files alone
-    assert command("report", str(out), "-o", str(again)) == 0
-    assert command.out == f"Report: {again}\n"
-    assert again.read_bytes() == (out / "report.html").read_bytes()
 
 
 def test_cite_knows_the_methods_of_a_run(finished, command):
@@ -78,14 +93,11 @@ def test_same_command_skips_what_is_done_and_gives_equal_results(
     assert path.read_bytes() == before
 
 
-def test_more_seeds_are_added_and_their_time_is_known_from_those_before(
-    tmp_path, command, no_report
-):
-    assert command.run(tmp_path, "-q") == 0
-    assert command.run(tmp_path, "--seeds", "0-2") == 0
+def test_more_seeds_are_added_and_their_time_is_known_from_those_before(copied, command, no_report):
+    assert command.run(copied, "--seeds", "0-2") == 0
     assert "6 cells, 4 done already, 2 to run: about " in command.err
     assert "(from 4 finished cells)" in command.err
-    assert len(RunFolder(tmp_path).results()) == 6
+    assert len(RunFolder(copied).results()) == 6
 
 
 def test_the_report_is_opened_in_a_browser(finished, command, monkeypatch):
@@ -97,12 +109,12 @@ def test_the_report_is_opened_in_a_browser(finished, command, monkeypatch):
     assert "open the file yourself" in command.err
 
 
-def test_a_report_that_cannot_be_made_does_not_hide_the_results(tmp_path, command, monkeypatch):
+def test_a_report_that_cannot_be_made_does_not_hide_the_results(copied, command, monkeypatch):
     monkeypatch.setattr(reports, "report", lambda *a, **k: 1 / 0)
-    assert command.run(tmp_path) == 1
+    assert command.run(copied) == 1
     assert "two_moons, 2 seeds" in command.out and "Report:" not in command.out
     assert "all results are kept, but there is no report: ZeroDivisionError" in command.err
-    assert command.run(tmp_path, "--json", "-q") == 1
+    assert command.run(copied, "--json", "-q") == 1
     assert command.json()["report"] is None and command.json()["leaderboard"]["cells"]
 
 
@@ -190,9 +202,8 @@ def test_a_plan_without_a_speed_says_so(tmp_path, monkeypatch, command):
     assert "4 to run: no estimate before the first cell" in command.out
 
 
-def test_fresh_redoes_all_and_the_last_line_counts(tmp_path, monkeypatch, command, no_report):
+def test_fresh_redoes_all_and_the_last_line_counts(copied, monkeypatch, command, no_report):
     """Old results stay until new ones are there, also when Ctrl-C comes in between."""
-    assert command.run(tmp_path, "-q") == 0
     real, calls = cells.fit, []
 
     def interrupted(*args, **kwargs):
@@ -202,17 +213,17 @@ def test_fresh_redoes_all_and_the_last_line_counts(tmp_path, monkeypatch, comman
         return real(*args, **kwargs)
 
     monkeypatch.setattr(cells, "fit", interrupted)
-    assert command.run(tmp_path, "--fresh", "-q") == 130
-    assert len(lines(tmp_path / "results.jsonl")) == 6
-    assert len(RunFolder(tmp_path).results()) == 4
+    assert command.run(copied, "--fresh", "-q") == 130
+    assert len(lines(copied / "results.jsonl")) == 6
+    assert len(RunFolder(copied).results()) == 4
     resume = command.err.split("Resume: ")[1]
     assert "--fresh" not in resume
     monkeypatch.setattr(cells, "fit", real)
-    assert command.run(tmp_path) == 0
+    assert command.run(copied) == 0
     assert "4 cells, 2 done already, 2 to run" in command.err
-    found = without_times(tmp_path / "results.jsonl")
+    found = without_times(copied / "results.jsonl")
     assert len(found) == 8 and found[:4] == found[4:]
-    assert command.run(tmp_path) == 0
+    assert command.run(copied) == 0
     assert "4 done already" in command.err
 
 
@@ -259,7 +270,7 @@ def test_training_goes_on_from_its_checkpoint_and_the_time_adds_up(
     tmp_path, monkeypatch, command, no_report
 ):
     """Ctrl-C comes at a step past 500, as a true signal; what was trained before counts."""
-    words = ["--set", "epochs=1200", "--seeds", "0", "-q"]
+    words = ["--task", "two_moons", "--method", "map", "--set", "epochs=1200", "--seeds", "0", "-q"]
     real, sent = running._Book.tell, []
 
     def tell(self, cell, news):
@@ -269,17 +280,17 @@ def test_training_goes_on_from_its_checkpoint_and_the_time_adds_up(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(running._Book, "tell", tell)
-    assert command.run(tmp_path, *words) == 130
-    assert "Interrupted after 0 of 2 cells. Resume: polymode run" in command.err
+    assert command.run(tmp_path, *words, both=False) == 130
+    assert "Interrupted after 0 of 1 cells. Resume: polymode run" in command.err
     assert list((tmp_path / "checkpoints").rglob("*.safetensors"))
-    assert command.run(tmp_path, *words) == 0
+    assert command.run(tmp_path, *words, both=False) == 0
     events = {event["kind"]: event for event in reversed(lines(tmp_path / "events.jsonl"))}
     assert events["resume"]["step"] >= events["stopped"]["step"] > 500
     result = lines(tmp_path / "results.jsonl")[0]
     assert result["cost"]["train_seconds"] > events["stopped"]["seconds"] > 0
     assert not (tmp_path / "checkpoints").exists()
     whole = tmp_path / "whole"
-    assert command.run(whole, *words) == 0
+    assert command.run(whole, *words, both=False) == 0
     assert without_times(whole / "results.jsonl") == without_times(tmp_path / "results.jsonl")
 
 
@@ -344,19 +355,18 @@ def test_a_folder_that_cannot_be_made(out, command, tmp_path):
     assert command.err.count("\n") == 1
 
 
-def test_folders_of_other_releases_are_refused(tmp_path, command, no_report):
-    assert command.run(tmp_path, "-q") == 0
-    config = json.loads((tmp_path / "config.json").read_text())
-    before = (tmp_path / "results.jsonl").read_bytes()
+def test_folders_of_other_releases_are_refused(copied, command, no_report):
+    config = json.loads((copied / "config.json").read_text())
+    before = (copied / "results.jsonl").read_bytes()
     for change, message in (
         ({"schema": 99}, "schema version 99, this polymode reads up to 2"),
         ({"version": "0.0.1"}, f"holds results of polymode 0.0.1, this is {__version__}"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-        assert command.run(tmp_path, "-q", "--fresh") == 2
+        (copied / "config.json").write_text(json.dumps({**config, **change}))
+        assert command.run(copied, "-q", "--fresh") == 2
         assert message in command.err and command.err.count("\n") == 1
-    assert (tmp_path / "results.jsonl").read_bytes() == before
-    assert command("report", str(tmp_path)) == 0  # older results may be read
+    assert (copied / "results.jsonl").read_bytes() == before
+    assert command("report", str(copied)) == 0  # older results may be read
 
 
 def test_the_usual_folder_names_the_preset(tmp_path, monkeypatch, command, no_report):
@@ -364,19 +374,3 @@ def test_the_usual_folder_names_the_preset(tmp_path, monkeypatch, command, no_re
     words = ["--task", "two_moons", "--method", "map", "--preset", "smoke", "-q"]
     assert command("run", *words) == 0
     assert command.out == "Report: runs/two_moons-smoke/report.html\n"
-
-
-@pytest.mark.cpu_seconds(25)
-def test_the_same_command_twice_gives_equal_bytes_and_figures(tmp_path, command):
-    """Two seeds; only the figure of measured times may differ."""
-    texts, figures = [], []
-    for name in ("first", "second"):
-        assert command.run(tmp_path / name, "-q") == 0
-        texts.append(without_times(tmp_path / name / "results.jsonl"))
-        page = (tmp_path / name / "report.html").read_text()
-        images = re.findall(r'<img src="(data:image/svg[^"]*)"[^>]*alt="([^"]*)"', page)
-        figures.append([image for image, alt in images if "training time" not in alt])
-    assert texts[0] == texts[1]
-    assert len(texts[0]) == 4
-    assert len(figures[0]) > 5
-    assert figures[0] == figures[1]

@@ -21,12 +21,10 @@ from polymode.training.optimiser import Optimization, Training
 
 CODE = """
 import resource, torch
-from polymode.stack.fast import plan as choice
 from polymode.likelihoods.kinds import Categorical
 from polymode.stack.stack import Stack
 from polymode.nets import resnet8
 
-choice._BUDGET, choice._LEAST = 0.0, 1
 stack = Stack(lambda: resnet8((3, 32, 32), 10), 2, execution="threads").train()
 x, y = torch.randn(32, 3, 32, 32), torch.arange(32) % 10
 faults = []

@@ -94,7 +94,7 @@ KINDS = {
                      "7.tau": "element"},
     "weight norm": {"0.parametrizations.weight.original0": "single"},
     "slopes": {"channels.weight": "element", "one.weight": "element"},
-    "scalars": {"weight": "element", "shift": "element", "temperature": "single"},
+    "scalars": {"weight": "element", "shift": "element", "temperature": "element"},
     "vit": {"token": "element", "positions": "element"},
 }  # fmt: skip
 

@@ -325,7 +325,13 @@ def test_shared_heads_resume_where_they_stopped(tmp_path) -> None:
 
 def fit(method: str, **options) -> pm.Posterior:
     task = pm.Task(train=(X.float(), LABELS), likelihood="categorical")
-    own = {"net": with_batch_norm, "task": task, "epochs": 6, "batch_size": 5}
+    own = {
+        "net": with_batch_norm,
+        "task": task,
+        "epochs": 6,
+        "batch_size": 5,
+        "data_order": "shared",
+    }
     return pm.fit(method, **own | {"progress": "silent"} | options)
 
 

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import polymode as pm
 from polymode.likelihoods.kinds import Gaussian
-from polymode.stack.fast import plan as choice
 from polymode.stack.fast.plan import Plan
 from polymode.tasks.augment import Crop, Flip
 from polymode.training.events import Event
@@ -49,6 +48,7 @@ def test_prior_strength_is_per_data_set_not_per_batch() -> None:
         pm.fit(
             "map", net=lambda: nn.Linear(3, 2), task=task(), dtype=torch.float64, batch_size=size,
             epochs=600, lr=0.05, schedule="cosine", prior_precision=20.0, progress="silent",
+            holdout=0,
         )
         for size in (60, 30)
     ]  # fmt: skip
@@ -153,22 +153,25 @@ def test_functional_core_equals_fit() -> None:
     state = deep_ensemble.init(config, problem, stack)
     state.stack.train()
     for epoch in range(3):
-        for x, y in task().train.epoch(16, fold(0, "order", epoch)):
-            state, info = deep_ensemble.step(config, problem, state, Batch(x, y))
+        seeds = [fold(member, "order", epoch) for member in stack.seeds]
+        for x, y in task().train.epoch_each(16, seeds):
+            state, info = deep_ensemble.step(config, problem, state, Batch(x, y, own=True))
     assert info.loss.shape == (2,)
     post = pm.fit(config, net=net, task=task(), progress="silent", execution="batched")
     for name, tensor in post.stack.tensors().items():
         assert torch.equal(tensor, state.stack.tensors()[name])
 
 
-def test_few_members_at_a_time_give_the_same(monkeypatch) -> None:
-    """`auto` finds "batched" for these; then chunks of two follow."""
-    monkeypatch.setattr(choice, "_measure", lambda *_: Plan("batched"))
+def test_few_members_at_a_time_give_the_same() -> None:
+    """`auto` takes batched products for these; then chunks of two follow."""
     posts = [
         pm.fit("deep_ensemble", net=net, task=task(), num_modes=5, chunk_size=size, **QUICK)
         for size in (None, 2)
     ]
-    assert posts[1].stack.plans["gradients"] == Plan("chunked", chunk_size=2)
+    plans = [post.stack.plans["gradients"] for post in posts]
+    assert plans == [
+        Plan("batched", num_threads=1), Plan("chunked", chunk_size=2, num_threads=1)
+    ]  # fmt: skip
     for a, b in zip(posts[0].stack.leaves(), posts[1].stack.leaves(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 

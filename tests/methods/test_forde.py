@@ -284,7 +284,13 @@ def test_one_input_dimension_uses_the_tangent() -> None:
 
 def fit(method: str, **options) -> pm.Posterior:
     task = pm.Task(train=(X.float(), labels(X)), likelihood="categorical")
-    settings = {"net": with_batch_norm, "task": task, "epochs": 6, "batch_size": 5}
+    settings = {
+        "net": with_batch_norm,
+        "task": task,
+        "epochs": 6,
+        "batch_size": 5,
+        "data_order": "shared",
+    }
     return pm.fit(method, **settings | {"progress": "silent"} | options)
 
 
@@ -364,11 +370,10 @@ def test_options_are_checked() -> None:
 
 
 def test_integer_inputs_name_the_embedding() -> None:
-    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
-    stack = Stack([net, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))])
+    stack = Stack(lambda: nn.Sequential(nn.EmbeddingBag(5, 3), nn.Linear(3, 2)), 2)
     problem = problem_of(Categorical(), 2)
     tokens = torch.randint(5, (4, 2), generator=STREAM)
-    with pytest.raises(ValueError, match=r"torch\.int64 .*embedding is the place to repel"):
+    with pytest.raises(ValueError, match=r"torch\.int64 .*no nn\.Embedding that takes them"):
         step(FoRDE(), problem, init(FoRDE(), problem, stack), Batch(tokens, labels(tokens, 2)))
 
 

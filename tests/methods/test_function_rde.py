@@ -338,7 +338,7 @@ def test_members_with_batches_of_their_own_repel_at_given_points() -> None:
 def test_one_member_is_map(estimator, points) -> None:
     options = {"net": net, "task": classes(), "dtype": torch.float64, **QUICK}
     ours = pm.fit("function_rde", estimator=estimator, num_modes=1, points=points, **options)
-    plain = pm.fit("map", **options)
+    plain = pm.fit("map", data_order="shared", **options)
     for name, tensor in plain.stack.tensors().items():
         torch.testing.assert_close(tensor, ours.stack.tensors()[name], rtol=1e-8, atol=1e-10)
 

@@ -131,7 +131,7 @@ def test_one_member_is_map(estimator) -> None:
 def test_equal_members_are_told_and_stay_equal(estimator) -> None:
     other, first = stack_of(2).members()
     second = copy.deepcopy(first)
-    options = {"net": [other, first, second], "num_modes": 3, **QUICK}
+    options = {"net": [other, first, second], "num_modes": 3, "data_order": "shared", **QUICK}
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
     with pytest.warns(UserWarning, match="members 1 and 2 start at the same weights"):
         post = pm.fit("weight_rde", estimator=estimator, task=task, **options)

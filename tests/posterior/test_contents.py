@@ -49,7 +49,7 @@ def made() -> dict[str, pm.Posterior]:
 
 def rewrite(folder: Path, change) -> None:
     """Change tensors as one would who also makes digests and the manifest anew."""
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     for entry in manifest["tensors"]:
         tensors, metadata = read_tensors(folder / entry["file"])
         change(tensors)
@@ -104,7 +104,7 @@ def test_a_tensor_beside_the_networks_is_needed_as_it_was(
 def test_a_group_that_is_missing_altogether_is_noticed(made, tmp_path) -> None:
     """A Gaussian without standard deviations is a posterior, too, but not the one saved."""
     made["gaussian"].save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     (entry,) = manifest["tensors"]
     tensors, metadata = read_tensors(tmp_path / entry["file"])
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("std/")}
@@ -117,14 +117,14 @@ def test_a_group_that_is_missing_altogether_is_noticed(made, tmp_path) -> None:
 def test_numbers_that_would_lose_digits_are_refused(made, tmp_path) -> None:
     """Networks in float64 are not read as float32; those in float32 are read as float64."""
     made["one"].save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     write_json(tmp_path / "posterior.json", manifest | {"dtype": "float32"})
     with pytest.raises(FileProblem, match="of type float64 where the manifest asks for float32"):
         pm.load(tmp_path, net=net)
     pm.fit("map", net=net, task=VALUES, epochs=1, progress="silent", dtype=torch.float32).save(
         tmp_path
     )
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     write_json(tmp_path / "posterior.json", manifest | {"dtype": "float64"})
     assert pm.load(tmp_path, net=net).stack.dtype == torch.float64
 
@@ -149,7 +149,7 @@ def test_no_network_is_built_of_the_size_that_a_manifest_names(change, tmp_path)
     first. On memory that is used for it, the process would grow by more than 0.3 GB."""
     post = pm.fit("map", net=pm.nets.mlp, task=VALUES, epochs=0, progress="silent")
     post.save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     write_json(tmp_path / "posterior.json", manifest | change)
     before = peak()
     with pytest.raises(FileProblem) as refused:
@@ -161,7 +161,7 @@ def test_no_network_is_built_of_the_size_that_a_manifest_names(change, tmp_path)
 def test_targets_without_end_take_no_memory(tmp_path) -> None:
     """A network that does not depend on the manifest, with learned noise of 10⁹ targets."""
     pm.fit("map", net=net, task=VALUES, epochs=0, progress="silent").save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     change = {"target_size": 10**9, "target_scaling": None}
     write_json(tmp_path / "posterior.json", manifest | change)
     before = peak()
@@ -173,7 +173,7 @@ def test_targets_without_end_take_no_memory(tmp_path) -> None:
 def test_modes_without_numbers_take_no_memory(tmp_path, made) -> None:
     """10¹² modes of empty tensors make no file longer."""
     made["one"].save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     (entry,) = manifest["tensors"]
     empty = {name: torch.empty(10**12, 0) for name in made["one"].weights.tensors()}
     entry |= {"modes": [0, 10**12]}
@@ -230,7 +230,7 @@ def test_a_changed_manifest_gives_a_posterior_or_one_line(kind, made, tmp_path) 
     raw = (tmp_path / "posterior.json").read_bytes()
     stream = random.Random(kind)
     for _ in range(40):
-        manifest = changed(read_json(tmp_path / "posterior.json", 2), stream)
+        manifest = changed(read_json(tmp_path / "posterior.json", 3), stream)
         write_json(tmp_path / "posterior.json", manifest)
         try:
             pm.load(tmp_path, net=net).predict(X[:2])

@@ -108,7 +108,7 @@ def test_another_posteriors_tensors_are_noticed(post, folder, tmp_path) -> None:
 def test_newer_version(folder) -> None:
     from polymode.core.safe_files import read_json, write_json
 
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     write_json(folder / "posterior.json", manifest | {"schema": 99})
     with pytest.raises(FileProblem, match="schema version 99.*newer release"):
         pm.load(folder, net=pm.nets.lenet)
@@ -119,7 +119,7 @@ def test_newer_version(folder) -> None:
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name) -> None:
     from polymode.core.safe_files import read_json, write_json
 
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     (entry,) = manifest["tensors"]
     file = name.format(folder=folder) if isinstance(name, str) else name
     if schema == 1:
@@ -164,7 +164,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(folder, schema, name)
 def test_a_manifest_of_wrong_types_is_refused(folder, change, message) -> None:
     from polymode.core.safe_files import read_json, write_json
 
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     write_json(folder / "posterior.json", manifest | change)
     with pytest.raises(FileProblem, match=message):
         pm.load(folder, net=pm.nets.lenet)
@@ -174,7 +174,7 @@ def test_a_manifest_of_wrong_types_is_refused(folder, change, message) -> None:
 def test_files_that_do_not_hold_the_modes_are_refused(folder, change) -> None:
     from polymode.core.safe_files import read_json, write_json
 
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     manifest["tensors"][0] |= change
     write_json(folder / "posterior.json", manifest)
     with pytest.raises(FileProblem, match="modes|seeds"):
@@ -186,7 +186,7 @@ def test_the_number_of_modes_is_held_against_the_tensors_first(folder, monkeypat
     from polymode.core.safe_files import read_json, write_json
     from polymode.posterior.files import Shards
 
-    manifest = read_json(folder / "posterior.json", 2)
+    manifest = read_json(folder / "posterior.json", 3)
     manifest["tensors"][0]["modes"] = [0, 10**12]
     write_json(folder / "posterior.json", manifest | {"num_modes": 10**12})
     monkeypatch.setattr(Shards, "_allocate", lambda *_: pytest.fail("memory was asked for"))
@@ -219,7 +219,7 @@ def test_nothing_is_pickled(folder) -> None:
         raw = path.read_bytes()
         assert b"torch._utils" not in raw
         assert not raw.startswith((b"\x80", b"PK"))
-    assert json.loads((folder / "posterior.json").read_text())["schema"] == 2
+    assert json.loads((folder / "posterior.json").read_text())["schema"] == 3
 
 
 def test_members_that_differ_in_python_state_are_not_saved(tmp_path) -> None:

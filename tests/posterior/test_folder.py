@@ -42,7 +42,7 @@ def files(folder: Path) -> list[str]:
 
 def named(folder: Path) -> list[str]:
     """Return what the manifest names, and itself: all that a folder should hold."""
-    entries = read_json(folder / "posterior.json", 2)["tensors"]
+    entries = read_json(folder / "posterior.json", 3)["tensors"]
     return sorted([*(entry["file"] for entry in entries), "posterior.json"])
 
 
@@ -150,7 +150,7 @@ def test_an_old_manifest_cannot_have_other_files_removed(tmp_path) -> None:
     BOTH[1].save(tmp_path / "post")
     (tmp_path / "thesis.txt").write_text("years")
     (tmp_path / "post" / "thesis.txt").write_text("years")
-    manifest = read_json(tmp_path / "post" / "posterior.json", 2)
+    manifest = read_json(tmp_path / "post" / "posterior.json", 3)
     for name in ("../thesis.txt", "thesis.txt", "posterior.json", 3, None):
         manifest["tensors"].append({"file": name, "digest": "", "modes": [2, 3]})
     store.write_json(tmp_path / "post" / "posterior.json", manifest)

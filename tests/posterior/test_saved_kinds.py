@@ -155,7 +155,7 @@ def test_schema_1_is_read_as_one_sample_per_mode(tmp_path) -> None:
 
 def test_weights_of_an_unknown_kind_are_refused(tmp_path) -> None:
     posterior(made_up("one")).save(tmp_path)
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     manifest["weights"]["kind"] = "kronecker"
     write_json(tmp_path / "posterior.json", manifest)
     with pytest.raises(FileProblem, match="kind 'kronecker'; this release has samples, noisy, gau"):
@@ -167,5 +167,5 @@ def test_files_hold_what_the_kind_needs(tmp_path) -> None:
     tensors, _ = read_tensors(tmp_path / "members-1.safetensors")
     groups = {name.split("/")[0] for name in tensors}
     assert groups == {"network", "extra", "std", "deviations"}
-    manifest = read_json(tmp_path / "posterior.json", 2)
+    manifest = read_json(tmp_path / "posterior.json", 3)
     assert manifest["weights"] == {"kind": "gaussian", "numbers": {"samples_per_mode": 3}}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 from polymode.recalibration import METHODS, Recalibration, fit_temperature, recalibrate
 
-CLASSES = [name for name in METHODS.names() if name != "scale"]
+DENSITIES = [name for name in METHODS.names() if METHODS.get(name).metadata["densities"]]
+CLASSES = [name for name in METHODS.names() if name not in DENSITIES]
 SAMPLES = [name for name in CLASSES if METHODS.get(name).metadata["samples"]]
 
 
@@ -82,7 +83,7 @@ def test_storage(method) -> None:
     """Through JSON and back: equal, and the same predictions to the last bit."""
     prediction, labels = draw()
     targets = labels
-    if method == "scale":
+    if method in DENSITIES:
         prediction = MixturePrediction(prediction.log_probs, torch.ones(1))
         targets = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     map_ = recalibrate(prediction, targets, method)

@@ -182,11 +182,11 @@ def test_looking_at_a_loader_leaves_the_seed_of_the_user_alone():
 
 
 def test_loader_of_dictionaries():
-    with pytest.raises(
-        ValueError, match=r"train: the loader yields dictionaries.*label.*collate_fn"
-    ):
-        classes(train=DataLoader(Dictionaries(images(), labels())))
-    with pytest.raises(ValueError, match="test: the loader yields dictionaries"):
+    task = classes(train=DataLoader(Dictionaries(images(), labels()), batch_size=4))
+    assert list(task.input_shape.values()) == [(1, 4, 4)]
+    with pytest.raises(ValueError, match="train: the data have no 'class', which `target` names"):
+        classes(train=DataLoader(Dictionaries(images(), labels())), target="class")
+    with pytest.raises(ValueError, match="test inputs have several tensors"):
         classes(test=Dictionaries(images(), labels()))
 
 
@@ -310,7 +310,7 @@ def test_input_shapes_differ():
         ({"train": 3}, "train: cannot read data from a int"),
         ({"ood": {"far": torch.full((2, 1, 4, 4), NAN)}}, "ood set 'far' inputs have 32 of 32"),
         ({"ood": {"far": images(0)}}, "ood set 'far': the data set is empty"),
-        ({"ood": {"far": DataLoader(images())}}, "ood set 'far' must be arrays, got DataLoader"),
+        ({"ood": {"far": DataLoader(images(9, (2,)))}}, r"ood set 'far' has input shape \(2,\)"),
         ({"ood": {"far": images(3).mul(255).byte()}}, "ood set 'far' inputs are uint8"),
         ({"shifts": {"fog": {0: (images(), labels())}}}, "integers >= 1, got 0"),
         ({"shifts": {"fog": {"1": (images(), labels())}}}, "integers >= 1, got '1'"),

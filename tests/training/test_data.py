@@ -30,6 +30,21 @@ class Squares(Dataset):
         return X[index] + 0.01 * torch.rand(1), index
 
 
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+class Parts:
+    """A loader of one's own, which is no DataLoader."""
+
+    def __iter__(self):
+        return iter([(X[:6], Y[:6]), (X[6:], Y[6:])])
+
+    def __len__(self) -> int:
+        return 2
+
+
 @given(st.integers(1, 300), st.integers(1, 64))
 def test_spans_cover_everything_once(num_examples, batch_size) -> None:
     parts = spans(num_examples, batch_size)
@@ -92,10 +107,60 @@ def test_own_orders() -> None:
     assert [x.shape for x, _ in batches] == [(3, 4, 1), (3, 4, 1), (3, 3, 1)]
     rows = torch.cat([y for _, y in batches], dim=1)
     assert (rows.sort(dim=1).values == torch.arange(11)).all()
-    alone = torch.cat([y for _, y in Arrays(X, Y).epoch(4, 2)])
-    assert torch.equal(rows[1], alone)
-    with pytest.raises(ValueError, match="data_order='own'.*needs the data as arrays"):
-        next(iter(SOURCES["loader"]().epoch_each(3, [1])))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_own_orders_are_passes_with_seeds_of_their_own(source) -> None:
+    """So member k of three sees what it sees alone; the tail is that of the whole pass."""
+    data = SOURCES[source]()
+    assert data.can_reorder
+    together = list(data.epoch_each(3, [1, 2, 3]))
+    for member, seed in enumerate([1, 2, 3]):
+        for (x, y), (own_x, own_y) in zip(together, data.epoch(3, seed), strict=True):
+            assert torch.equal(x[member], own_x) and torch.equal(y[member], own_y)
+    tail = list(data.epoch_each(3, [1, 2, 3], start=2))
+    assert all(torch.equal(a, b) for a, b in zip(tail[0], together[2], strict=True))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(X, Y), batch_size=3),
+        Parts(),
+        DataLoader(Numbers(), batch_size=3),
+    ],
+)
+def test_loaders_with_one_order_say_so(loader) -> None:
+    assert not as_data(loader).can_reorder
+
+
+def test_own_orders_of_a_loader_with_workers_that_persist() -> None:
+    loader = DataLoader(
+        TensorDataset(X, Y), 3, shuffle=True, num_workers=1, persistent_workers=True
+    )
+    data = as_data(loader)
+    first, again = (list(data.epoch_each(3, [1, 2])) for _ in range(2))
+    assert [x.shape for x, _ in first] == [(2, 3, 1)] * 3 + [(2, 2, 1)]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert loader.persistent_workers
+
+
+def test_own_batches_of_different_shapes_cannot_be_stacked() -> None:
+    rows = [torch.zeros(length, 2) for length in (3, 3, 3, 5, 5, 5)]
+
+    class OneLengthABatch:
+        """Batches of one length each, in random order."""
+
+        def __iter__(self):
+            for half in torch.randperm(2).tolist():
+                yield [3 * half, 3 * half + 1, 3 * half + 2]
+
+        def __len__(self) -> int:
+            return 2
+
+    loader = DataLoader(list(zip(rows, Y, strict=False)), batch_sampler=OneLengthABatch())
+    with pytest.raises(ValueError, match="different shapes.*data_order='shared'"):
+        list(as_data(loader).epoch_each(3, list(range(10))))
 
 
 def test_kinds_of_sources() -> None:
@@ -116,7 +181,11 @@ def test_kinds_of_sources() -> None:
         ((1.0, 2.0), "got the number"),
         (([["a"]], [1]), "cannot be read as an array"),
         (([[1.0]], None), "targets are missing, got None"),
-        ({"x": X}, "cannot read data from a dict"),
+        ({"x": X}, "the data have the names 'x', and none of them is a target"),
+        ({"x": X, "y": Y, "label": Y}, "the data have 'label', 'y', any of which may be the"),
+        ({"a": X, "b": X[:4], "y": Y}, "differ in length: 'a' 11, 'b' 4; each needs one row"),
+        ({"y": Y}, "the inputs hold no tensor"),
+        ({1: X, "y": Y}, "inputs are named by text, got the key 1"),
         (X, "cannot read data from a Tensor"),
         (np.zeros((3, 2)), "cannot read data from a ndarray"),
         (7, "cannot read data from a int"),
@@ -139,7 +208,7 @@ class Listed:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"image": X, "label": Y}, r"dictionaries with keys \['image', 'label'\]"),
+        ({"image": X, "mask": Y}, "dictionaries with the keys 'image', 'mask', and none of them"),
         ((X, Y, Y), "a tuple of 3"),
         (X, "yields a Tensor"),
         ((X, [1, 2]), "a Tensor and a list"),

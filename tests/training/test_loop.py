@@ -58,10 +58,10 @@ def see(source: str = "arrays", seen: Seen | None = None, **options) -> Seen:
 
 def test_every_batch_is_augmented_by_a_stream_of_its_own() -> None:
     """Also the same batch of another epoch; members that share batches share what is drawn."""
-    draws = see(num_modes=2).draws
+    draws = see(num_modes=2, data_order="shared").draws
     assert len(set(draws)) == len(draws) == 8
-    assert see(num_modes=2).draws == draws
-    assert not set(see(seed=1).draws) & set(draws)
+    assert see(num_modes=2, data_order="shared").draws == draws
+    assert not set(see(seed=1, data_order="shared").draws) & set(draws)
 
 
 def test_members_with_orders_of_their_own_have_streams_of_their_own() -> None:
@@ -73,9 +73,28 @@ def test_members_with_orders_of_their_own_have_streams_of_their_own() -> None:
     assert (alone.draws, alone.rows) == (seen.draws[::2], seen.rows[::2])
 
 
-@pytest.mark.parametrize(
-    ("source", "order"), [*((source, "shared") for source in SOURCES), ("arrays", "own")]
-)
+@pytest.mark.parametrize("source", SOURCES)
+def test_members_see_different_batches_by_default(source) -> None:
+    seen = see(source, num_modes=2)
+    assert seen.rows[::2] != seen.rows[1::2]
+    for member in range(2):
+        rows = sum(seen.rows[member:8:2], [])
+        assert sorted(rows) == list(range(11))
+
+
+def test_members_share_batches_of_a_source_with_one_order_with_a_warning() -> None:
+    task = pm.Task(train=DataLoader(TensorDataset(X, Y), 3), likelihood="categorical")
+    options = {"net": lambda: nn.Linear(1, 2), "task": task, "epochs": 1, "progress": "silent"}
+    seen = Seen()
+    with pytest.warns(UserWarning, match="see the same batches.*DataLoader that shuffles"):
+        pm.fit("deep_ensemble", augment=seen, num_modes=2, **options)
+    assert len(seen.rows) == 4  # those of one pass, not one for each member
+    pm.fit("deep_ensemble", num_modes=2, data_order="shared", **options)
+    pm.fit("map", **options)
+
+
+@pytest.mark.parametrize("order", ["shared", "own"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_resumed_run_skips_and_repeats_nothing(source, order, tmp_path: Path) -> None:
     """Stopped within an epoch: both parts see what the whole run sees, rows and draws."""
     whole = see(source, data_order=order)

@@ -1,8 +1,9 @@
 """Which operations of a forward pass are known, and what their parameters' derivatives are made of.
 
 Operations are met as functions (`F.linear`, not `nn.Linear`), so that residual blocks, modules of
-one's own, tied weights and attention need nothing special. For each parameter of a call there is a
-function from the gradients of its result, (R, ...), to a `Record`.
+one's own, tied weights and attention need nothing special. What combines two tensors entry by entry
+is named in the table of operations (`tracing/operations.py`). For each parameter of a call there is
+a function from the gradients of its result, (R, ...), to a `Record`.
 
 ==========================  ==============================================================
 `F.linear`                  matrix: inputs and gradients at each position
@@ -11,8 +12,9 @@ function from the gradients of its result, (R, ...), to a `Record`.
 `F.embedding`               matrix: one-hot rows, never written out
 batch, layer, group, RMS    scale and shift, element by element
 norm
-p x, p + x, max(p, x),      any parameter that enters element by element: FilterResponseNorm,
-p.expand(B, ...)            positions, tokens, FixUp's scalars
+p x, p + x, x / p,          any parameter that enters element by element: FilterResponseNorm,
+max(p, x), x += p,          positions, tokens, FixUp's scalars
+p.expand(B, ...)
 `F.prelu`                   slopes, one or one per channel
 ==========================  ==============================================================
 
@@ -29,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymode.curvature.records import Record
+from polymode.tracing.operations import Operation, operation
 
 
 class Geometry(NamedTuple):
@@ -130,9 +133,17 @@ class Layout(NamedTuple):
 def known(function: Callable[..., Any]) -> Callable[..., Call] | None:
     """Return what makes a `Call` of (function, args, kwargs, layout); None if not known.
 
-    It raises `NotImplementedError` where the arguments are beyond it.
+    It raises `NotImplementedError` where the arguments are beyond it. The result of a function that
+    writes into its first argument is a new tensor, which the caller has to copy there.
     """
-    return _OPERATIONS.get(getattr(function, "__name__", ""))
+    make, entry = _OPERATIONS.get(getattr(function, "__name__", "")), operation(function)
+    return _pointwise if make is None and entry is not None and entry.kind in _COMBINES else make
+
+
+def writes_into_input(function: Callable[..., Any]) -> bool:
+    """Whether a function is one that is known, and changes its first argument."""
+    entry = operation(function)
+    return entry is not None and entry.in_place and known(function) is not None
 
 
 def _named(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -296,25 +307,37 @@ def _norm(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
 def _pointwise(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     if len(args) != 2 or kwargs or layout.kind == "second":
         raise NotImplementedError
-    name, result = function.__name__.strip("_"), function(*args)
-    are_parameters = [
+    first, second = (
         isinstance(argument, Tensor) and layout.is_parameter(argument) for argument in args
-    ]
-    if all(are_parameters):
+    )
+    entry = operation(function, args)
+    beyond = entry is None or (entry.in_place and first)  # a parameter that is changed
+    if first == second or beyond or not all(isinstance(x, Tensor) for x in args):
         raise NotImplementedError
-    parameter, factor_in = args if are_parameters[0] else args[::-1]
+    assert entry is not None
+    result = getattr(Tensor, entry.name)(*args) if entry.in_place else function(*args)
+    parameter, other = args if first else args[::-1]
     _require_shared(parameter, result)
-    factor: Tensor | float = 1.0
-    if name in ("mul", "rmul", "multiply"):
-        factor = factor_in
-    elif name in ("sub", "subtract", "rsub"):
-        factor = 1.0 if are_parameters[0] != (name == "rsub") else -1.0
-    elif name == "maximum":  # where both are equal, each gets half, as in torch
-        factor = (parameter > factor_in).to(result.dtype) + 0.5 * (parameter == factor_in).to(
-            result.dtype
-        )
+    factor = _slope(entry, parameter, other, first)
     build = partial(_element, factor, tuple(parameter.shape), layout.batch)
     return Call(result, [Entry(parameter, "element", build)])
+
+
+def _slope(entry: Operation, parameter: Tensor, other: Tensor, first: bool) -> Tensor | float:
+    """Return the derivative of an operation with respect to the one of two inputs that is a
+    parameter: the `first`, or the second."""
+    if entry.kind == "product":
+        return other
+    if entry.kind == "quotient":
+        return other.reciprocal() if first else -other / parameter.square()
+    if entry.name in ("maximum", "max", "minimum", "min"):
+        larger = entry.name in ("maximum", "max")
+        taken = parameter > other if larger else parameter < other
+        # where both are equal, each gets half, as in torch
+        return taken.to(other.dtype) + 0.5 * (parameter == other).to(other.dtype)
+    # x - p and rsub(p, x) are the ones that take the parameter off
+    subtracted = "sub" in entry.name and first == (entry.name == "rsub")
+    return -1.0 if subtracted else 1.0
 
 
 def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
@@ -336,6 +359,8 @@ def _prelu(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
 
 def _expanded(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     result, parameter = function(*args, **kwargs), args[0]
+    if not layout.is_parameter(parameter):  # `x.expand_as(p)` takes the shape of p only
+        return Call(result.clone(), [])
     _require_shared(parameter, result)
     build = partial(_element, 1.0, tuple(parameter.shape), layout.batch)
     return Call(result.clone(), [Entry(parameter, "element", build)])
@@ -355,17 +380,13 @@ _NORMS = {
     "group_norm": "input num_groups weight bias eps",
     "rms_norm": "input normalized_shape weight eps",
 }
+_COMBINES = ("sum", "product", "quotient", "extremum")  # two inputs, entry by entry
 _OPERATIONS: dict[str, Callable[..., Call]] = {
     "linear": _linear,
     **{f"conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": _convolution for n in (1, 2, 3)},
     "embedding": _embedding,
     **dict.fromkeys(_NORMS, _norm),
-    **dict.fromkeys(
-        ("mul", "__mul__", "__rmul__", "multiply", "add", "__add__", "__radd__", "sub", "__sub__",
-         "__rsub__", "subtract", "rsub", "maximum"),
-        _pointwise,
-    ),
-    "expand": _expanded,
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
     "prelu": _prelu,
 }  # fmt: skip

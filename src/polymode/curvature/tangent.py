@@ -32,6 +32,7 @@ from polymode.curvature.watch import Look, Watch
 from polymode.stack.stack import Stack
 from polymode.tracing.attention import plain_attention
 from polymode.tracing.modules import Tensors
+from polymode.tracing.operations import repeat_rows
 
 _COMPARED = 8  # examples whose outputs are compared with those of single ones
 _DEPENDENT = 1e-2  # relative difference: other sizes of batches are rounded in another order
@@ -98,7 +99,7 @@ class Tangent:
         survey, further = self.survey, torch.is_grad_enabled() and x.requires_grad
         watch = Watch(self._noted, self._everything, survey.layouts, len(x), survey.copies)
         with torch.enable_grad(), plain_attention(), watch:
-            outputs = self.module(x)
+            outputs = self.module(x.clone() if survey.copies else x)
 
         def pull(cotangents: Tensor) -> Iterator[tuple[str, Record]]:
             results = [call.result for call in watch.calls]
@@ -187,12 +188,12 @@ def survey(stack: Stack, x: Tensor) -> Survey:
     module = member(stack, 0)
     named = dict(module.named_parameters())
     names = {id(named[name]): name for name in stack.params}
-    probe = (x if len(x) >= 3 else x.repeat(3, *(1,) * (x.dim() - 1)))[:3].detach()
+    probe = (x if len(x) >= 3 else repeat_rows(x, 3))[:3].detach()
     _require_independent_examples(module, x[:_COMPARED].detach())
     looks = []
     for batch in (2, 3):
         with torch.no_grad(), Look(names) as look:
-            module(probe[:batch])
+            module(probe[:batch].clone())
         looks.append(look)
     kinds = {name: "unused" for name in stack.params} | dict.fromkeys(looks[1].used, "single")
     if len(looks[0].shapes) != len(looks[1].shapes):  # it does not do the same for every batch
@@ -263,7 +264,7 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
     tangent = Tangent(stack, 0, hopeful, list(stack.params))
     watch = Watch(tangent._noted, tangent._everything, first.layouts, len(probe), first.copies)
     with torch.enable_grad(), watch:
-        outputs = tangent.module(probe)
+        outputs = tangent.module(probe.clone())
     stream = generator(0, "survey")
     cotangent = torch.randn(outputs.shape, generator=stream, dtype=torch.float64).to(outputs)
     records_of: dict[str, list[Record]] = {}
@@ -316,7 +317,7 @@ def _one_by_one(tangent: Tangent, x: Tensor, cotangent: Tensor) -> Tensors:
     rows = []
     for example, row in zip(x, cotangent, strict=True):
         with torch.enable_grad():
-            outputs = functional_call(tangent.module, leaves, (example[None],))
+            outputs = functional_call(tangent.module, leaves, (example[None].clone(),))
         rows.append(
             torch.autograd.grad(
                 outputs, list(leaves.values()), row[None], allow_unused=True,

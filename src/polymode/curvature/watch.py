@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from polymode.curvature.derivatives import Call, Layout, known
+from polymode.curvature.derivatives import Call, Layout, known, writes_into_input
 from polymode.curvature.plain_operations import arguments, attention
 
 
@@ -51,6 +51,7 @@ class Look(_Operations):
         self.unknown: set[str] = set()
         self.used: set[str] = set()
         self._watched: list[tuple[Tensor, int]] = []
+        self._writes = False
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any], names: set[str]) -> Any:
         result = func(*args, **kwargs)
@@ -61,15 +62,17 @@ class Look(_Operations):
             self.unknown |= names
             return result
         self.shapes.append(result.shape)
-        handed = result.clone()
+        in_place = writes_into_input(func)
+        self._writes |= in_place
+        handed = result if in_place else result.clone()
         self._watched += [(t, t._version) for t in tensors_in((args, kwargs))]
         self._watched.append((handed, handed._version))
         return handed
 
     @property
     def changes_in_place(self) -> bool:
-        """Whether arguments or results of known operations were changed after them."""
-        return any(tensor._version != version for tensor, version in self._watched)
+        """Whether arguments or results of known operations were changed, by them or later."""
+        return self._writes or any(tensor._version != version for tensor, version in self._watched)
 
 
 class Watch(_Operations):
@@ -103,6 +106,7 @@ class Watch(_Operations):
         layout = self.layouts[self._number]
         if layout is None or not any(name in names for name in self.wanted.values()):
             return func(*args, **kwargs)
+        given = args
         if self.copies:
             args = tuple(self._copy(argument) for argument in args)
             kwargs = {key: self._copy(argument) for key, argument in kwargs.items()}
@@ -110,12 +114,14 @@ class Watch(_Operations):
             call = make(func, args, kwargs, Layout(layout, self.batch, self._is_parameter))
         except NotImplementedError:
             self.beyond |= names
-            return func(*args, **kwargs)
+            return func(*given, **kwargs)
         result = call.result
         if not result.requires_grad:
             result = result.detach().requires_grad_()
         entries = [entry for entry in call.entries if id(entry.parameter) in self.wanted]
         self.calls.append(Call(result, entries))
+        if writes_into_input(func):
+            return given[0].copy_(result)
         return result.clone() if self.copies else result
 
     def _is_parameter(self, tensor: Tensor) -> bool:

@@ -205,6 +205,8 @@ def leave() -> None:
     The store goes with it: one that is still held when the interpreter ends aborts the process.
     """
     global _board
+    if _board is None and not dist.is_initialized():
+        return  # a collection takes .3 s where torch is loaded
     if dist.is_initialized():
         dist.destroy_process_group()
     _board = None

@@ -18,21 +18,33 @@ posteriors, ICLR 2024. `S` samples, `M` modes, `L` samples per mode.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from polymode.core.options import Config, option
 from polymode.core.registry import suggest
-from polymode.examinations.examination import EXAMINATIONS, check_counts
+from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.diversity import pairwise_mutual_information
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks import Task
+from polymode.training.data import first_inputs
 
 NATS = "nats"
 KEPT = 20_000  # pairs stored for the figure, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Config):
+    """Options of `pairs`."""
+
+    called = "pairs"
+    ood: str = option("", doc="name of the OOD set, empty for the task's first")
+    num_inputs: int = option(400, ge=1, doc="inputs of each set, at most")
 
 
 @EXAMINATIONS.register(
@@ -45,28 +57,22 @@ KEPT = 20_000  # pairs stored for the figure, at most
         "least_ood_pair_mi": "the smallest over all pairs",
         "correlation": "of the two over pairs; error by the jackknife over networks",
     },
-    check=lambda *, ood, num_inputs: check_counts("pairs", 1, num_inputs=num_inputs),
+    options=Pairs,
 )
-def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) -> Findings:
-    """Return the diversity of pairs; see the module.
-
-    Args:
-        ood: name of the OOD set; by default the task's first.
-        num_inputs: of each set, at most.
-    """
-    name = _ood_set(task, ood)
+def pairs(post: Posterior, task: Task, options: Pairs) -> Findings:
+    """Return the diversity of pairs; see the module."""
+    name = _ood_set(task, options.ood)
     if task.test is None or not post.likelihood.classification or post.num_samples < 3:
         raise NotApplicable(
             "pairs needs a classifier with at least 3 samples and a task with a test set, got"
             f" {post.num_samples} sample(s)"
         )
-    inside = next(iter(task.test.batches(num_inputs)))[0]
-    outside = task.ood[name]
-    x = outside if isinstance(outside, torch.Tensor) else next(iter(outside.batches(num_inputs)))[0]
+    inside = first_inputs(task.test, options.num_inputs)
+    outside = first_inputs(task.ood[name], options.num_inputs)
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     matrices = []
-    for side, inputs in (("id", inside), ("ood", x[:num_inputs])):
+    for side, inputs in (("id", inside), ("ood", outside)):
         prediction = post.predict(inputs)
         assert isinstance(prediction, CategoricalPrediction)
         matrix = pairwise_mutual_information(prediction).numpy()

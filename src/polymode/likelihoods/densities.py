@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,14 @@ def standard_cdf(z: Tensor, df: float | None) -> Tensor:
     return torch.as_tensor(values).to(z)
 
 
+def standard_quantiles(probs: Tensor, df: float | None) -> Tensor:
+    """Return the quantiles of scale 1 at probabilities in (0, 1), float64."""
+    from scipy.special import ndtri, stdtrit
+
+    values = probs.detach().double().cpu().numpy()
+    return torch.as_tensor(ndtri(values) if df is None else stdtrit(df, values)).to(probs.device)
+
+
 def standard_quantile(prob: float, df: float | None) -> float:
     """Return the quantile of scale 1 at `prob` in (0, 1)."""
     from scipy.special import ndtri, stdtrit
@@ -66,14 +75,25 @@ def standard_quantile(prob: float, df: float | None) -> float:
     return z
 
 
+def standard_noise(shape: torch.Size, df: float | None, random: torch.Generator) -> Tensor:
+    """Return draws of scale 1, float64; a Student-t is a Gaussian over the root of a chi-square."""
+    noise = torch.randn(shape, generator=random, dtype=torch.float64)
+    if df is None:
+        return noise
+    halves = torch.full(shape, 0.5 * df, dtype=torch.float64)
+    return noise / (torch._standard_gamma(halves, generator=random) / (0.5 * df)).sqrt()
+
+
 def cdf(values: Tensor, loc: Tensor, scale: Tensor, df: float | None) -> Tensor:
     """Return P(Y <= values) under the mixture, for values of the shape behind S."""
     return standard_cdf((values - loc) / scale, df).mean(0)
 
 
 @torch.no_grad()
-def quantile(prob: float, loc: Tensor, scale: Tensor, df: float | None) -> Tensor:
+def quantile(prob: float | Tensor, loc: Tensor, scale: Tensor, df: float | None) -> Tensor:
     r"""Return the y at which the mixture's distribution function is `prob`, in (0, 1).
+
+    `prob` is one number, or a tensor that broadcasts with the axes behind S.
 
     The root lies between the smallest and the largest of the components' own quantiles. It is found
     by Chandrupatla's method, to 1e-8 of the smallest scale. With n components to the left of y the
@@ -87,7 +107,12 @@ def quantile(prob: float, loc: Tensor, scale: Tensor, df: float | None) -> Tenso
     Reference: Chandrupatla, A new hybrid quadratic/bisection algorithm, Adv. Eng. Softw. 28, 1997.
     """
     loc, scale = loc.double(), scale.double()
-    samples, centre = len(loc), standard_quantile(prob, df)
+    samples = len(loc)
+    if isinstance(prob, Tensor):
+        prob = prob.to(loc)
+        centre: Any = standard_quantiles(prob, df)
+    else:
+        centre = standard_quantile(prob, df)
 
     def excess(y: Tensor) -> Tensor:
         z = (y - loc) / scale
@@ -98,6 +123,20 @@ def quantile(prob: float, loc: Tensor, scale: Tensor, df: float | None) -> Tenso
     low = (loc + scale * (centre - slack)).amin(0)
     high = (loc + scale * (centre + slack)).amax(0)
     return _root(excess, low, high, 1e-8 * scale.amin(0))
+
+
+def partial_mean(values: Tensor, loc: Tensor, scale: Tensor, df: float | None) -> Tensor:
+    r"""Return :math:`\int_{-\infty}^{y} x\,p(x)\,dx` of the mixture, 0 at -inf and the mean at inf.
+
+    A component adds :math:`\mu F(z) - \sigma h(z)` with the standard density f and
+    :math:`h = f` (Gaussian) or :math:`h = f\,(\nu + z^2)/(\nu - 1)` (Student-t, df > 1).
+    """
+    z = (values - loc) / scale
+    log_f = log_density(z, torch.zeros_like(z), torch.ones_like(z), df)
+    if df is not None:
+        log_f = log_f + ((df + z.square()) / (df - 1.0)).log()
+    edge = torch.where(z.isfinite(), log_f.exp(), 0.0)
+    return (loc * standard_cdf(z, df) - scale * edge).mean(0)
 
 
 def _root(function: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, absolute: Tensor) -> Tensor:

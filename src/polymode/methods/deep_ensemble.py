@@ -4,9 +4,9 @@
 
 Each member is `map` from its own random stream, so this file holds no mathematics of its own:
 members do not interact, each follows its own unscaled gradient, and member k of 3 is member k of
-10. With `data_order="own"` every member also shuffles the data by itself, as in the paper; with
-"shared", the default, the members see the same batches, which is faster (the batch is read once)
-and leaves the diversity to the initialisations, where most of it comes from.
+10. Every member shuffles the data by itself, as in the paper. With `data_order="shared"` the
+members see the same batches: each batch is read once, but the noise of the last steps is then the
+same for all members, so that they err together unless the learning rate ends small.
 
 The paper's adversarial training is not part of it: it is optional there, and later work leaves it
 out.

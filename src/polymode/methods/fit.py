@@ -21,23 +21,31 @@ from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
 from polymode.core.devices import usable_device
 from polymode.core.registry import suggest
+from polymode.core.rng import global_stream
 from polymode.core.safe_files import json_safe
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
+from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
+from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
+from polymode.stack.trainable import Choice, check_trainable, head_names
+from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
+from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
-from polymode.training.data import Data, Examples, Loader
+from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
+from polymode.training.holdout import Selection, divide
 from polymode.training.loop import Checkpoint, run
 from polymode.training.optimiser import Training
 from polymode.training.options import Passes
@@ -64,6 +72,8 @@ def fit(
     chunk_size: Count | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    output: str | int | None = None,
+    trainable: str | None = None,
     progress: str = "auto",
     on_event: Observer | None = None,
     checkpoint: str | Path | None = None,
@@ -89,6 +99,12 @@ def fit(
             By default as many as half of the free memory holds.
         dtype: floating-point type of the networks; by default the one they come with.
         device: "cpu", "cuda", ...
+        output: name or place of the logits in what the network returns, where that is a dictionary,
+            a tuple or a dataclass; by default what is called "logits".
+        trainable: which parameters have a posterior; the others are frozen, and held once where
+            all members have the same. None: those that require gradients. "all"; "head", the layer
+            whose result is the output; "lora", adapters of peft and what it trains beside them; or
+            a regular expression that is searched in the parameters' names.
         progress: "auto" (a bar on a terminal, otherwise a line for every tenth), "bar", "lines" or
             "silent".
         on_event: a function that is called with each `Event` (step, total, loss, eta, ...).
@@ -105,7 +121,8 @@ def fit(
     >>> post.predict(task.test.x[:3]).mean.shape
     torch.Size([3, 2])
     """
-    check_call(fit, locals(), but=("task",))
+    check_call(fit, locals(), but=("task", "trainable"))
+    check_trainable(trainable)
     name, core, config = _resolve(method, options)
     task = as_task(task, "fit")
     ranks.start()
@@ -125,13 +142,17 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
+            trainable=_trainable(trainable, task, options, output),
         )  # fmt: skip
+        stack.call_by(calling_for(stack.template, task.input_shape, output))
         _warn_of_little_effect(options, trained, task)
+        if number > 1 and not (trained and core.post_hoc):
+            _warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
         plan = _Plan(
             name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
-            checkpoint_seconds,
+            checkpoint_seconds, trainable,
         )  # fmt: skip
         with ranks.sharing(share):
             return _train(plan, stack)
@@ -188,6 +209,7 @@ class _Plan:
         ready: whether the networks are taken as they are.
         observers: what hears of it.
         folder, seconds: where checkpoints are kept, if anywhere, and the time between them.
+        trainable: which parameters were asked for.
     """
 
     name: str
@@ -200,6 +222,7 @@ class _Plan:
     observers: tuple[Observer, ...]
     folder: Path | None
     seconds: float
+    trainable: str | None = None
 
 
 def _train(plan: _Plan, stack: Stack) -> Posterior:
@@ -207,14 +230,28 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
-    first = next(iter(data.batches(config.batch_size)))[0]
-    target_size = check_network(stack, first, units.likelihood, task.target_size)
+    first = next(iter(data.batches(config.batch_size)))
+    target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
+    units = units._replace(likelihood=likelihood)
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
-    steps = data.num_batches(config.batch_size)
-    problem = Problem(units.likelihood, len(data), target_size, steps, data, plan.seed)
+    identity = _identity(plan, data, stack) if plan.folder is not None else {}
+    val = None if task.val is None else _in_units(task.val, units, stack)
+    trunk = _trunk(plan, stack, first[0])
+    if trunk is not None:
+        stack, data = trunk.late, _features(trunk, data, plan.observers)
+        val = None if val is None else _features(trunk, val)
+    division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
+    steps = division.train.num_batches(config.batch_size)
+    share = len(division.train) / len(data)
+    number = num_observations(data, likelihood, config.batch_size) * share
+    problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
-    recorder = _recorder(config, problem, stack, task, units)
+    recorder = _recorder(config, problem, stack, val, units)
+    selection = None
+    if division.evidence is not None and not plan.ready:
+        together = core.config.stops_together
+        selection = Selection(division.evidence, likelihood, stack, together)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -222,23 +259,27 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     else:
         checkpoint = None
         if plan.folder is not None:
-            checkpoint = Checkpoint(plan.folder, _identity(plan, data, stack), plan.seconds)
+            checkpoint = Checkpoint(plan.folder, identity, plan.seconds)
         state = run(
             partial(core.step, config, problem),
             state,
-            data,
+            division.train,
             config,
             seed=plan.seed,
             what=what,
             observers=plan.observers,
             checkpoint=checkpoint,
             recorder=recorder,
+            selection=selection,
         )
         _warn_of_divergence(config, recorder)
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
+        weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    if selection is not None:
+        done["stopping"] = selection.facts()
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
@@ -251,6 +292,45 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+
+
+def num_observations(data: Data, likelihood: Likelihood, batch_size: int) -> float:
+    """Return N, the sum of the weights of all training targets; of a loader by one pass."""
+    if not isinstance(likelihood, Positions):
+        return len(data)
+    if isinstance(data, Arrays):
+        number = likelihood.num_observations(data.y)
+    else:
+        with global_stream(0):
+            number = sum(likelihood.num_observations(y) for _, y in data.batches(batch_size))
+    if not number:
+        raise ValueError("the training data have no observation: all targets are ignored")
+    return number
+
+
+def _trunk(plan: _Plan, stack: Stack, x: Any) -> Trunk | None:
+    """Return the frozen trunk to cut off, None where the whole network is wanted or needed.
+
+    A trunk that is not the same in training, as one with dropout, is cut off if the head alone was
+    asked for: it then stays in evaluation mode.
+    """
+    if plan.config.augment is not None or plan.core.uses_inputs(plan.config):
+        return None
+    trunk = trunk_of(stack, x)
+    if trunk is None or not (plan.trainable == "head" or trunk.is_quiet(x)):
+        return None
+    needs_noise = METHODS.get(plan.name).metadata.get("needs") == "noise"
+    return None if needs_noise and not trunk.late_draws(x) else trunk
+
+
+def _features(trunk: Trunk, data: Data, observers: tuple[Observer, ...] = ()) -> Data:
+    """Return data whose inputs are the trunk's features: of arrays all of them, computed once, of a
+    loader batch by batch."""
+    if isinstance(data, Loader):
+        return data.mapped(torch.no_grad()(trunk))
+    passes: Any = Told(data, "features of the frozen trunk", observers)
+    batches = (x for x, _ in passes.batches(FEATURE_ROWS))
+    return Arrays(features_of(trunk, batches, len(data)), data.y)
 
 
 def _require_trainable(stack: Stack) -> None:
@@ -287,6 +367,16 @@ def _warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
         )
 
 
+def _warn_of_one_order(config: Passes, task: Task) -> None:
+    """Warn of members that see the same batches, because their source has only one order."""
+    if config.data_order == "own" and task.train is not None and not task.train.can_reorder:
+        warn(
+            "all members see the same batches, so their errors are more alike than they need be:"
+            " the loader comes in one order. Give arrays, a Dataset or a DataLoader that shuffles,"
+            " or say data_order='shared' if this is meant",
+        )
+
+
 def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
     first, last = recorder.first, recorder.last
@@ -314,15 +404,17 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
         )
 
 
-def _recorder(config: Any, problem: Problem, stack: Stack, task: Task, units: Units) -> Recorder:
+def _recorder(
+    config: Any, problem: Problem, stack: Stack, data: Data | None, units: Units
+) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
-    per_epoch, log_scale = problem.steps_per_epoch, 0.0
+    assert problem.data is not None
+    train, per_epoch, log_scale = problem.data, problem.steps_per_epoch, 0.0
     total = config.total_steps(per_epoch)
-    data = None if task.val is None else _in_units(task.val, units, stack)
     if units.scaling is not None:
         scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())
-    trained = problem.num_examples * config.num_epochs(per_epoch)
+    trained = len(train) * config.num_epochs(per_epoch)
     validation = validation_for(data, units.likelihood, total, trained, log_scale)
     return Recorder(total, stack.num_modes, validation)
 
@@ -425,7 +517,8 @@ def with_augmentation(config: Passes) -> Passes:
 def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     """Return the networks to begin with, how many they are, and whether they were given."""
     if isinstance(net, Posterior):
-        net = net.members
+        stack = net.stack  # its modules share memory: a frozen body is not copied for each
+        net = [stack.views.build(k, share=True) for k in range(stack.num_modes)]
     networks = networks_for(net, task.input_shape, task.num_outputs)
     number = config.num_modes
     if not isinstance(networks, (nn.Module, Sequence)):
@@ -440,6 +533,31 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
     return networks, modules, True
 
 
+def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
+    """Return which parameters to train; the head is found in a pass over training inputs."""
+    if trainable != "head":
+        return trainable
+
+    def head(module: nn.Module) -> list[str]:
+        assert task.train is not None
+        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
+        data = task.train.to(like.dtype, like.device)
+        x = next(iter(data.batches(config.batch_size)))[0][:2]
+        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
+            return head_names(module, x)
+
+    return head
+
+
+def _digests(stack: Stack) -> list[str]:
+    """Return hashes of what is frozen, one if all modes have the same."""
+    if not stack.frozen:
+        return []
+    one = all(map(is_shared, stack.frozen.values()))
+    local = {stack.digest_of_frozen(k) for k in range(1 if one else stack.num_modes)}
+    return sorted(set().union(*ranks.everyones(local)))
+
+
 def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
     """Return what two runs must have in common for one to continue the other."""
     return {
@@ -452,7 +570,9 @@ def _identity(plan: _Plan, data: Data, stack: Stack) -> dict[str, Any]:
         "network": {
             key: [ranks.num_modes(len(t)), *t.shape[1:]] for key, t in stack.tensors().items()
         },
+        "frozen": _digests(stack),
         "code": network_mark(stack.template),
         "release": __version__,
         "dtype": str(stack.dtype),
+        **({} if stack.calling is None else {"output": stack.calling.output}),
     }

@@ -79,6 +79,7 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     estimator: str = option(
         "kde",
         choices=ESTIMATORS,
@@ -100,6 +101,12 @@ class FunctionRDE(MAP):
         more="'perturbed' is the batch with noise. Or your own inputs (Q, ...), a tensor or nested"
         " lists, scaled as the training inputs are. Points other than the batch cost a second"
         " forward and backward pass.",
+    )
+    data_order: str = option(
+        "shared",
+        doc="whether each member shuffles the data for itself",
+        more="Members are compared at the inputs of a batch, which they share; 'own' needs `points`"
+        " of yours.",
     )
     points_noise: float = option(
         0.25, gt=0, doc="standard deviation of the noise of 'perturbed', in units of the inputs"
@@ -327,4 +334,4 @@ METHODS.register(
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,
-)(Method(FunctionRDE, init, step))
+)(Method(FunctionRDE, init, step, uses_inputs=lambda config: config.points != "batch"))

@@ -71,6 +71,7 @@ class HMC(Members, Sampling):
         1e-2, doc="step size ε at the start", more="From there it is tuned during burn-in."
     )
     batch_size: int = 8192
+    data_order: str = "shared"
     leapfrog_steps: int = option(
         20,
         ge=1,

@@ -48,7 +48,7 @@ from torch import Tensor
 from polymode.core.checks import is_number
 from polymode.core.options import option, rule
 from polymode.methods.dropout import loss_of_passes, passes_of
-from polymode.methods.map import MAP, add_noise
+from polymode.methods.map import Trained, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.methods.variational.gaussian_layers import (
@@ -70,7 +70,7 @@ _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among
 
 
 @dataclass(frozen=True, kw_only=True)
-class VI(MAP):
+class VI(Trained):
     """Options of `vi`: those of `map`, and"""
 
     estimator: str = option("local", choices=KINDS, doc="how weights are drawn in training")
@@ -164,7 +164,7 @@ def init(config: VI, problem: Problem, stack: Stack) -> State:
     require_room_for_draws(config.samples_per_mode, stack)
     noise = dict(stack.extra)
     x = next(problem.inputs(config.batch_size))[:2]
-    log_std, members = math.log(config.initial_std), stack.members()
+    log_std, members = math.log(config.initial_std), _modules(stack)
     paths = layers_to_change(members[0], x, config.estimator)
     drawn = _stack_like(
         stack, [make_gaussian(member, paths, config.estimator, log_std) for member in members]
@@ -187,6 +187,11 @@ def init(config: VI, problem: Problem, stack: Stack) -> State:
         ),
         step=0,
     )  # fmt: skip
+
+
+def _modules(stack: Stack) -> list[torch.nn.Module]:
+    """Return the members as modules of their own that are called as the stack calls them."""
+    return [stack.views.build(k, share=False).eval() for k in range(stack.num_modes)]
 
 
 def _stack_like(stack: Stack, modules: list[torch.nn.Module]) -> Stack:
@@ -271,7 +276,7 @@ def finish(config: VI, problem: Problem, state: State) -> Weights:
     running statistics."""
     drawn = state.stack
     means, log_stds = parameters_of(drawn)
-    stack = _stack_like(drawn, [make_plain(member) for member in drawn.members()])
+    stack = _stack_like(drawn, [make_plain(member) for member in _modules(drawn)])
     stack.add_parameters({n: t for n, t in drawn.extra.items() if not n.startswith(_OWN)})
     std = {name: log_stds[name].detach().exp() for name in stack.params}
     gaussian = Gaussian(stack, std, None, config.samples_per_mode)

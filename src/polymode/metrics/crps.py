@@ -29,7 +29,7 @@ from polymode.likelihoods.densities import standard_cdf, standard_quantile
 from polymode.likelihoods.targets import check_values
 from polymode.metrics.regression import check_pair
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
-from polymode.prediction import Prediction
+from polymode.prediction import MappedPrediction, Prediction
 
 _CHUNK = 2**16  # numbers computed at a time, 0.5 MB: they stay in the cache
 _STEP = 1.0  # between cuts of the line, in the inverse hyperbolic sine of standard units
@@ -76,6 +76,8 @@ def crps(prediction: Prediction, targets: Tensor) -> Score:
     df = mixture.df
     if df is not None and df <= 1.0:
         raise NotDefined(f"no first moment: df = {df:g} <= 1")
+    if isinstance(mixture, MappedPrediction):
+        return mean_score(mixture.crps(targets).mean(1))
     values, loc, scale = targets.flatten(), mixture.loc.flatten(1), mixture.scale.flatten(1)
     scores = _gaussian(values, loc, scale) if df is None else _student(values, loc, scale, df)
     return mean_score(scores.view(targets.shape).mean(1))

@@ -15,6 +15,7 @@ from torch import Tensor
 from polymode.core.checks import check_call
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
+from polymode.core.rows import Inputs, Rows, is_one_shape
 from polymode.metrics.examples import Examples
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
@@ -30,9 +31,9 @@ from polymode.metrics.score import (
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
 from polymode.tasks.named import as_task
-from polymode.tasks.task import Task
+from polymode.tasks.task import Task, check_inputs
 from polymode.tasks.validation import validation_shifts
-from polymode.training.data import Arrays, Data, Pixels
+from polymode.training.data import Arrays, Data, Loader, Pair, Pixels
 
 BATCH = 256  # rows predicted at a time
 CURVE_POINTS = 200
@@ -99,12 +100,15 @@ def evaluate(
     marks: dict[str, str] = {}
     seconds, count = 0.0, 0
     test: Kept | None = None
-    examples = _examples(task)
+    examples = _examples(task) if is_one_shape(task.input_shape) else None
     with post.weights.in_step():
         _warm_up(predict, task.test)
         for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
             started = time.perf_counter()
-            predicted = _predict(predict, task, data, examples if name == "test" else None)
+            if name.startswith("ood:"):
+                predicted = _predict_outside(predict, task, data)
+            else:
+                predicted = _predict(predict, task, data, examples if name == "test" else None)
             seconds += time.perf_counter() - started
             count += len(predicted.prediction)
             marks[name] = _fingerprint(data, predicted)
@@ -112,7 +116,8 @@ def evaluate(
             rows += _rows(name, predicted, test.prediction, task, scale)
             if _is_kept(name, keep):
                 predictions[name] = predicted
-            if name == "test" and isinstance(data, Arrays) and predicted.targets is not None:
+            in_memory = name == "test" and isinstance(data, Arrays)
+            if in_memory and predicted.targets is not None and examples is not None:
                 examples.add(predicted.prediction, predicted.targets, partial(_inputs_at, data))
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
@@ -120,7 +125,7 @@ def evaluate(
         if _is_drawn(task):
             drawn = _grid(predict, task, test, predictions) if keep else {}
             predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
-    few = examples.kept() if _is_kept("examples", keep) else None
+    few = examples.kept() if examples is not None and _is_kept("examples", keep) else None
     return Results(
         task=task.name,
         method=post.method,
@@ -174,13 +179,14 @@ def _warm_up(predict: Predict, test: Data) -> None:
         predict(x)
 
 
-def _fingerprint(data: Data | Tensor, predicted: Kept) -> str:
+def _fingerprint(data: Data | Inputs, predicted: Kept) -> str:
     """Return the fingerprint of the data; for a loader, whose order may vary, of its targets."""
     if isinstance(data, Arrays):
         return data.fingerprint()[:MARK]
-    if isinstance(data, Tensor):
+    if isinstance(data, (Tensor, Rows)):
         return Arrays(data, torch.arange(len(data))).fingerprint()[:MARK]
-    assert predicted.targets is not None
+    if predicted.targets is None:
+        return str(data.fingerprint())
     targets = predicted.targets.flatten().sort().values
     return Arrays(targets, torch.arange(len(targets))).fingerprint()[:MARK]
 
@@ -206,7 +212,7 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     return tuple(scale.tolist()) if bool((scale > 0).all()) else None
 
 
-def _datasets(task: Task) -> Iterator[tuple[str, Data | Tensor]]:
+def _datasets(task: Task) -> Iterator[tuple[str, Any]]:
     """Yield the data sets to score, with their names."""
     assert task.test is not None
     yield "test", task.test
@@ -224,29 +230,41 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
 
 
 def _predict(
-    predict: Predict, task: Task, data: Data | Tensor, examples: Examples | None = None
+    predict: Predict, task: Task, data: Data | Inputs, examples: Examples | None = None
 ) -> Kept:
     """Predict in a single pass, since a loader's order may change from pass to pass.
 
     Hence `examples` of a loader are collected here.
     """
     drawn = _is_drawn(task)
-    if isinstance(data, Tensor):
-        return Kept(predict(data), None, data if drawn else None)
+    if isinstance(data, (Tensor, Rows)):
+        return Kept(predict(data), None, data if drawn and isinstance(data, Tensor) else None)
     if isinstance(data, Arrays):
         return Kept(predict(data), data.y, data.x if drawn else None)
     predictions: list[Prediction] = []
-    pairs: list[tuple[Tensor, Tensor]] = []
+    pairs: list[Pair] = []
     for batch in data.batches(BATCH):
         x, y = task.check_batch(*batch)
         predictions.append(predict(x))
         if examples is not None:
             examples.add(predictions[-1], y, partial(torch.index_select, x.cpu(), 0))
-        pairs.append((x if drawn else x[:0], y))
+        pairs.append((x if drawn else None, y))
     if not pairs:
         raise ValueError("the loader is empty: 0 batches")
-    inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return Kept(Prediction.cat(predictions), targets, inputs if drawn else None)
+    targets = torch.cat([y for _, y in pairs])
+    inputs = torch.cat([x for x, _ in pairs]) if drawn else None
+    return Kept(Prediction.cat(predictions), targets, inputs)
+
+
+def _predict_outside(predict: Predict, task: Task, data: Data | Inputs) -> Kept:
+    """Predict an OOD set, of which a loader need not have targets."""
+    if not isinstance(data, Loader):
+        return _predict(predict, task, data)
+    predictions = []
+    for x in data.inputs(BATCH):
+        check_inputs(x, task.input_shape, "ood set")
+        predictions.append(predict(x))
+    return Kept(Prediction.cat(predictions), None, None)
 
 
 def _is_drawn(task: Task) -> bool:

@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import Many, check_call
-from polymode.likelihoods import densities
 from polymode.metrics.regression import check_mixture, check_pair
 from polymode.metrics.score import REGRESSION, Metric, Score, mean_score, register
-from polymode.prediction import MixturePrediction, Prediction
+from polymode.prediction import Prediction
 
 CALIBRATION_LEVELS = tuple(torch.linspace(0.05, 0.95, 15, dtype=torch.float64).tolist())
 """Central levels of `quantile_calibration`."""
 _BAND = 0.95  # probability that a count is within the band of the histogram
-_ENDS: WeakKeyDictionary[MixturePrediction, dict[float, tuple[Tensor, Tensor]]]
+_ENDS: WeakKeyDictionary[Prediction, dict[float, tuple[Tensor, Tensor]]]
 _ENDS = WeakKeyDictionary()  # intervals by level, for as long as their prediction lives
 
 
@@ -44,8 +43,7 @@ def pit(prediction: Prediction, targets: Tensor) -> Tensor:
     """
     check_call(pit, locals())
     mixture, values = check_pair(prediction, targets, "pit")
-    values, loc, scale = (t.detach().double() for t in (values, mixture.loc, mixture.scale))
-    return densities.cdf(values, loc, scale, mixture.df)
+    return mixture.double().cdf(values.detach().double())
 
 
 class PitHistogram(NamedTuple):
@@ -158,6 +156,29 @@ def winkler(prediction: Prediction, targets: Tensor, level: float) -> Score:
     return mean_score((upper - lower + 2.0 / (1.0 - level) * missed).mean(1))
 
 
+def pinball(prediction: Prediction, targets: Tensor, q: float | Sequence[float]) -> Score:
+    r"""Return the mean pinball loss :math:`(q - 1[y < \hat y_q])(y - \hat y_q)` of quantiles.
+
+    In units of y, from 0. Proper for the quantile: its expectation is smallest for the true one.
+    Averaged over the outputs, and over the levels if there are several. Twice the mean over all
+    levels in (0, 1) is the CRPS.
+
+    Traps: losses of different levels cannot be compared; those of outer ones are small.
+
+    Args:
+        prediction, targets: in units of y.
+        q: one level or several, in (0, 1).
+
+    Reference: R. Koenker, G. Bassett, Regression quantiles, Econometrica 46 (1978).
+    """
+    check_call(pinball, locals(), but=("q",))
+    mixture, values = check_pair(prediction, targets, "pinball")
+    levels = torch.as_tensor(q, dtype=torch.float64, device=values.device).reshape(-1)
+    gaps = values.double() - mixture.quantile(levels).double()
+    losses = torch.maximum(levels.view(-1, 1, 1) * gaps, (levels.view(-1, 1, 1) - 1.0) * gaps)
+    return mean_score(losses.mean((0, 2)))
+
+
 def quantile_coverage(
     prediction: Prediction, targets: Tensor, levels: Sequence[float] | Tensor
 ) -> Tensor:
@@ -258,7 +279,7 @@ def _centrality(prediction: Prediction, targets: Tensor) -> Tensor:
     return pit(prediction, targets).mul_(2.0).sub_(1.0).abs_()
 
 
-def _ends(mixture: MixturePrediction, level: float) -> tuple[Tensor, Tensor]:
+def _ends(mixture: Prediction, level: float) -> tuple[Tensor, Tensor]:
     """Return the ends of the central interval, (B, D) float64, computed once per prediction."""
     _check_level(level)
     by_level = _ENDS.setdefault(mixture, {})

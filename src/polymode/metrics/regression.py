@@ -25,7 +25,9 @@ from polymode.metrics.score import (
     mean_score,
     register,
 )
-from polymode.prediction import MixturePrediction, Prediction
+from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
+
+Density = MixturePrediction | MappedPrediction
 
 _quality = partial(register, REGRESSION, direction="down", family="quality")
 _uncertainty = partial(register, REGRESSION, direction="", family="uncertainty", targets=False)
@@ -178,7 +180,7 @@ def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Sc
     return mean_score((mixture.epistemic_variance / check_variance(mixture)).mean(1))
 
 
-def _uncertain(prediction: Prediction, metric: str) -> MixturePrediction:
+def _uncertain(prediction: Prediction, metric: str) -> Density:
     mixture = check_mixture(prediction, metric)
     if not mixture.has_epistemic:
         raise ValueError(
@@ -189,7 +191,7 @@ def _uncertain(prediction: Prediction, metric: str) -> MixturePrediction:
 
 def standardise(
     prediction: Prediction, targets: Tensor, scale: Tensor | float
-) -> tuple[MixturePrediction, Tensor]:
+) -> tuple[Density, Tensor]:
     r"""Return prediction and targets divided by `scale`, for metrics in multiples of it.
 
     The standard deviations of the training targets give the "standardised" numbers of the
@@ -219,21 +221,19 @@ def standardise(
     return mixture.rescale(0.0, 1.0 / by), (values / by).to(values.dtype)
 
 
-def check_pair(
-    prediction: Prediction, targets: Tensor, metric: str
-) -> tuple[MixturePrediction, Tensor]:
+def check_pair(prediction: Prediction, targets: Tensor, metric: str) -> tuple[Density, Tensor]:
     """Return the prediction of densities with its targets (B, D), or raise what is wrong."""
     check_call(check_pair, locals())
     mixture = check_mixture(prediction, metric)
-    values = check_values(targets, mixture.loc.shape[-1]).to(mixture.loc.device)
+    values = check_values(targets, mixture.num_outputs).to(mixture.device)
     check_lengths(values, mixture, "target(s)")
     return mixture, values
 
 
-def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
+def check_mixture(prediction: Prediction, metric: str) -> Density:
     """Return the prediction, or raise that `metric` needs densities."""
     check_call(check_mixture, locals())
-    if not isinstance(prediction, MixturePrediction):
+    if not isinstance(prediction, Density):
         raise ValueError(
             f"`{metric}` scores predicted densities, got a {type(prediction).__name__};"
             " see polymode.metrics.classification"
@@ -241,7 +241,7 @@ def check_mixture(prediction: Prediction, metric: str) -> MixturePrediction:
     return prediction
 
 
-def check_variance(mixture: MixturePrediction) -> Tensor:
+def check_variance(mixture: Density) -> Tensor:
     """Return the predictive variance (B, D), or raise that it does not exist."""
     check_call(check_variance, locals())
     if mixture.df is not None and mixture.df <= 2.0:

@@ -6,18 +6,21 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polymode.core.registry import suggest
+from polymode.core.rows import Inputs, Shapes, equal, shapes_of, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import Calling, UnclearOutput, output_name, pick
 
 
-def networks_for(net: Any, input_shape: tuple[int, ...], num_outputs: int) -> Any:
+def networks_for(net: Any, input_shape: Shapes, num_outputs: int) -> Any:
     """Return `net` as a stack takes it: a function without arguments, a module or a list of
     modules.
 
@@ -73,9 +76,19 @@ def _warn_of_softmax(out: Tensor) -> None:
         )
 
 
-def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: int) -> int:
-    """Run two examples through the first member; return the target size that the network has.
+class Fitted(NamedTuple):
+    """What a network says of the data: its target size, and where outputs of a position are."""
 
+    target_size: int
+    likelihood: Likelihood
+
+
+def check_network(
+    stack: Stack, x: Inputs, y: Tensor, likelihood: Likelihood, target_size: int
+) -> Fitted:
+    """Run two examples through the first member; return what they say of the likelihood.
+
+    A network that returns more than a tensor gets a hook that picks its logits from now on.
     A classifier may have more outputs than the training labels show classes; otherwise the number
     of outputs must be the likelihood's.
     """
@@ -83,23 +96,29 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         with torch.no_grad():
             inputs = x[:2].clone()
             out = stack.views.build(0, share=False).eval()(inputs)
+        if not isinstance(out, Tensor):
+            stack.call_by(Calling(output_name(out)))
+            out = pick(out)
+    except UnclearOutput:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the network cannot evaluate inputs of shape {tuple(x.shape[1:])} and type {x.dtype}:"
+            f"the network cannot evaluate inputs of shape {_described(x)}:"
             f" {str(error).splitlines()[0]}"
         ) from error
-    if not torch.equal(inputs, x[:2]):
+    if not equal(inputs, x[:2]):
         raise ValueError(
             "the network changes its inputs in place, and so the data for all that follows; let its"
             " forward method begin with x = x.clone()"
         )
     needed = likelihood.num_outputs(target_size)
-    if not isinstance(out, Tensor):
-        raise ValueError(
-            f"the network returns a {type(out).__name__}; it must return one tensor (B, K)"
-        )
     rows = min(len(x), 2)
-    if out.dim() != 2 or out.shape[0] != rows:
+    fitted = likelihood
+    if isinstance(likelihood, Positions):
+        fitted = likelihood.placed(out, y[:rows], target_size)
+        likelihood = likelihood.base
+        out, needed = fitted.output_rows(out)[0], likelihood.num_outputs(target_size)
+    elif out.dim() != 2 or out.shape[0] != rows:
         raise ValueError(
             f"the network maps {rows} examples to outputs of shape {tuple(out.shape)}; the"
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
@@ -112,11 +131,19 @@ def check_network(stack: Stack, x: Tensor, likelihood: Likelihood, target_size: 
         )
     if likelihood.name == "categorical" and out.shape[1] >= needed:
         _warn_of_softmax(out)
-        return out.shape[1]
+        return Fitted(out.shape[1], fitted)
     if out.shape[1] != needed:
         raise ValueError(
             f"the network gives {out.shape[1]} outputs, but the {likelihood.name} likelihood with"
             f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs"
             f" {needed}"
         )
-    return target_size
+    return Fitted(target_size, fitted)
+
+
+def _described(x: Inputs) -> str:
+    """Return shapes and types of inputs, as messages have them."""
+    if isinstance(x, Tensor):
+        return f"{tuple(x.shape[1:])} and type {x.dtype}"
+    types = ", ".join(sorted({str(leaf.dtype) for leaf in x.leaves}))
+    return f"{shapes_text(shapes_of(x))} and types {types}"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polymode._version import __version__
 from polymode.core.memory import human
 from polymode.core.registry import metadata_of
+from polymode.core.rows import shapes_text
 from polymode.core.safe_files import FileProblem
 from polymode.core.text import first_line, parse_json
 from polymode.posterior.manifest import MANIFEST
@@ -148,7 +149,7 @@ def card(post: Posterior, folder: Path, results: Any = None) -> str:
         f" {like.num_parameters:,} parameters each",
         "samples": f"{post.num_samples:,}, {post.weights.samples_per_mode:,} per mode",
         "likelihood": post.likelihood.name,
-        "inputs": f"({', '.join(map(str, ('B', *post.input_shape)))})",
+        "inputs": shapes_text(post.input_shape),
         "classes" if post.likelihood.classification else "outputs": f"{post.target_size:,}",
         "seed": str(post.seed),
         "options": ", ".join(f"{k}={v}" for k, v in post.config.items() if v is not None),

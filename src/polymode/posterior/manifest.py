@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
+from polymode.core.rows import Shapes
 from polymode.core.safe_files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
+from polymode.stack.gathering import Types
 from polymode.training.history import History
 
 T = TypeVar("T")
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "posterior.json"
 
 
@@ -24,16 +28,40 @@ def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(fits, value))
 
 
+def _are_shapes(value: Any, depth: int = 0) -> bool:
+    """Whether these are sizes of a tensor, or such shapes by name or by position."""
+    if depth > 8:
+        return False
+    if isinstance(value, dict):
+        return bool(value) and all(_are_shapes(part, depth + 1) for part in value.values())
+    if depth and value == []:  # one number per example, among several inputs
+        return True
+    return _is_list(value, _is_count) or (
+        isinstance(value, list) and all(_are_shapes(part, depth + 1) for part in value)
+    )
+
+
+def shapes_of_manifest(value: Any) -> Shapes:
+    """Return shapes as `core.rows` has them, with tuples for lists."""
+    if isinstance(value, dict):
+        return {name: shapes_of_manifest(part) for name, part in value.items()}
+    return tuple(
+        shapes_of_manifest(part) if isinstance(part, (list, dict)) else part for part in value
+    )
+
+
+_TYPES = ("float16", "bfloat16", "float32", "float64")
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "method": (lambda v: isinstance(v, str), "text"),
     "config": (lambda v: isinstance(v, dict), "an object"),
     "seed": (lambda v: type(v) is int, "an integer"),
     "likelihood": (lambda v: isinstance(v, dict), "an object"),
-    "input_shape": (lambda v: _is_list(v, _is_count), "a list of sizes"),
+    "input_shape": (lambda v: _are_shapes(v), "a list of sizes, or such lists by name"),
+    "output": (lambda v: v is None or type(v) in (str, int), "a name, a number or null"),
     "target_size": (_is_count, "an integer of at least 1"),
     "target_scaling": (lambda v: v is None or isinstance(v, dict), "an object or null"),
     "num_modes": (_is_count, "an integer of at least 1"),
-    "dtype": (lambda v: v in ("float16", "bfloat16", "float32", "float64"), "a type of numbers"),
+    "dtype": (lambda v: v in _TYPES, "a type of numbers"),
     "channels_last": (lambda v: v is None or isinstance(v, bool), "true, false or null"),
     "network": (lambda v: isinstance(v, str), "text"),
     "weights": (
@@ -48,8 +76,40 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+_LATER: dict[str, tuple[Callable[[Any], bool], str]] = {  # that earlier releases did not write
+    "types": (
+        lambda v: v is None or (isinstance(v, dict) and all(t in _TYPES for t in v.values())),
+        "types of numbers by name",
+    ),
+    "trunk": (
+        lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("digest"), str)),
+        "an object with a digest or null",
+    ),
+    "trainable": (
+        lambda v: v is None or _is_list(v, lambda name: isinstance(name, str)),
+        "a list of names or null",
+    ),
+}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """Return the name of a type of numbers.
+
+    >>> type_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def types_of(manifest: dict[str, Any]) -> Types:
+    """Return the type of each floating-point tensor of the networks."""
+    usual = getattr(torch, manifest["dtype"])
+    others = {n: getattr(torch, name) for n, name in (manifest.get("types") or {}).items()}
+    return lambda name: others.get(name, usual)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest in `folder`, as schema 2 has it; whatever is wrong is a `FileProblem`."""
+    """Return the manifest in `folder`, as schema 3 has it; whatever is wrong is a `FileProblem`."""
     path = folder / MANIFEST
     manifest = read_json(path, SCHEMA)
     try:
@@ -57,8 +117,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             entry = {"file": manifest["tensors"], "digest": manifest["tensors_digest"]}
             manifest["tensors"] = [{**entry, "modes": [0, manifest["num_modes"]]}]
             manifest["weights"] = {"kind": "samples", "numbers": {"samples_per_mode": 1}}
+        if manifest["schema"] < 3:
+            manifest["output"] = None
         for name, (fits, form) in _FIELDS.items():
             if not fits(manifest[name]):
+                raise FileProblem(f"{path}: `{name}` must be {form}, got {manifest[name]!r:.80}")
+        for name, (fits, form) in _LATER.items():
+            if not fits(manifest.get(name)):
                 raise FileProblem(f"{path}: `{name}` must be {form}, got {manifest[name]!r:.80}")
         groups = manifest.get("groups", [])  # of tensors; earlier releases did not name them
         if not _is_list(groups, lambda group: isinstance(group, str)):

@@ -11,25 +11,35 @@ Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset
 
 from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
 from polymode.core.rng import fold, generator
+from polymode.core.rows import (
+    Rows,
+    Shapes,
+    as_rows,
+    is_one_shape,
+    is_several,
+    map_leaves,
+    shapes_text,
+    why_not_same,
+)
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.stack.stack import Stack
-from polymode.training.data import Arrays, Loader
+from polymode.training.data import Arrays, Loader, as_data
 from polymode.training.history import History
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
@@ -44,7 +54,8 @@ class Posterior:
     Attributes:
         weights: where samples come from. stack: one network per mode, the centres.
         likelihood: how targets depend on the networks' outputs.
-        method, config, seed: how it was made. input_shape: shape of one example.
+        method, config, seed: how it was made. input_shape: shape of one example; of several inputs
+            their shapes, by name or by position.
         target_size: number of classes or of regression targets.
         input_scaling: how the task had scaled its raw inputs, or None; predictions are at inputs
             that are scaled already.
@@ -61,7 +72,7 @@ class Posterior:
         method: str,
         config: dict[str, Any],
         seed: int,
-        input_shape: tuple[int, ...],
+        input_shape: Shapes,
         target_size: int,
         input_scaling: Scaling | None = None,
         target_scaling: Scaling | None = None,
@@ -70,7 +81,7 @@ class Posterior:
         self.weights = weights
         self.likelihood = likelihood
         self.method, self.config, self.seed = method, config, seed
-        self.input_shape, self.target_size = tuple(input_shape), target_size
+        self.input_shape, self.target_size = input_shape, target_size
         self.input_scaling, self.target_scaling = input_scaling, target_scaling
         self.history = history or History()
 
@@ -90,7 +101,7 @@ class Posterior:
             "samples": f"{self.num_samples:,}, {self.weights.samples_per_mode:,} per mode",
             "parameters": f"{like.num_parameters:,} each",
             "likelihood": self.likelihood.name,
-            "inputs": f"(B, {', '.join(map(str, self.input_shape))})",
+            "inputs": shapes_text(self.input_shape),
             "classes" if self.likelihood.classification else "outputs": f"{self.target_size:,}",
             "seed": self.seed,
         }
@@ -137,17 +148,18 @@ class Posterior:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
         Args:
-            x: an array or tensor, or data (`task.test`) or a loader of (inputs, targets) whose
-                targets are ignored.
+            x: an array or tensor, a dictionary or tuple of them where the networks take several,
+                data (`task.test`), or a loader of inputs, with or without targets: these are
+                ignored.
             samples_per_mode: L; by default the number that the method was given.
             seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        data = Loader(x) if isinstance(x, DataLoader) else x
+        data = _as_source(x)
         if not isinstance(data, (Arrays, Loader)):
-            data = torch.atleast_1d(as_numbers("Inputs `x`", data))
+            data = self._read(data)
         with self.weights.in_step():
             if not isinstance(data, Loader) or data.is_counted_unread:
                 self._require_room(len(data), samples)
@@ -164,11 +176,14 @@ class Posterior:
         rows = 0
         for prediction in self._stream(weights, x, samples, seed, batch_size):
             rows += len(prediction)
-            self._require_room(rows, samples, "the first ")
+            size = prediction.mean[0].numel()
+            self._require_room(rows, samples, "the first ", size)
             yield prediction
 
-    def _require_room(self, rows: int, samples: int, which: str = "") -> None:
-        number, size = self.num_modes * samples, self.target_size
+    def _require_room(
+        self, rows: int, samples: int, which: str = "", size: int | None = None
+    ) -> None:
+        number, size = self.num_modes * samples, size or self.target_size
         need = rows * number * size * self.weights.like.dtype.itemsize
         what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
         require_free(need, what, "Use post.stream(x), which yields them in parts")
@@ -218,7 +233,7 @@ class Posterior:
                 try:
                     prediction = predictor(batch.clone() if batch.is_inference() else batch)
                 except RuntimeError as error:
-                    if batch.is_floating_point():
+                    if isinstance(batch, Rows) or batch.is_floating_point():
                         raise
                     raise ValueError(
                         f"inputs are {batch.dtype}, which these networks do not take"
@@ -236,18 +251,17 @@ class Posterior:
 
         def components(x: Tensor) -> Categories | Components:
             nonlocal outputs
+            x = weights.prepare(x)
             moments = weights.moments(x)
             if moments is None:
                 outputs = outputs or weights.outputs(samples, seed)
                 return self.likelihood.components(outputs(x), noise)
-            fixed = {name: tensor[:, 0] for name, tensor in noise.items()}
-            closed = self.likelihood.closed(moments, fixed)
-            if closed is not None:
-                return closed
-            return self.likelihood.components(weights.logits(moments, samples, streams), noise)
+            return self.likelihood.components_from(
+                moments, noise, lambda rows: weights.logits(rows, samples, streams)
+            )
 
         def predict(x: Tensor) -> Prediction:
-            prediction = predict_from(components(x))
+            prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
             assert isinstance(prediction, MixturePrediction)
@@ -271,25 +285,48 @@ class Posterior:
             )
         return wanted
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
+    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
         """Yield inputs as the networks take them, checked."""
-        if isinstance(x, (Arrays, Loader, DataLoader)):
-            data = Loader(x) if isinstance(x, DataLoader) else x
-            parts: Iterable[Tensor] = (self._inputs(part) for part, _ in data.batches(batch_size))
+        data = _as_source(x)
+        if isinstance(data, Loader):
+            parts: Iterable[Any] = map(self._inputs, data.inputs(batch_size))
+        elif isinstance(data, Arrays):
+            parts = (self._inputs(part) for part, _ in data.batches(batch_size))
         else:
-            parts = self._inputs(x).split(batch_size)
+            parts = self._inputs(data).split(batch_size)
         yield from parts
 
-    def _inputs(self, x: Any) -> Tensor:
+    def _read(self, x: Any) -> Any:
+        """Return arrays in memory as inputs, one tensor or several."""
+        if not is_one_shape(self.input_shape):
+            if not is_several(x):
+                raise ValueError(
+                    f"the networks take several inputs, {shapes_text(self.input_shape)}; give them"
+                    f" in a {'dictionary' if isinstance(self.input_shape, dict) else 'tuple'}, got"
+                    f" {shown(x)}"
+                )
+            return as_rows(x, lambda leaf, name: as_numbers(f"Inputs '{name}'", leaf))
+        if isinstance(x, Rows):
+            return x
+        return torch.atleast_1d(as_numbers("Inputs `x`", x))
+
+    def _inputs(self, x: Any) -> Any:
         """Return inputs as the networks take them."""
-        x, like = as_numbers("Inputs `x`", x), self.weights.like
-        if tuple(x.shape[1:]) != self.input_shape or x.dim() == 0:
+        x, like = self._read(x), self.weights.like
+        if isinstance(x, Rows):
+            if why := why_not_same(x, self.input_shape):
+                raise ValueError(f"inputs have {why}")
+        elif tuple(x.shape[1:]) != tuple(self.input_shape) or x.dim() == 0:
             raise ValueError(
-                f"inputs have shape {tuple(x.shape)}; this posterior was fitted on (B,"
-                f" {', '.join(map(str, self.input_shape))})"
+                f"inputs have shape {tuple(x.shape)}; this posterior was fitted on"
+                f" {shapes_text(self.input_shape)}"
             )
-        if x.shape[0] == 0:
+        if len(x) == 0:
             raise ValueError("there is nothing to predict: 0 inputs")
+        return map_leaves(x, lambda leaf: self._ready(leaf, like))
+
+    def _ready(self, x: Tensor, like: Stack) -> Tensor:
+        """Return a tensor on the device of the networks, in their type if it is floating-point."""
         if not x.is_floating_point():
             return x.to(like.device)
         x = x.to(like.device, like.dtype)
@@ -320,7 +357,9 @@ class Posterior:
             numbers = torch.randint(most, (num_samples,), generator=stream).tolist()
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
-    def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
+    def save(
+        self, folder: str | Path, *, modes_per_file: int | None = None, trunk: bool = True
+    ) -> None:
         """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
@@ -328,10 +367,12 @@ class Posterior:
             modes_per_file: how many modes a file holds, None for all. Several files are opened one
                 after another when the loaded posterior predicts, so that it need not fit into
                 memory.
+            trunk: whether frozen parameters are written. Without them the files hold adapters or
+                heads alone, and `pm.load` takes the rest from its `net`, if the digest is the same.
         """
         from polymode.posterior.files import save
 
-        save(self, Path(folder), modes_per_file)
+        save(self, Path(folder), modes_per_file, trunk)
 
     def push(
         self,
@@ -357,3 +398,13 @@ class Posterior:
         from polymode.posterior.hub import push
 
         return push(self, name, results=results, private=private, token=token, message=message)
+
+
+def _as_source(x: Any) -> Any:
+    """Return a loader or a data set as data, and what is in memory as it is."""
+    in_memory = isinstance(x, (Tensor, Rows, Mapping, list, tuple, str, bytes, Arrays, Loader))
+    if in_memory or hasattr(x, "__array__"):
+        return x
+    if isinstance(x, Dataset) or hasattr(x, "__iter__"):
+        return as_data(x)
+    return x

@@ -20,6 +20,7 @@ from polymode.core.memory import free_bytes, human
 from polymode.distributed import ranks
 from polymode.posterior.weights import Weights, of_stack
 from polymode.prediction import Prediction
+from polymode.stack.sharing import digest, row_of, spread
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -118,15 +119,30 @@ class Ranked(Weights):
 
     def _joined(self) -> Weights:
         with ranks.sharing(self.share):
-            tensors = {
+            local = self.local.tensors()
+            tensors = self._common(local)
+            tensors |= {
                 name: ranks.gather(tensor, self.local.mode_axis(name))
-                for name, tensor in self.local.tensors().items()
+                for name, tensor in local.items()
+                if name not in tensors
             }
         stack = self.like[[0] * self.num_modes]
         stack.seeds = [seed for seeds in ranks.everyones(self.like.seeds) for seed in seeds]
         stack.load_tensors({name: t for name, t in tensors.items() if of_stack(name)})
         beside = {name: tensor for name, tensor in tensors.items() if not of_stack(name)}
         return self.local.restore(stack, beside, self.local.numbers())
+
+    def _common(self, tensors: Tensors) -> Tensors:
+        """Return frozen tensors that the modes of all ranks share: nothing is sent of them but a
+        digest."""
+        frozen = {f"network/{name}" for name in self.like.frozen}
+        rows = {n: t[:1] for n, t in tensors.items() if n in frozen and len(row_of(t)) == 1}
+        digests = ranks.everyones({name: digest(row) for name, row in rows.items()})
+        return {
+            name: spread(row, self.num_modes)
+            for name, row in rows.items()
+            if all(theirs.get(name) == digests[0].get(name) for theirs in digests)
+        }
 
     @classmethod
     def restore(cls, stack: Stack, tensors: Tensors, numbers: dict[str, Any]) -> Ranked:

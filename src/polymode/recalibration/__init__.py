@@ -2,7 +2,8 @@
 
 `recalibrate` (in `recalibration`, read it first) fits a correction on a prediction and its targets;
 called on another prediction, the correction returns the corrected one. `temperature`, `affine`,
-`one_vs_rest` and `scale` hold the methods, `minimise` the one- and many-dimensional minimisers.
+`one_vs_rest`, `scale` and `cdf_map` hold the methods, `minimise` the one- and many-dimensional
+minimisers.
 """
 
 from __future__ import annotations

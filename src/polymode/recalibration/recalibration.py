@@ -14,23 +14,39 @@ from polymode.core.checks import check_call
 from polymode.core.registry import Registry, suggest
 from polymode.core.warn import warn
 from polymode.likelihoods.targets import check_as_many, check_labels, check_values
-from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
-from polymode.recalibration import affine, one_vs_rest, scale, temperature
+from polymode.prediction import (
+    CategoricalPrediction,
+    MappedPrediction,
+    MixturePrediction,
+    Prediction,
+)
+from polymode.recalibration import affine, cdf_map, one_vs_rest, scale, temperature
 
 
 class Map(NamedTuple):
-    """One method: its fit to log-probabilities (S, n, C) and labels, and its application."""
+    """One method: its fit to log-probabilities (S, n, C) and labels, or to densities and values,
+    and its application."""
 
     fit: Callable[..., dict[str, Any]]
     apply: Callable[..., Any]
 
 
 METHODS: Registry[Map] = Registry("recalibration")
-"""Methods by name; `samples`: whether each sample can be mapped, `options`: names of options."""
+"""Methods by name; `samples`: whether each sample can be mapped, `options`: names of options,
+`densities`: whether it corrects regressions."""
 
 
-def _enter(name: str, fit: Any, apply: Any, *, samples: bool, options: tuple[str, ...]) -> None:
-    METHODS.register(name, samples=samples, options=options)(Map(fit, apply))
+def _enter(
+    name: str,
+    fit: Any,
+    apply: Any,
+    *,
+    samples: bool = False,
+    options: tuple[str, ...] = (),
+    densities: bool = False,
+) -> None:
+    metadata: dict[str, Any] = {"samples": samples, "options": options, "densities": densities}
+    METHODS.register(name, **metadata)(Map(fit, apply))
 
 
 _enter("temperature", temperature.fit, temperature.apply, samples=True, options=())
@@ -45,7 +61,9 @@ _enter(
     samples=False,
     options=("num_bins", "equal"),
 )
-_enter("scale", scale.fit, scale.apply, samples=False, options=())
+_enter("scale", scale.fit, scale.apply, densities=True)
+_enter("isotonic_cdf", cdf_map.fit_isotonic, cdf_map.apply, densities=True)
+_enter("quantile_cdf", cdf_map.fit_quantile, cdf_map.apply, densities=True, options=("num_levels",))
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,7 @@ class Recalibration:
         """Return the corrected prediction, S = 1 if the mean was mapped; its energy is unknown."""
         apply = METHODS.get(self.method).value.apply
         _check_kind(prediction, self.method)
-        outputs = prediction.mean.shape[-1]
+        outputs = prediction.num_outputs
         if outputs != self.num_outputs:
             raise ValueError(
                 f"Fitted on {self.num_outputs} classes or outputs, got a prediction of {outputs};"
@@ -118,15 +136,17 @@ def recalibrate(
     isotonic             one rising function per class
     histogram_binning    frequencies in bins, per class        num_bins=15, equal="mass"
     scale                regression: one factor on the width
+    isotonic_cdf         regression: the distribution function
+    quantile_cdf         the same, by quantiles                num_levels=20
     ===================  ====================================  ==========================
 
-    The modules `temperature`, `affine`, `one_vs_rest` and `scale` have formulas and references.
+    The modules `temperature`, `affine`, `one_vs_rest`, `scale` and `cdf_map` have formulas.
     Fitted in float64 to a gradient of zero, deterministically. Classes without labels are allowed;
     a warning tells what happens to them.
 
     Args:
         prediction: of n >= 1 examples that the user sets aside for this.
-        targets: their labels (n,), or values (n, D) for `scale`.
+        targets: their labels (n,), or values (n, D) of regressions.
         method: as above.
         apply_to: "mean" maps the log of the mean prediction: S = 1 afterwards, and the split into
             aleatoric and epistemic is lost. "samples" (temperature, vector, matrix, dirichlet)
@@ -148,12 +168,12 @@ def recalibrate(
         raise ValueError(f"{method} cannot map samples; one of {', '.join(able)} can.")
     _check_kind(prediction, method)
     outputs = prediction.mean.shape[-1]
-    mixture = method == "scale"
+    mixture = entry.metadata["densities"]
     checked = check_values(targets, outputs) if mixture else check_labels(targets, outputs)
     checked = checked.to(prediction.mean.device)
     check_as_many(len(checked), len(prediction), "target(s)")
     if mixture:
-        parameters = entry.value.fit(prediction, checked)
+        parameters = entry.value.fit(prediction, checked, **options)
     else:
         _warn_of_missing(checked, outputs, method)
         parameters = entry.value.fit(_log_probs(prediction, apply_to), checked, **options)
@@ -173,9 +193,11 @@ def _check_kind(prediction: Prediction, method: str) -> None:
     if not isinstance(prediction, Prediction):
         raise ValueError(f"Need a Prediction, got {type(prediction).__name__}: `post.predict(x)`.")
     classes = isinstance(prediction, CategoricalPrediction)
-    if classes == (method == "scale"):
+    if classes == METHODS.get(method).metadata["densities"]:
         kind, remedy = ("classes", "'temperature'") if classes else ("regression", "'scale'")
         raise ValueError(f"{method} cannot recalibrate a prediction of {kind}; take {remedy}.")
+    if isinstance(prediction, MappedPrediction):
+        raise ValueError("This prediction was mapped already; recalibrate the one before it.")
 
 
 def _warn_of_missing(labels: Tensor, num_classes: int, method: str) -> None:

@@ -113,15 +113,15 @@ class Stored(Mapping[str, Kept]):
     def __init__(self, path: Path) -> None:
         self.path = path
         with _damage_named(path):
+            self._held = set(npz_headers(path, most_bytes=_ANY))
             about = _text(path, "about")
             self._about = {facts["name"]: (number, facts) for number, facts in enumerate(about)}
 
     def __getitem__(self, name: str) -> Kept:
         number, facts = self._about[name]
         with _damage_named(self.path):
-            held = npz_headers(self.path, most_bytes=_ANY)
             parts = {part: f"{number}.{part}" for part in [*facts["parts"], "targets", "inputs"]}
-            places = [place for place in parts.values() if place in held]
+            places = [place for place in parts.values() if place in self._held]
             arrays = read_npz(self.path, places, most_bytes=free_bytes())
             tensors = {
                 part: torch.from_numpy(arrays[place])
@@ -130,6 +130,9 @@ class Stored(Mapping[str, Kept]):
             }
             extra = [tensors.pop(part, None) for part in ("targets", "inputs")]
             return Kept(Prediction.from_arrays(tensors, facts["rest"]), *extra)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._about  # a `Mapping` would read the prediction
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._about)
@@ -156,6 +159,9 @@ class StoredArrays(Mapping[str, Mapping[str, np.ndarray]]):
             places = {name: f"examined.{number}.{name}" for name in names}
             arrays = read_npz(self.path, places.values(), most_bytes=free_bytes())
             return {name: arrays[place] for name, place in places.items()}
+
+    def __contains__(self, label: object) -> bool:
+        return label in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -17,9 +17,7 @@ from polymode.metrics import evaluate
 from polymode.metrics.results import Cost, Results
 from polymode.posterior import Posterior
 from polymode.runs.archive import pack
-from polymode.runs.run_folder import Place
 from polymode.runs.run_plan import EVERY_CELL, Cell, Recipe
-from polymode.stack.fast.plan import remembered_in
 from polymode.tasks import Task
 from polymode.training.events import Observer
 
@@ -43,16 +41,15 @@ class Failed(NamedTuple):
 
 
 def run_cell(
-    recipe: Recipe, task: Task | None, cell: Cell, place: Place, tell: Observer
+    recipe: Recipe, task: Task | None, cell: Cell, checkpoint: Path, tell: Observer
 ) -> Finished:
     """Fit, evaluate and examine one cell; its training resumes where an interrupt left it.
 
     A cell of an experiment calls its function, and nothing else.
     """
-    with remembered_in(place.executions):
-        if task is None:
-            return _finished(_experiment(recipe, cell))
-        return _finished(_results(recipe, task, cell, place.checkpoint, tell))
+    if task is None:
+        return _finished(_experiment(recipe, cell))
+    return _finished(_results(recipe, task, cell, checkpoint, tell))
 
 
 def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Observer) -> Results:

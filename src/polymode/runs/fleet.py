@@ -7,12 +7,12 @@ sees the folder of the run. Only the caller writes results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from polymode.distributed.ray import Cluster, Done, Lost, Say, Started
 from polymode.runs.cell import Failed, Finished, failure, run_cell
 from polymode.runs.pool import Tell
-from polymode.runs.run_folder import Place
 from polymode.runs.run_plan import Cell, Recipe
 
 _tasks: dict[str, Any] = {}  # of this worker, by what they are made of
@@ -22,7 +22,7 @@ def run_on_cluster(
     cluster: Cluster,
     recipe: Recipe,
     cells: Sequence[Cell],
-    place: Callable[[str], Place],
+    checkpoint: Callable[[str], Path],
     tell: Tell,
 ) -> None:
     """Run the cells on the cluster; `tell` runs here."""
@@ -45,20 +45,20 @@ def run_on_cluster(
         elif not isinstance(news, Started):
             tell(cell, news)
 
-    jobs = [(recipe, cell, Place(*(path.absolute() for path in place(cell.key)))) for cell in cells]
+    jobs = [(recipe, cell, checkpoint(cell.key).absolute()) for cell in cells]
     cluster.run(_work, [(*job, cluster.threads) for job in jobs], hear)
 
 
-def _work(job: tuple[Recipe, Cell, Place, int], say: Say) -> Finished | Failed:
+def _work(job: tuple[Recipe, Cell, Path, int], say: Say) -> Finished | Failed:
     """Run one cell in a worker."""
     import torch
 
-    recipe, cell, place, threads = job
+    recipe, cell, checkpoint, threads = job
     torch.set_num_threads(threads)
     try:
         key = repr((recipe.task_name, recipe.task_options, recipe.function))
         if key not in _tasks:
             _tasks[key] = recipe.task()
-        return run_cell(recipe, _tasks[key], cell, place, say)
+        return run_cell(recipe, _tasks[key], cell, checkpoint, say)
     except Exception as error:
         return failure(error)

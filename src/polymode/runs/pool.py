@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymode.core.warn import warn
 from polymode.runs.cell import Failed, Finished, failure, run_cell
-from polymode.runs.run_folder import Place
 from polymode.runs.run_plan import Cell, Recipe
 from polymode.training.events import Event
 
@@ -47,7 +47,7 @@ class _Worker(NamedTuple):
 def run_cells(
     recipe: Recipe,
     cells: Sequence[Cell],
-    place: Callable[[str], Place],
+    checkpoint: Callable[[str], Path],
     tell: Tell,
     *,
     jobs: int,
@@ -67,7 +67,7 @@ def run_cells(
                 cell = todo.pop(0)
                 busy[worker] = cell
                 tell(cell, None)
-                _send(worker, (cell, place(cell.key)))
+                _send(worker, (cell, checkpoint(cell.key)))
             idle += _listen(busy, tell)
     except KeyboardInterrupt:
         _interrupt(busy, tell)
@@ -202,9 +202,9 @@ def _serve(pipe: Connection, recipe: Recipe, threads: int) -> None:
     warnings.showwarning = lambda message, *where, **further: pipe.send(_Warned(str(message)))
     task = recipe.task()
     while True:
-        cell, place = pipe.recv()
+        cell, checkpoint = pipe.recv()
         try:
-            outcome: Finished | Failed = run_cell(recipe, task, cell, place, pipe.send)
+            outcome: Finished | Failed = run_cell(recipe, task, cell, checkpoint, pipe.send)
         except Exception as error:
             outcome = failure(error)
         pipe.send(outcome)

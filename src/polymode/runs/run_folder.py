@@ -8,7 +8,6 @@
     failures.jsonl           a line for each failed cell, with traceback and configuration
     events.jsonl             what happened when, and how long it took
     checkpoints/KEY/         training of a cell that runs; removed when it is done
-    executions.json          how its networks are evaluated, so that what is left runs like the rest
     LOCK                     who writes, while someone does
 
 Lines are appended and flushed to disk; one that was cut short by a crash is dropped when the next
@@ -37,13 +36,12 @@ from polymode.metrics.results import NewerSchema, Results
 from polymode.runs.archive import Checker, Stored, StoredArrays, digest_of
 from polymode.runs.lock import FolderLock
 from polymode.runs.settings import UsageProblem
-from polymode.stack.fast.plan import MOST_THREADS
 
 SCHEMA = 2  # 1 had no list of cells
 TIMES = ("train_seconds", "predict_seconds")
 _FOLDERS = ("checkpoints", "predictions")
-_EXECUTIONS = "executions.json"
-_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK", _EXECUTIONS)
+_FILES = ("results.jsonl", "failures.jsonl", "events.jsonl", "LOCK")
+_MOST_THREADS = 1024  # that a file may ask for: the system may end a process that starts 10⁶
 SECONDS = "s"  # unit of rows that are times
 CHANGED = "was changed after it was written: its digest does not match"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -52,7 +50,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (lambda v: isinstance(v, str), "text"),
     "data": (lambda v: isinstance(v, dict), "an object"),
-    "threads": (lambda v: type(v) is int and 1 <= v <= MOST_THREADS, "a number of threads"),
+    "threads": (lambda v: type(v) is int and 1 <= v <= _MOST_THREADS, "a number of threads"),
     "cells": (
         lambda v: (
             isinstance(v, list)
@@ -69,13 +67,6 @@ _CONFIG: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 class WriteProblem(Exception):
     """The folder cannot be written: no other cell would fare better. The message is one line."""
-
-
-class Place(NamedTuple):
-    """Where a cell keeps what it needs to go on: its training, and how networks are evaluated."""
-
-    checkpoint: Path
-    executions: Path
 
 
 class _Cell(NamedTuple):
@@ -102,10 +93,6 @@ class RunFolder:
         if not is_plain_name(key):  # a path would lead elsewhere, and what is there be removed
             raise ValueError(f"{key!r} is not the key of a cell")
         return self.path / "checkpoints" / key
-
-    def place(self, key: str) -> Place:
-        """Return where a cell keeps what it needs to go on."""
-        return Place(self.checkpoint(key), self.path / _EXECUTIONS)
 
     @contextmanager
     def writing(self, data: Mapping[str, Any]) -> Iterator[None]:

@@ -175,14 +175,14 @@ def _run(
 ) -> None:
     if cluster is not None and ahead.todo:
         sized = cluster._replace(workers=ahead.jobs, threads=ahead.threads)
-        run_on_cluster(sized, plan.recipe, ahead.todo, folder.place, book.tell)
+        run_on_cluster(sized, plan.recipe, ahead.todo, folder.checkpoint, book.tell)
         return
     ranks.firsts(lambda: [cell.key for cell in ahead.todo])
     if ahead.apart and ranks.place()[1] == 1:
         run_cells(
             plan.recipe,
             ahead.todo,
-            folder.place,
+            folder.checkpoint,
             book.tell,
             jobs=ahead.jobs,
             threads=ahead.threads,
@@ -202,7 +202,7 @@ def _outcome(plan: Plan, folder: RunFolder, cell: Cell, tell: Observer) -> Finis
     try:
         with ranks.in_step():
             outcome: Finished | Failed = run_cell(
-                plan.recipe, plan.task, cell, folder.place(cell.key), tell
+                plan.recipe, plan.task, cell, folder.checkpoint(cell.key), tell
             )
     except (WriteProblem, ranks.RankProblem):
         raise

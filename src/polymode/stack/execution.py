@@ -6,9 +6,9 @@
 - `loop`: member by member, each operation on all cores;
 - `threads`: members side by side, one core each (`core/threads.py`).
 
-Loop and threads can keep convolution weights and images in `channels_last` format. `auto` measures
-the candidates on the first batch and remembers the fastest (`stack/fast/plan.py`), so that the same
-job on the same machine runs in the same way.
+Loop and threads can keep convolution weights and images in `channels_last` format. `auto` follows a
+rule of layers and sizes (`stack/fast/plan.py`), so that the same job runs in the same way in every
+process; `measure` takes what is the fastest on the first batch (`stack/fast/measure.py`).
 
 Shapes: `M` modes, `B` batch, `K` outputs.
 """
@@ -27,17 +27,29 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
+from polymode.core.rng import private_stream
+from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
+from polymode.distributed import ranks
 from polymode.stack.fast.dense import Forward, dense_program
-from polymode.stack.fast.plan import Plan, choose
+from polymode.stack.fast.measure import measure
+from polymode.stack.fast.plan import Job, Plan, choose, in_chunks
 from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_graph, wide_outputs
 from polymode.stack.fast.rewrite import quick_module
+from polymode.stack.sharing import is_shared
 from polymode.tracing.attention import plain_attention
-from polymode.tracing.modules import Tensors, channels_to_last, set_mode
+from polymode.tracing.modules import (
+    Tensors,
+    channels_to_last,
+    keeps_statistics,
+    normalisation_layers,
+    set_mode,
+)
 from polymode.tracing.noise import (
     MemberNoise,
     Streams,
     batch_axes,
+    drawing,
     habits,
     pinned_seeds,
     step_seeds,
@@ -54,9 +66,8 @@ def outputs(stack: Stack, x: Tensor, per_member: bool, step: int) -> Tensor:
     """Return the outputs of all members (M, B, ...); differentiable when gradients are recorded."""
     _check_inputs(stack, x, per_member)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
-    plan = plan_for(
-        stack, kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member
-    )
+    job = Job(kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member)
+    plan = plan_for(stack, job)
     streams = streams_of(stack, x, per_member, step)
     with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, per_member):
         return _outputs(stack, plan, x, per_member, streams)
@@ -68,11 +79,16 @@ def _trial(stack: Stack, x: Tensor, per_member: bool, step: int) -> None:
     if torch.is_grad_enabled():
         sources = [leaf for leaf in stack.leaves() if leaf.requires_grad]
         if x.requires_grad:
-            x = x.detach().requires_grad_()
-            sources = [x]
+            x = map_leaves(x, _as_source)
+            sources = [leaf for leaf in leaves_of(x) if leaf.requires_grad]
     values = outputs(stack, x, per_member, step)
     if sources and values.requires_grad:
         torch.autograd.grad(values.sum(), sources, allow_unused=True)
+
+
+def _as_source(leaf: Tensor) -> Tensor:
+    """Return a tensor by which outputs are differentiated if this one is."""
+    return leaf.detach().requires_grad_() if leaf.requires_grad else leaf
 
 
 def _outputs(
@@ -112,14 +128,11 @@ def gradients(
 ) -> Tensor:
     """Set `.grad` of the stack's leaves to each member's own gradient; return the losses (M,)."""
     _check_inputs(stack, x, per_member)
-    plan = plan_for(
-        stack,
-        "gradients",
-        lambda part, xs, ys: gradients(part, loss, xs, ys, per_member, step),
-        x,
-        y,
-        per_member,
-    )
+
+    def run(part: Stack, xs: Tensor, ys: Tensor) -> Tensor:
+        return gradients(part, loss, xs, ys, per_member, step)
+
+    plan = plan_for(stack, Job("gradients", run, x, y, per_member))
     batch = _Batch(x, y, per_member, streams_of(stack, x, per_member, step))
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
@@ -231,35 +244,99 @@ def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) 
             "execution='batched' needs members that differ only in tensors, but they differ in"
             f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
         )
-    dense = dense_program(stack)
+    shares = stack.shares
+    dense = None if shares else dense_program(stack)  # it has a member axis everywhere
     if dense is not None:
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
         return _run_dense(stack, dense, tensors, x if per_member else _for_all(stack, x), streams)
-    if streams is not None and not per_member:  # noise on inputs must differ between members
-        x, per_member = _for_all(stack, x), True
+    if streams is not None and not per_member and not (shares and _starts_quietly(stack, x)):
+        x, per_member = _for_all(stack, x), True  # noise on inputs must differ between members
+    shared = _shared(stack, x, per_member)
+    with noise_of(streams, stacked=True):
+        out, anew = _side_by_side(stack, shared, x, per_member)
+    for name, value in anew.items():
+        stack.buffers[name].copy_(value.detach())
+    return out
+
+
+def _shared(stack: Stack, x: Tensor, per_member: bool) -> Tensors:
+    """Return what all members have in common, without a member axis."""
+    if not stack.shares:
+        return {}
+    return stack.views.shared(_seen(stack, _left_alone, x, per_member))
+
+
+def _side_by_side(
+    stack: Stack, shared: Tensors, x: Tensor, per_member: bool
+) -> tuple[Tensor, Tensors]:
+    """Return the outputs of all members by vmap, and the buffers that the pass bound anew.
+
+    What is `shared` goes in without a member axis, so that every operation on it alone runs once.
+    """
     template, aliases = stack.network.template_in(stack.mode), stack.network.aliases
+    params = {n: t for n, t in {**stack.params, **stack.frozen}.items() if n not in shared}
+    buffers = {name: t for name, t in stack.buffers.items() if name not in shared}
 
     def one(params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Any, Tensors]:
         tensors = {
             alias: value
-            for name, value in (*params.items(), *buffers.items())
+            for name, value in (*params.items(), *buffers.items(), *shared.items())
             for alias in aliases[name]
         }
         out = functional_call(template, tensors, (x,), tie_weights=False)
         anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
         return out, anew
 
-    with noise_of(streams, stacked=True):
-        out, anew = vmap(one, in_dims=(0, 0, 0 if per_member else None), randomness="different")(
-            {**stack.params, **stack.frozen}, stack.buffers, x
+    in_dims = (0, 0, 0 if per_member else None)
+    return vmap(one, in_dims=in_dims, randomness="different")(params, buffers, x)  # type: ignore
+
+
+def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
+    """Return the buffers that a pass neither writes nor binds anew. Statistics that training moves
+    are not among them: torch writes these without a mark."""
+    moving = {
+        id(buffer)
+        for layer in normalisation_layers(module)
+        if not keeps_statistics(layer)
+        for buffer in layer.buffers(recurse=False)
+    }
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    with private_stream(0), torch.no_grad():
+        module(copies_of_first(x, 2))
+    after = dict(module.named_buffers())
+    return [
+        name
+        for name, (buffer, version) in before.items()
+        if after[name] is buffer and buffer._version == version and id(buffer) not in moving
+    ]
+
+
+def _starts_quietly(stack: Stack, x: Tensor) -> bool:
+    """Whether inputs without a member axis meet something of a member's own before any noise, found
+    by passes of three and four members: all that is drawn must then have a member axis."""
+
+    def probe(_: nn.Module) -> bool:
+        x2 = copies_of_first(x, 2)
+        shapes = []
+        for number in (3, 4):
+            part = stack[[0] * number]
+            shared = _shared(part, x2, per_member=False)
+            try:
+                with drawing() as drawn:
+                    _side_by_side(part, shared, x2, per_member=False)
+            except (RuntimeError, ValueError):
+                return False
+            shapes.append(drawn)
+        return len(shapes[0]) == len(shapes[1]) and all(
+            a[:1] == (3,) and b[:1] == (4,) and a[1:] == b[1:] for a, b in zip(*shapes, strict=True)
         )
-    for name, value in anew.items():
-        stack.buffers[name].copy_(value.detach())
-    return out
+
+    names = ", ".join(name for name, tensor in stack.frozen.items() if is_shared(tensor))
+    return stack.network.program(f"starts quietly, beyond {names}", stack.mode, probe)
 
 
 def _for_all(stack: Stack, x: Tensor) -> Tensor:
-    return x.expand(stack.num_modes, *x.shape)
+    return spread(x, stack.num_modes)  # type: ignore[no-any-return]
 
 
 def _run_dense(
@@ -420,40 +497,40 @@ def _seen(
 
 
 def formatted(x: Tensor, channels_last: bool) -> Tensor:
-    return channels_to_last(x) if channels_last and x.dim() >= 4 else x
+    """Return images in the memory format of a plan."""
+    if not channels_last:
+        return x
+    return map_leaves(x, lambda leaf: channels_to_last(leaf) if leaf.dim() >= 4 else leaf)  # type: ignore[no-any-return]
 
 
 def _check_inputs(stack: Stack, x: Tensor, per_member: bool) -> None:
-    if per_member and x.shape[0] != stack.num_modes:
+    if per_member and len(x) != stack.num_modes:
         raise ValueError(
             f"own=True takes inputs with one batch per member, ({stack.num_modes}, B, ...), got"
-            f" {tuple(x.shape)}"
+            f" {len(x)} rows"
         )
 
 
-def plan_for(
-    stack: Stack,
-    kind: str,
-    run: Callable[[Stack, Tensor, Tensor], Any],
-    x: Tensor,
-    y: Tensor,
-    per_member: bool,
-) -> Plan:
-    """Return the plan for this kind of work, chosen at the first call.
+def plan_for(stack: Stack, job: Job) -> Plan:
+    """Return the plan for this kind of work, chosen at the first call (of this size, for outputs).
 
     One thread chooses at a time, for all: others that want a plan of the same stack get this one,
     and those that measure another are not disturbed.
     """
-    plan = stack.plans.get(kind)
+    plan = stack.plans.get(job.kind) or stack.plans.get(job.sized_kind)
     if plan is not None and stack.channels_last is not None:
         return plan
     with _CHOOSING:
-        plan = stack.plans.get(kind)
+        plan = stack.plans.get(job.kind) or stack.plans.get(job.sized_kind)
         if plan is None:
             if stack.device.type == "cpu":
                 keep_freed_memory()
-            plan = choose(stack, kind, run, x, y, per_member)
+            if stack.execution == "measure":
+                plan = ranks.agreed(lambda: measure(stack, job))
+            else:
+                plan = choose(stack, job)
+            plan = in_chunks(stack, job, plan)
         if stack.channels_last is None:
             stack.lay_out(plan.channels_last)
-        stack.plans[kind] = plan
+        stack.plans[job.sized_kind] = plan
     return plan

@@ -12,7 +12,7 @@ Shapes: `M` modes (members), `B` batch, `K` network outputs, `P` parameters.
 from __future__ import annotations
 
 import copy
-import math
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,9 +25,12 @@ from polymode.core.rng import fold, fold_each
 from polymode.core.threads import PerThread
 from polymode.stack import execution
 from polymode.stack.fast.plan import Plan
-from polymode.stack.gathering import gather
+from polymode.stack.gathering import Types, gather
+from polymode.stack.sharing import digest, is_shared, last_channels, num_bytes, pick, replaced
 from polymode.stack.statistics import recompute_statistics
+from polymode.stack.trainable import Choice
 from polymode.stack.views import Views
+from polymode.tracing.calling import Calling, call_by, calling_of, remove_hooks
 from polymode.tracing.modules import (
     MODES,
     MakeNet,
@@ -35,12 +38,13 @@ from polymode.tracing.modules import (
     channels_to_last,
     check_same,
     is_channels_last,
+    keeps_statistics,
     members_from,
     normalisation_layers,
 )
 from polymode.tracing.network import Network
 
-EXECUTIONS = ("auto", "batched", "loop", "threads", "chunked")
+EXECUTIONS = ("auto", "measure", "batched", "loop", "threads", "chunked")
 
 
 class Stack:
@@ -52,14 +56,18 @@ class Stack:
         num_modes: how many members a factory makes; with modules it is their number.
         seed: member k is initialised from the stream (seed, k), whatever `num_modes` is. The stream
             is torch's; a factory that draws from NumPy or `random` seeds those itself.
-        execution: "auto" (measured on the first batch), "batched", "loop", "threads" or "chunked".
+        execution: "auto" (a rule of layers and sizes), "measure" (the fastest on the first batch),
+            "batched", "loop", "threads" or "chunked".
         chunk_size: members whose computation is held in memory at a time, with "chunked" and
-            "auto"; by default as many as half of the free memory holds.
+            "auto"; by default as many as keep a gibibyte for their gradients.
         modes: which of them to hold here, all by default; the others are not built.
+        trainable: which parameters are trained, see `trained_names`; by default those that require
+            gradients. The others are frozen.
 
     Attributes:
         params: trainable network parameters, name -> leaf tensor (M, ...).
-        frozen: parameters that do not require gradients, name -> (M, ...).
+        frozen: parameters that are not trained, name -> (M, ...); those that all members have in
+            common are one row in memory (`stack/sharing.py`), and are not written in place.
         buffers: name -> (M, ...), also tensors that a module keeps as plain attributes.
         extra: further trainable tensors that belong to members but not to the network (learned
             noise), name -> (M, ...).
@@ -71,7 +79,6 @@ class Stack:
         network: what it shares with all stacks of its architecture.
         views: what shares the memory of its tensors.
         plans: how it is evaluated, by kind of work, once that is chosen.
-        horizon: calls to come, as far as known: for few, the choice is not measured.
     """
 
     def __init__(
@@ -82,9 +89,10 @@ class Stack:
         seed: int = 0,
         execution: str = "auto",
         chunk_size: int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | Types | None = None,
         device: torch.device | str = "cpu",
         modes: slice = slice(None),
+        trainable: Choice = None,
     ) -> None:
         if execution not in EXECUTIONS:
             raise ValueError(
@@ -98,17 +106,25 @@ class Stack:
         self.mode, self._passes = "eval", 0
         self.pinned: int | tuple[int, ...] | None = None
         self.extra: Tensors = {}
-        self.horizon: float = math.inf
         modules, numbers = members_from(networks, num_modes, seed, modes)
         self.num_modes = len(numbers)
-        self._gather(modules, dtype, torch.device(device))
+        fresh = not isinstance(networks, (nn.Module, Sequence))
+        self._gather(modules, dtype, device, trainable, fresh=fresh)
         self.seeds = list(fold_each(seed, "member", numbers.stop, numbers.start))
 
     def _gather(
-        self, modules: Iterable[nn.Module], dtype: torch.dtype | None, device: torch.device
+        self,
+        modules: Iterable[nn.Module],
+        dtype: torch.dtype | Types | None = None,
+        device: torch.device | str = "cpu",
+        trainable: Choice = None,
+        *,
+        fresh: bool = False,
     ) -> None:
         """Copy the members' tensors into stacked ones."""
-        gathered = gather(modules, self.num_modes, dtype, device)
+        gathered = gather(
+            modules, self.num_modes, dtype, torch.device(device), trainable=trainable, fresh=fresh
+        )
         self.network, self.params, self.frozen, self.buffers = gathered[:4]
         self._apart, self._apart_keys = gathered.apart, gathered.apart_keys
         self._renew()
@@ -133,7 +149,8 @@ class Stack:
         module = network if isinstance(network, nn.Module) else network()
         stack = cls(module, **options)
         stack.num_modes = num_modes
-        stack._gather([module], options.get("dtype"), torch.device(options.get("device", "cpu")))
+        tensors = {key: options[key] for key in ("dtype", "device", "trainable") if key in options}
+        stack._gather([module], **tensors)
         stack.seeds = list(fold_each(options.get("seed", 0), "member", num_modes))
         return stack
 
@@ -161,6 +178,19 @@ class Stack:
         return self.network.template
 
     @property
+    def calling(self) -> Calling | None:
+        """How networks are called with several inputs, and which of their results is the output."""
+        return calling_of(self.template)
+
+    def call_by(self, calling: Calling | None) -> Stack:
+        """Set how the networks are called, before anything was made of them; return the stack."""
+        self.network.call_by(calling)
+        for module in self._apart.values():
+            call_by(module, calling)
+        self._renew()
+        return self
+
+    @property
     def num_parameters(self) -> int:
         """Trainable network parameters of one member."""
         return sum(p[0].numel() for p in self.params.values())
@@ -171,15 +201,28 @@ class Stack:
         return sorted(self._apart_keys) if self._apart else []
 
     @property
+    def shares(self) -> bool:
+        """Whether members have frozen parameters in common."""
+        return self.num_modes > 1 and any(map(is_shared, self.frozen.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors; what members share counts once."""
+        return sum(map(num_bytes, self.tensors().values()))
+
+    @property
     def differentiable(self) -> bool:
         """Whether outputs have gradients with respect to the parameters."""
         return any(tensor.requires_grad for tensor in self.params.values())
 
     @property
     def has_statistics(self) -> bool:
-        """Whether the network has layers with running statistics, as BatchNorm has."""
+        """Whether the network has layers with running statistics, as BatchNorm has, that training
+        moves: those of frozen layers stay."""
         return any(
-            "running_mean" in layer._buffers for layer in normalisation_layers(self.template)
+            "running_mean" in layer._buffers
+            for layer in normalisation_layers(self.template)
+            if not keeps_statistics(layer)
         )
 
     @property
@@ -206,17 +249,42 @@ class Stack:
         named = {f"network/{name}": tensor.detach() for name, tensor in network.items()}
         return named | {f"extra/{name}": tensor.detach() for name, tensor in self.extra.items()}
 
+    def digest_of_frozen(self, k: int = 0) -> str:
+        """Return a hash of names and values of what is frozen in member k."""
+        digests = {name: digest(tensor[k : k + 1]) for name, tensor in self.frozen.items()}
+        return hashlib.blake2b(repr(sorted(digests.items())).encode(), digest_size=16).hexdigest()
+
+    def moving_tensors(self) -> Tensors:
+        """Return those of `tensors` that training may change: all but what is frozen."""
+        return {name: t for name, t in self.tensors().items() if not self._is_frozen(name)}
+
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into the stack; names and shapes must be those of `tensors()`."""
+        """Copy values into the stack; names and shapes must be those of `tensors()`.
+
+        Frozen tensors are replaced where values differ, not written: others may hold them.
+        """
         held = self.tensors()
         check_same(held, tensors, None)
         with torch.no_grad():
             for name, tensor in held.items():
-                tensor.copy_(tensors[name])
+                if not self._is_frozen(name):
+                    tensor.copy_(tensors[name])
+        self.load_frozen({name: tensors[f"network/{name}"] for name in self.frozen})
+
+    def load_frozen(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take other values (M, ...) of frozen parameters, shared where members have the same."""
+        changed = {n: replaced(self.frozen[n].detach(), tensor) for n, tensor in tensors.items()}
+        changed = {n: t for n, t in changed.items() if t.data_ptr() != self.frozen[n].data_ptr()}
+        if changed:
+            self.frozen = {**self.frozen, **changed}
+            self._forget_memory()
+            if self.channels_last:
+                self.lay_out(True)
 
     def members(self) -> list[nn.Module]:
         """Return the members as ordinary modules with memory of their own, in evaluation mode."""
-        return [self.views.build(k, share=False).eval() for k in range(self.num_modes)]
+        built = (self.views.build(k, share=False).eval() for k in range(self.num_modes))
+        return [remove_hooks(module) for module in built]
 
     # ---------------------------------------------------------------- other stacks from this one
 
@@ -226,7 +294,13 @@ class Stack:
         if not chosen:
             raise ValueError(f"no member chosen of {self.num_modes}")
         index = which if isinstance(which, slice) else torch.tensor(chosen)
-        part = self._members(chosen, lambda name, tensor: tensor.detach()[index])
+
+        def choose(name: str, tensor: Tensor) -> Tensor:
+            if not isinstance(which, slice) and self._is_frozen(name):
+                return pick(tensor.detach(), chosen)
+            return tensor.detach()[index]
+
+        part = self._members(chosen, choose)
         for leaf in part.leaves():
             leaf.requires_grad_()
         part._renew()
@@ -234,21 +308,27 @@ class Stack:
             part.lay_out(True)  # indexing by a list does not keep the format
         return part
 
-    def _members(self, chosen: list[int], pick: Callable[[str, Tensor], Tensor]) -> Stack:
-        """Return a stack of these members, whose tensors are picked by the names of `tensors()`."""
+    def _members(self, chosen: list[int], choose: Callable[[str, Tensor], Tensor]) -> Stack:
+        """Return a stack of these members, whose tensors are chosen by the names of `tensors()`."""
         part = copy.copy(self)
         for group in ("params", "frozen", "buffers", "extra"):
             start = "extra" if group == "extra" else "network"
             tensors = getattr(self, group)
-            setattr(part, group, {name: pick(f"{start}/{name}", t) for name, t in tensors.items()})
+            setattr(
+                part, group, {name: choose(f"{start}/{name}", t) for name, t in tensors.items()}
+            )
         part.num_modes = len(chosen)
         part.seeds = [self.seeds[k] for k in chosen]
         if self._apart:
             part._apart = {n: self._apart.get(k, self.template) for n, k in enumerate(chosen)}
         return part
 
+    def _is_frozen(self, name: str) -> bool:
+        """Whether a name of `tensors()` is that of a frozen parameter."""
+        return name.startswith("network/") and name.removeprefix("network/") in self.frozen
+
     def clone(self) -> Stack:
-        """Return a stack with memory of its own."""
+        """Return a stack with memory of its own, but for what members share."""
         return self[list(range(self.num_modes))]
 
     def with_tensors(
@@ -282,14 +362,15 @@ class Stack:
         names of `tensors()`; what is left out is repeated. None of it requires gradients."""
         order = list(range(self.num_modes)) * times
 
-        def pick(name: str, tensor: Tensor) -> Tensor:
+        def choose(name: str, tensor: Tensor) -> Tensor:
             replacement = tensors.get(name)
-            if replacement is None:
-                return tensor.detach() if times == 1 else tensor.detach()[order]
-            return replacement.detach()
+            if replacement is not None:
+                return replacement.detach()
+            if times == 1:
+                return tensor.detach()
+            return pick(tensor.detach(), order) if self._is_frozen(name) else tensor.detach()[order]
 
-        result = self._members(order, pick)
-        result.horizon = math.inf
+        result = self._members(order, choose)
         result._forget_memory()
         if times > 1:
             result.plans = self.network.plans.setdefault((times, self.num_modes), {})
@@ -329,7 +410,9 @@ class Stack:
         for group in (self.params, self.frozen):
             for name, tensor in group.items():
                 if tensor.dim() == 5 and not is_channels_last(tensor):
-                    if tensor.is_leaf:
+                    if group is self.frozen:
+                        group[name] = last_channels(tensor)
+                    elif tensor.is_leaf:
                         tensor.data = channels_to_last(tensor.data)
                     else:
                         group[name] = channels_to_last(tensor)

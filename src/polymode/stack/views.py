@@ -7,11 +7,13 @@ refers to the tensors, not to the stack, so that both are freed without the garb
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polymode.stack.sharing import is_shared
 from polymode.tracing.modules import Tensors, assign, lookup, set_mode, shallow_copy
 from polymode.tracing.network import Network
 
@@ -44,6 +46,7 @@ class Views:
         self._leaves: dict[int, list[Tensor]] = {}
         self._rows: list[tuple[Tensor, list[Tensor]]] = []
         self._grads: tuple[list[Tensor], list[list[Tensor]]] | None = None
+        self._shared: tuple[Any, Tensors] | None = None
 
     def module(self, k: int, mode: str) -> nn.Module:
         """Return member k as a module that shares the stack's memory."""
@@ -96,6 +99,20 @@ class Views:
             self._bound[id(program), k] = bound
         return self._bound[id(program), k]
 
+    def shared(self, still: Collection[str]) -> Tensors:
+        """Return what all members have in common, without the member axis: frozen parameters that
+        are one row, and buffers of the same values out of those that a pass leaves alone.
+
+        Args:
+            still: names of these buffers. They are compared again if one was written.
+        """
+        versions = [self.buffers[name]._version for name in still]
+        if self._shared is None or self._shared[0] != versions:
+            equal = [n for n in still if torch.equal(self.buffers[n], _first(self.buffers[n]))]
+            rows = {n: t.detach()[0] for n, t in self.frozen.items() if is_shared(t)}
+            self._shared = versions, rows | {name: self.buffers[name][0] for name in equal}
+        return self._shared[1]
+
     def set_mode(self, mode: str) -> None:
         """Put the members that were built into a mode; programs have theirs already."""
         self._mode = mode
@@ -132,3 +149,8 @@ class Views:
             if leaf.grad is not grad:
                 leaf.grad = grad
         return views
+
+
+def _first(tensor: Tensor) -> Tensor:
+    """Return the values of member 0 for all."""
+    return tensor[:1].expand_as(tensor)

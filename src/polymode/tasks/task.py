@@ -19,11 +19,22 @@ from torch import Tensor
 from polymode.core.checks import Count, OnlyTensor, check_call
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
+from polymode.core.rows import (
+    Inputs,
+    Rows,
+    Shapes,
+    is_one_shape,
+    is_several,
+    shapes_of,
+    why_not_same,
+)
 from polymode.core.text import plain
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
-from polymode.training.data import Arrays, Data, Loader, Pair, Pixels, as_data
+from polymode.likelihoods.targets import NOT_OBSERVED
+from polymode.tasks.observations import look_at_masks, observed_by, with_class_weights
+from polymode.training.data import TARGET_NAMES, Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
 PROBE = 64  # examples of a Dataset that are looked at; a DataLoader has its own batch size
@@ -64,17 +75,21 @@ class Task:
 
     Args:
         train: (x, y) arrays or tensors with x of shape (N, *input_shape), a `Dataset`, a
-            `DataLoader`, or `core.data` objects. Floating-point inputs are cast to the type of the
-            network later, integers (token identifiers) stay integers; uint8 images are refused,
-            scale them (`x / 255`).
+            `DataLoader`, or `core.data` objects. Networks of several inputs get them as a
+            dictionary or a tuple instead of x, ((a, b), y). A set, or each batch of a loader, may
+            also be one dictionary with the targets under the name `target`. Floating-point inputs
+            are cast to the type of the network later, integers (token identifiers) stay integers;
+            uint8 images are refused, scale them (`x / 255`).
         likelihood: a `Likelihood`, or the name of one that has no options ("categorical").
         test, val: like `train`; the same input shape and kind of targets.
-        ood: name -> inputs (N, *input_shape), or an (x, y) pair; labels of OOD classes are not
-            checked. A function without arguments that returns them is called when the set is
-            needed.
+        ood: name -> inputs (N, *input_shape), several of them as in `train`, an (x, y) pair, or a
+            loader of inputs with or without targets. Labels of OOD classes are not checked. A
+            function without arguments that returns them is called when the set is needed.
         near_ood: names of the OOD sets that are near to the training data; the others are far.
         shifts: name -> {severity >= 1: (x, y)}; here, too, a function may stand for (x, y).
         name, description: for lists and reports.
+        target: name of the targets where sets are dictionaries; by default the one of "labels",
+            "label", "targets", "target" and "y" that is there. The network never gets them.
         target_size: number of classes C or of target dimensions D. Default: from `train`; needed
             if classes are absent from it.
         truth: function from inputs (N, *input_shape) to noise-free targets (N, D) or to class
@@ -91,13 +106,18 @@ class Task:
         class_names: C names, in the order of the labels.
         augment: the usual augmentation of training batches, used by
             `fit(..., augment=task.augment)`.
+        ignore_index: the label that stands for "no target here", such as 255 in masks; labels of
+            -100 always do. For values the number that does, such as float("nan"); none by default.
+        weights: class -> weight of an observation of it, 1 for those that are left out. Weights of
+            2 are two equal observations, so N is the sum of the weights.
 
     Attributes:
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
             or floating-point (N, D); a loader makes them so, and checks them, batch by batch.
-        ood: mapping from names to inputs (`Tensor`) or `Arrays`.
+        ood: mapping from names to inputs (`Tensor` or `Rows`), `Arrays` or a `Loader`.
         shifts: name -> mapping from severities to `Arrays`.
-        input_shape: shape of one example. num_outputs: K that the network must give.
+        input_shape: shape of one example; of several inputs their shapes, by name or by position.
+            num_outputs: K that the network must give.
         target_scaling: the `Scaling`, or None. scales_itself: whether it was found here.
 
     >>> Task(train=([[0.0], [1.0], [2.0]], [0, 1, 1]), likelihood="categorical").num_outputs
@@ -115,6 +135,7 @@ class Task:
         near_ood: Sequence[str] | str = (),
         shifts: Mapping[str, Any] | None = None,
         name: str = "own",
+        target: str | None = None,
         target_size: Count | None = None,
         description: str = "",
         truth: Callable[[Tensor], Tensor] | None = None,
@@ -124,25 +145,33 @@ class Task:
         target_unit: str = "",
         class_names: Sequence[Any] | str | None = None,
         augment: Augment | None = None,
+        ignore_index: int | float | None = None,
+        weights: Mapping[int, float] | None = None,
     ) -> None:
         check_call(Task.__init__, locals())
         self.name, self.description = plain(name), plain(description)
         self.truth, self.exact = truth, exact
         self.likelihood = as_likelihood(likelihood)
-        data = _read(train, "train")
+        self._target = target
+        data = _read(train, "train", target)
         x, y = _look(data, "train")
         check_inputs(x, None, "train")
+        self.input_shape: Shapes = shapes_of(x)
+        self.likelihood = observed_by(self.likelihood, y, self.input_shape, ignore_index)
         y = check_targets(self.likelihood, target_size, y, "train")
-        self.input_shape = tuple(x.shape[1:])
         self.target_size = target_size or self._count(data, y)
+        if weights is not None:
+            self.likelihood = with_class_weights(self.likelihood, weights, self.target_size)
         self.num_outputs = self.likelihood.num_outputs(self.target_size)
+        if isinstance(data, Arrays):
+            look_at_masks(self.likelihood, y, "train")
 
         self.train: Data = (
             data.checked_by(self.check_batch) if isinstance(data, Loader) else data.with_targets(y)
         )
         self.val = None if val is None else self._checked(val, "val")
         self.test = None if test is None else self._checked(test, "test")
-        self.ood: Mapping[str, Tensor | Arrays] = Lazy(
+        self.ood: Mapping[str, Inputs | Data] = Lazy(
             {key: self._when_asked(self._ood, key, source) for key, source in (ood or {}).items()}
         )
         self.near_ood = _names_among(near_ood, self.ood)
@@ -153,7 +182,7 @@ class Task:
         self.target_unit = target_unit
         self.class_names = self._class_names(class_names)
 
-    def check_batch(self, x: Tensor, y: Tensor) -> Pair:
+    def check_batch(self, x: Inputs, y: Tensor) -> Pair:
         """Return (x, canonical y) of one batch, or say what is wrong with it; see `check_batch`."""
         return check_batch(self.likelihood, self.target_size, self.input_shape, x, y)
 
@@ -172,19 +201,20 @@ class Task:
 
     def _count(self, data: Data, first: Tensor) -> int:
         """Return classes or target dimensions; classes of a loader by one pass over it."""
-        size_is_exact = not self.likelihood.classification or isinstance(self.likelihood, Bernoulli)
-        if size_is_exact:
+        base = getattr(self.likelihood, "base", self.likelihood)
+        if not self.likelihood.classification or isinstance(base, Bernoulli):
             return self.likelihood.target_size(first)
         labels = first
         if isinstance(data, Loader):
             with global_stream(None):
                 labels = torch.cat(
                     [
-                        check_targets(self.likelihood, None, y, "train")
+                        check_targets(self.likelihood, None, y, "train").flatten()
                         for _, y in data.batches(PROBE)
                     ]
                 )
-        size, least = self.likelihood.target_size(labels), int(labels.min())
+        size = self.likelihood.target_size(labels)
+        least = int(labels[labels != NOT_OBSERVED].min())
         if least > 0:
             warn(
                 f"train labels begin at {least}: none is 0, and C is taken as {size}, the largest"
@@ -194,18 +224,20 @@ class Task:
 
     def _checked(self, source: Any, what: str) -> Data:
         """Return a set with the task's input shape and kind of targets."""
-        data = _read(source, what)
+        data = _read(source, what, self._target)
         if isinstance(data, Loader):
             check_batch(*self._sizes, *_look(data, what), what=what)
             return data.checked_by(self.check_batch)
         return self._canonical(data, what)
 
     @property
-    def _sizes(self) -> tuple[Likelihood, int, tuple[int, ...]]:
+    def _sizes(self) -> tuple[Likelihood, int, Shapes]:
         return self.likelihood, self.target_size, self.input_shape
 
     def _canonical(self, data: Arrays, what: str) -> Arrays:
-        return data.with_targets(check_batch(*self._sizes, *_look(data, what), what=what)[1])
+        targets = check_batch(*self._sizes, *_look(data, what), what=what)[1]
+        look_at_masks(self.likelihood, targets, what)
+        return data.with_targets(targets)
 
     def _when_asked(
         self, check: Callable[..., Value], key: Any, source: Any
@@ -237,19 +269,33 @@ class Task:
             raise ValueError(f"{len(names)} `class_names` for {self.target_size} classes")
         return None if names is None else tuple(plain(str(name)) for name in names)
 
-    def _ood(self, key: str, source: Any) -> Tensor | Arrays:
+    def _ood(self, key: str, source: Any) -> Inputs | Data:
         """Return OOD inputs, or inputs with targets; labels may be of classes the task has not."""
         what = f"ood set '{key}'"
-        alone = isinstance(source, (Tensor, np.ndarray, list))
-        data = _arrays((source, source) if alone else source, what)
+        if self._are_inputs(source):
+            x = _arrays((source, torch.zeros(_length(source))), what).x
+            check_inputs(x, self.input_shape, what)
+            return x
+        data = _read(source, what, self._target)
+        if isinstance(data, Loader):
+            with global_stream(None):
+                check_inputs(next(data.inputs(PROBE)), self.input_shape, what)
+            return data
         x, y = _look(data, what)
         check_inputs(x, self.input_shape, what)
-        if alone:
-            return x
         if self.likelihood.classification:
             check_finite(y, f"{what} targets")
             return data
         return data.with_targets(check_targets(self.likelihood, self.target_size, y, what))
+
+    def _are_inputs(self, source: Any) -> bool:
+        """Whether an OOD set is inputs alone: arrays, or named ones without targets."""
+        if isinstance(source, Mapping):
+            names = TARGET_NAMES if self._target is None else (self._target,)
+            return not any(name in source for name in names)
+        if isinstance(source, tuple) and not is_one_shape(self.input_shape):
+            return len(source) == len(self.input_shape) and is_several(source)
+        return isinstance(source, (Tensor, np.ndarray, list, Rows))
 
     def _shift(self, key: str, levels: Mapping[int, Any]) -> Mapping[int, Arrays]:
         """Return the severities of one shift in rising order."""
@@ -266,16 +312,25 @@ class Task:
 
         def check(severity: int, source: Any) -> Arrays:
             what = f"shift '{key}' severity {severity}"
-            return self._canonical(_arrays(source, what), what)
+            return self._canonical(_arrays(source, what, self._target), what)
 
         return Lazy({s: self._when_asked(check, s, levels[s]) for s in sorted(levels)})
 
 
 def _standardisation(data: Data) -> Scaling:
     """Return mean and standard deviation of the targets (N, D) of one pass."""
-    if isinstance(data, Arrays):
-        return Scaling.of(data.y)
-    return Scaling.of(torch.cat([y for _, y in data.epoch(PROBE, seed=0)]))
+    y = data.y if isinstance(data, Arrays) else None
+    if y is None:
+        y = torch.cat([y.flatten(0, -2) for _, y in data.epoch(PROBE, seed=0)])
+    rows = y.flatten(0, -2)
+    return Scaling.of(rows if y.dim() == 2 else rows[~rows.isnan().all(-1)])
+
+
+def _length(source: Any) -> int:
+    """Return the number of rows of arrays, one or several."""
+    if isinstance(source, Mapping):
+        return _length(next((part for part in source.values() if part is not None), ()))
+    return _length(source[0]) if isinstance(source, tuple) else len(source)
 
 
 def _names_among(names: Sequence[str], ood: Mapping[str, Any]) -> tuple[str, ...]:
@@ -291,16 +346,16 @@ def _names_among(names: Sequence[str], ood: Mapping[str, Any]) -> tuple[str, ...
     return tuple(names)
 
 
-def _read(source: Any, what: str) -> Data:
+def _read(source: Any, what: str, target: str | None = None) -> Data:
     """Return `source` as data, with the name of the set before any complaint."""
     try:
-        return as_data(source)
+        return as_data(source, target)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
 
 
-def _arrays(source: Any, what: str) -> Arrays:
-    data = _read(source, what)
+def _arrays(source: Any, what: str, target: str | None = None) -> Arrays:
+    data = _read(source, what, target)
     if not isinstance(data, Arrays):
         raise ValueError(f"{what} must be arrays, got {type(source).__name__}; give (x, y) tensors")
     return data
@@ -335,8 +390,8 @@ def _range(levels: Mapping[int, Arrays]) -> str:
 def check_batch(
     likelihood: Likelihood,
     target_size: int,
-    input_shape: Shape,
-    x: OnlyTensor,
+    input_shape: Shapes,
+    x: Inputs,
     y: OnlyTensor,
     *,
     what: str = "batch",
@@ -348,7 +403,8 @@ def check_batch(
 
     Args:
         likelihood, target_size, input_shape: those of the task.
-        x: inputs (B, *input_shape), finite; floating-point, or integer identifiers.
+        x: inputs (B, *input_shape), finite; floating-point, or integer identifiers. Several of them
+            may be masks too, and differ from `input_shape` in the lengths of their axes.
         y: targets (B,) or (B, D).
         what: name of the set in messages ("train", "ood set 'svhn'").
 
@@ -363,16 +419,15 @@ def check_batch(
     return x, check_targets(likelihood, target_size, y, what)
 
 
-def check_inputs(x: Tensor, input_shape: Shape | None, what: str) -> None:
+def check_inputs(x: Inputs, input_shape: Shapes | None, what: str) -> None:
     """Refuse inputs of another shape than the task's, of a type no network takes, or not finite.
 
     With `input_shape` None any shape of at least one axis an example will do.
     """
-    if x.dtype == torch.uint8:
-        raise ValueError(
-            f"{what} inputs are uint8; images must be scaled to floating point, such as x / 255"
-        )
-    if x.dtype == torch.bool or x.is_complex():
+    if isinstance(x, Rows):
+        return _check_several(x, input_shape, what)
+    _check_type(x, f"{what} inputs")
+    if x.dtype == torch.bool:
         raise ValueError(
             f"{what} inputs are {x.dtype}; give floating-point numbers (x.float()) or integers"
         )
@@ -382,12 +437,37 @@ def check_inputs(x: Tensor, input_shape: Shape | None, what: str) -> None:
             f"{what} inputs have shape {tuple(x.shape)}; an example must have at least one axis and"
             f" one value{remedy}"
         )
+    if input_shape is not None and not is_one_shape(input_shape):
+        raise ValueError(f"{what} has {why_not_same(x, input_shape)}")
     shape = tuple(x.shape[1:])
-    if input_shape is not None and shape != input_shape:
+    if input_shape is not None and shape != tuple(input_shape):
         raise ValueError(
             f"{what} has input shape {shape} but the task's inputs have shape {input_shape}"
         )
     check_finite(x, f"{what} inputs")
+
+
+def _check_several(x: Rows, shapes: Shapes | None, what: str) -> None:
+    """The same for several inputs, which may be masks, or one number per example."""
+    if shapes is not None and (why := why_not_same(x, shapes)):
+        raise ValueError(f"{what} inputs have {why}")
+    for name, leaf in x.named().items():
+        _check_type(leaf, f"{what} inputs '{name}'")
+        if leaf.nelement() == 0:
+            raise ValueError(f"{what} inputs '{name}' of shape {tuple(leaf.shape)} hold no value")
+        check_finite(leaf, f"{what} inputs '{name}'")
+
+
+def _check_type(x: Tensor, what: str) -> None:
+    """Refuse numbers that no network takes."""
+    if x.dtype == torch.uint8:
+        raise ValueError(
+            f"{what} are uint8; images must be scaled to floating point, such as x / 255"
+        )
+    if x.is_complex():
+        raise ValueError(
+            f"{what} are {x.dtype}; give floating-point numbers (x.float()) or integers"
+        )
 
 
 def check_targets(likelihood: Likelihood, target_size: int | None, y: Tensor, what: str) -> Tensor:

@@ -7,7 +7,7 @@ that is held under several names (weight tying) has one first name and aliases.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import MethodType
 from typing import Any
@@ -68,7 +68,6 @@ def members_from(
 
 
 def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.Module]:
-    held: set[int] = set()
     first: nn.Module | None = None
     streams = fold_each(seed, "init", numbers.stop, numbers.start)
     for k, stream in zip(numbers, streams, strict=True):
@@ -78,15 +77,12 @@ def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.M
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
         _require_plain(module)
-        if first is None:
-            first = module  # kept alive, so that identities stay comparable
-            held = {id(module), *(id(p) for p in module.parameters())}
-        elif id(module) in held or any(id(p) in held for p in module.parameters()):
+        if module is first:
             raise ValueError(
-                f"the factory returned the same network for members {numbers.start} and {k} (or"
-                " networks that share parameters); it must build a new one at each call:"
-                " net=lambda: MyNet()"
+                f"the factory returned the same network for members {numbers.start} and {k}; it"
+                " must build a new one at each call: net=lambda: MyNet()"
             )
+        first = first or module  # kept alive, so that identities stay comparable
         yield module
 
 
@@ -221,6 +217,31 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
 
 
 MODES = ("train", "eval", "noisy")
+_STILL = "_keeps_its_statistics"
+_STAYS = "_stays_in_evaluation"
+
+
+def keep_still(module: nn.Module, but: Collection[str]) -> None:
+    """Let all layers stay in evaluation mode but those at some paths, and what is in these."""
+    starts = tuple(f"{path}." for path in but)
+    for path, layer in module.named_modules():
+        if path not in but and not path.startswith(starts):
+            layer.__dict__[_STAYS] = True
+
+
+def keeps_statistics(layer: nn.Module) -> bool:
+    """Whether normalisation uses its running statistics in every mode."""
+    return bool(layer.__dict__.get(_STILL))
+
+
+def keep_statistics(module: nn.Module, frozen: Collection[str]) -> None:
+    """Let normalisation whose parameters are all frozen use its running statistics in training, and
+    leave them alone: a frozen body then computes the same in every mode."""
+    still = {id(p) for name, p in module.named_parameters() if name in frozen}
+    for layer in normalisation_layers(module):
+        parameters = list(layer.parameters(recurse=False))
+        if parameters and all(id(p) in still for p in parameters):
+            layer.__dict__[_STILL] = True
 
 
 def set_mode(module: nn.Module, mode: str) -> nn.Module:
@@ -229,13 +250,21 @@ def set_mode(module: nn.Module, mode: str) -> nn.Module:
     "train" and "eval" are torch's. "noisy" is training mode with frozen normalisation: what is
     random stays random (dropout as a layer, as a function or inside attention, DropConnect), while
     layers with running statistics use these and leave them alone, and spectral normalisation leaves
-    its vectors alone.
+    its vectors alone. Layers of `keep_statistics` stay in evaluation mode in training, those of
+    `keep_still` always.
     """
     module.train(mode != "eval")
+    if mode == "train":
+        for layer in module.modules():
+            if keeps_statistics(layer):
+                layer.eval()
     if mode == "noisy":
         spectral = [layer for layer in module.modules() if isinstance(layer, _SpectralNorm)]
         for layer in [*normalisation_layers(module), *spectral]:
             layer.eval()
+    for layer in module.modules() if mode != "eval" else ():
+        if layer.__dict__.get(_STAYS):
+            layer.training = False
     return module
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from polymode.core.threads import PerThread
+from polymode.tracing.calling import Calling, call_by
 from polymode.tracing.graph import silent, trace
 from polymode.tracing.modules import aliases_of, average_by_tensors, set_mode, tie_again
 
@@ -43,6 +44,12 @@ class Network:
         self._programs: dict[tuple[str, str], object] = {}
         self._making = _Lock()
         self._templates: PerThread[dict[str, nn.Module]] = PerThread(dict)
+
+    def call_by(self, calling: Calling | None) -> None:
+        """Set how the network is called, before stacks of it were run."""
+        call_by(self.template, calling)
+        self._programs.clear()
+        self._templates = PerThread(dict)
 
     def template_in(self, mode: str) -> nn.Module:
         """Return the module in a mode, this thread's own: `functional_call` puts tensors into it

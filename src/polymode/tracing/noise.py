@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polymode.core.rng import fold, private_stream
+from polymode.core.rows import copies_of_first
 from polymode.tracing.attention import is_fused
 
 _aten = torch.ops.aten
@@ -252,7 +253,7 @@ class Habits(NamedTuple):
 def habits(module: nn.Module, x: Tensor) -> Habits:
     """Return those of a pass of two examples: BatchNorm in training wants two."""
     with private_stream(0), torch.no_grad(), _Watch() as watcher:
-        module(x[:1].expand(2, *x.shape[1:]))
+        module(copies_of_first(x, 2))
     return Habits(bool(watcher.shapes), watcher.attends)
 
 
@@ -268,8 +269,7 @@ def batch_axes(module: nn.Module, x: Tensor) -> list[BatchAxis]:
 
     Found by passes of two and of three examples: the axis that grows with them is the batch.
     """
-    row = x[:1]
-    of_two, of_three = (shapes_drawn(module, row.expand(n, *row.shape[1:])) for n in (2, 3))
+    of_two, of_three = (shapes_drawn(module, copies_of_first(x, n)) for n in (2, 3))
     if len(of_two) != len(of_three):
         raise ValueError(
             f"the network draws {len(of_two)} times for two examples and {len(of_three)} times for"

@@ -2,7 +2,8 @@
 
 What reads a network's graph reads this table: batched products (`stack/fast/dense.py`), wide first
 convolutions (`stack/fast/prefix.py`), rewritten graphs (`stack/fast/rewrite.py`), symmetries
-(`symmetry/operation_rules.py`) and groups of prior precisions (`methods/laplace/prior_groups.py`).
+(`symmetry/operation_rules.py`), groups of prior precisions (`methods/laplace/prior_groups.py`) and
+derivatives with respect to weights (`curvature/derivatives.py`).
 
 An operation has a name, under which it may be called as a module, a function or a method of a
 tensor. It has a kind (`KINDS`), and a degree d if f(s x) = s^d f(x) for every s > 0: 1 for ReLU,
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+from polymode.core.rows import map_leaves
 
 PLAIN = (int, float, bool, str, type(None))
 
@@ -93,9 +96,9 @@ _ROWS: tuple[tuple[str, float | None, str], ...] = (
     ("elementwise", 0, "sign"),
     ("random", 1, "dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu"),
     ("slopes", 1, "prelu"),
-    ("sum", 1, "add sub iadd isub subtract maximum minimum"),
+    ("sum", 1, "add sub rsub iadd isub subtract maximum minimum"),
     ("product", 2, "mul imul multiply"),
-    ("quotient", 0, "truediv itruediv div divide"),
+    ("quotient", 0, "truediv itruediv div divide true_divide"),
     ("comparison", 0, "gt lt ge le greater less"),
     ("choice", None, "where masked_fill"),
     ("moving", 1, """flatten reshape view unflatten permute transpose swapaxes swapdims movedim
@@ -284,7 +287,7 @@ def normalises(layer: nn.Module) -> bool:
 # ---------------------------------------------------------------- nodes of a graph
 
 
-def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
+def repeat_rows(x: Any, times: int, axis: int = 0) -> Any:
     """Return `times` copies of the rows, one copy of all behind another; a new tensor.
 
     >>> repeat_rows(torch.tensor([[1], [2]]), 2).flatten().tolist()
@@ -292,10 +295,10 @@ def repeat_rows(x: Tensor, times: int, axis: int = 0) -> Tensor:
     """
     if isinstance(x, fx.Proxy):  # one step of a graph that is traced again
         arguments = (x, times) if axis == 0 else (x, times, axis)
-        return x.tracer.create_proxy("call_function", repeat_rows, arguments, {})  # type: ignore[return-value]
-    ones = [1] * x.dim()
-    ones[axis] = times
-    return x.repeat(ones)
+        return x.tracer.create_proxy("call_function", repeat_rows, arguments, {})
+    return map_leaves(
+        x, lambda leaf: leaf.repeat([times if a == axis else 1 for a in range(leaf.dim())])
+    )
 
 
 def called(node: fx.Node, module: nn.Module) -> Any:

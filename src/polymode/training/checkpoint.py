@@ -34,7 +34,6 @@ from polymode.core.safe_files import (
 )
 from polymode.core.warn import warn
 from polymode.distributed import ranks
-from polymode.stack.fast.plan import Plan, is_plan
 from polymode.stack.stack import Stack
 from polymode.training.history import joined_numbers
 from polymode.training.optimiser import Optimization
@@ -67,8 +66,8 @@ def save_checkpoint(
             continue
         held: dict[str, Tensor] = {}
         if isinstance(value, Stack):
-            held, plans = value.tensors(), {kind: list(plan) for kind, plan in value.plans.items()}
-            fields[field] = {"is": "stack", "plans": plans, "channels_last": value.channels_last}
+            held = value.moving_tensors()
+            fields[field] = {"is": "stack", "channels_last": value.channels_last}
         elif isinstance(value, Optimization):
             held, fields[field] = value.tensors(), {"is": "optimization", **value.numbers()}
         elif _is_tensors(value):
@@ -148,13 +147,12 @@ def _restored(state: S, tensors: dict[str, Tensor], fields: dict[str, Any], path
 
 
 def _fill_stack(stack: Stack, tensors: dict[str, Tensor], saved: dict[str, Any]) -> None:
-    plans, layout = saved["plans"], saved["channels_last"]
-    if not all(map(is_plan, plans.values())) or layout not in (None, True, False):
-        raise ValueError("it names no way to evaluate a stack")
-    stack.plans = {kind: Plan(*plan) for kind, plan in plans.items()}
+    layout = saved["channels_last"]  # earlier releases kept plans beside it; they are left alone
+    if layout not in (None, True, False):
+        raise ValueError("it names no memory format")
     if layout is not None:
         stack.lay_out(layout)
-    stack.load_tensors(tensors)
+    stack.load_tensors({**stack.tensors(), **tensors})
 
 
 def check_form(name: str, saved: Any, present: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
-from polymode.training.data import Arrays, Data
+from polymode.training.data import Arrays, Data, Pair
 
 POINTS, LEAST_POINTS = 100, 20  # of a train curve; fewer of many members
 NUMBERS = 10_000  # of all members' train curves together, above the least points
@@ -220,22 +220,26 @@ def validation_for(
     moments = min(MOMENTS, budget // rows, total // PER_MOMENT)
     if moments < LEAST_MOMENTS or rows < LEAST_ROWS:
         return None
-    x, y = _rows(data, rows)
+    pairs = spread_rows(data, rows)
+    count = sum(len(y) for _, y in pairs)
+    number = sum(likelihood.num_observations(y) for _, y in pairs)
+    if not number:
+        return None
 
     @torch.no_grad()
     def loss(stack: Stack) -> Tensor:
         total = sum(
-            likelihood.log_prob(_outputs(stack, part), targets, stack.extra).double().sum(-1)
-            for part, targets in zip(x.split(BATCH), y.split(BATCH), strict=True)
+            likelihood.log_prob(outputs_of(stack, part), targets, stack.extra).double().sum(-1)
+            for part, targets in pairs
         )
         assert isinstance(total, Tensor)
-        return log_scale - total / len(x)
+        return log_scale - total / number
 
     steps = frozenset(round(total * k / moments) for k in range(1, moments + 1))
-    return Validation(steps, len(x), loss)
+    return Validation(steps, count, loss)
 
 
-def _outputs(stack: Stack, x: Tensor) -> Tensor:
+def outputs_of(stack: Stack, x: Tensor, own: bool = False) -> Tensor:
     """Return the outputs (M, B, K) in evaluation mode; the stack is left as it was.
 
     They are computed in the way that training has chosen: to measure which one is best for this
@@ -244,23 +248,25 @@ def _outputs(stack: Stack, x: Tensor) -> Tensor:
     plans, plan = stack.plans, stack.plans.get("gradients") or stack.plans.get("outputs")
     stack.plans = {} if plan is None else {"outputs": plan}
     try:
-        return stack.eval()(x, step=0)
+        return stack.eval()(x, own=own, step=0)
     finally:
         stack.plans = plans
         stack.train()
 
 
-def _rows(data: Data, count: int) -> tuple[Tensor, Tensor]:
-    """Return some examples: evenly spread over arrays, the first ones of a pass of a loader."""
+def spread_rows(data: Data, count: int) -> list[Pair]:
+    """Return some examples in batches: evenly spread over arrays, the first ones of a pass of a
+    loader, whose batches may differ in length."""
     if isinstance(data, Arrays):
-        return data.rows(torch.linspace(0, len(data) - 1, count).long())
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for pair in data.epoch(BATCH, seed=0):  # the same ones each time
-        pairs.append(pair)
-        if sum(len(x) for x, _ in pairs) >= count:
+        x, y = data.rows(torch.linspace(0, len(data) - 1, count).long())
+        return list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    pairs: list[Pair] = []
+    for x, y in data.epoch(BATCH, seed=0):  # the same ones each time
+        left = count - sum(len(part) for _, part in pairs)
+        pairs.append((x[:left], y[:left]))
+        if left <= len(y):
             break
-    x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return x[:count], y[:count]
+    return pairs
 
 
 def _finite(values: list[float]) -> list[float | None]:

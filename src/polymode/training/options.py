@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Passes(Config):
     """Options of passes over the training data."""
 
+    stops_together: ClassVar[bool] = False  # whether held-out data choose one step for all members
     epochs: int | None = option(
         None,
         ge=0,
@@ -32,11 +34,12 @@ class Passes(Config):
         128, ge=1, doc="examples per step", more="A `DataLoader` keeps its own."
     )
     data_order: str = option(
-        "shared",
-        choices=("shared", "own"),
-        doc="whether members share their batches",
-        more="'shared': all see the same ones, each read once; 'own': each member shuffles the"
-        " data with its own stream.",
+        "own",
+        choices=("own", "shared"),
+        doc="whether each member shuffles the data for itself",
+        more="'own': members see different batches, so that the noise of their last steps differs;"
+        " of a map-style `DataLoader` each member makes a pass of its own, while other loaders have"
+        " one order for all. 'shared': all members see the same batches, which are read once.",
     )
     augment: Augment | str | None = option(
         None,

@@ -164,10 +164,8 @@ def _stack(
     shapes = {n: t.shape for n, t in module.state_dict().items() if not n.endswith(_IGNORED)}
     matched = [_match_tensors(name, shapes, theirs, names) for name, theirs in networks]
     stack = Stack.allocate(module, len(matched))
-    places = stack.tensors()
-    with torch.no_grad():
-        for name in shapes:
-            places[f"network/{name}"].copy_(torch.stack([tensors[name] for tensors in matched]))
+    values = {f"network/{n}": torch.stack([tensors[n] for tensors in matched]) for n in shapes}
+    stack.load_tensors({**stack.tensors(), **values})
     return stack
 
 

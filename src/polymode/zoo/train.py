@@ -266,9 +266,7 @@ def store_shard(
     """Write the networks of a posterior as shard `number`; return its line of the index."""
     stack = post.stack
     stored = {name: stored_as(name, tensor, dtype) for name, tensor in stack.tensors().items()}
-    with torch.no_grad():
-        for name, tensor in stack.tensors().items():
-            tensor.copy_(stored[name])  # scores are of what is stored
+    stack.load_tensors(stored)  # scores are of what is stored
     accuracy, nll = scores(post, task) if task is not None else (None, None)
     file = f"shard-{number:05d}.safetensors"
     digest = write_tensors(folder / file, stored, {"schema": SCHEMA, "shard": number})

@@ -95,7 +95,6 @@ def gradients_of_passes(
     body: Stack | None = stack.views.derived[name]
     if body is None:
         return stack.gradients(loss, repeat_rows(x, times, axis=int(own)), y, own=own, step=step)
-    body.horizon = stack.horizon
     losses = body.set_mode(stack.mode).gradients(loss, x, y, own=own, step=step)
     if body.channels_last != stack.channels_last:  # their memory is one
         stack.lay_out(bool(body.channels_last))

@@ -27,6 +27,7 @@ from polymode.tracing.operations import function_of, operation_at
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
 
+_Step = tuple[Callable[[Tensor], Tensor], bool]  # an operation, and whether it is a pooling
 _Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 _PIECE = 2**24  # bytes of the wide result at a time: larger ones leave the caches and the heap
@@ -38,10 +39,13 @@ class Prefix:
     Attributes:
         conv: path of the first convolution. steps: what follows it and keeps channels apart.
         suffix: the rest, with the names of the whole network's parameters.
+        pools: whether a step is a pooling: members' shares are copies, which pay if they are small.
     """
 
-    def __init__(self, conv: str, module: nn.Conv2d, steps: list[Any], suffix: nn.Module) -> None:
-        self.conv, self.module, self.steps, self.suffix = conv, module, steps, suffix
+    def __init__(self, conv: str, module: nn.Conv2d, steps: list[_Step], suffix: nn.Module) -> None:
+        self.conv, self.module, self.suffix = conv, module, suffix
+        self.steps = [function for function, _ in steps]
+        self.pools = any(pooling for _, pooling in steps)
 
     def __call__(self, stack: Stack, x: Tensor) -> Tensor:
         """Return what all members' suffixes start from, (B, M O, ...)."""
@@ -113,7 +117,7 @@ def _is_only_user(node: fx.Node, source: fx.Node) -> bool:
     return list(source.users) == [node] and node.args[:1] == (source,)
 
 
-def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tensor] | None:
+def _channelwise(node: fx.Node, template: nn.Module) -> _Step | None:
     """Return an operation that treats every channel alike and by itself, or None."""
     args, kwargs = node.args[1:], dict(node.kwargs)
     if any(isinstance(value, fx.Node) for value in (*args, *kwargs.values())):
@@ -125,7 +129,8 @@ def _channelwise(node: fx.Node, template: nn.Module) -> Callable[[Tensor], Tenso
     function = function_of(node, template)
     if getattr(function, "return_indices", False) or kwargs.get("return_indices"):
         return None
-    return lambda h: function(h, *args, **kwargs)
+    pooling = operation is None or operation.kind == "pooling"
+    return lambda h: function(h, *args, **kwargs), pooling
 
 
 def _suffix(template: nn.Module, graph: fx.Graph, nodes: list[fx.Node], cut: fx.Node) -> nn.Module:
