@@ -21,9 +21,9 @@ With `alpha` > 0 the expected log-likelihood gives way to the α-objective of `d
 `num_passes` draws per example; weights that are drawn for the whole batch are the same in all K.
 
 `mixture=(π, r)` is the scale-mixture prior π N(0, 1/λ) + (1 − π) N(0, r²/λ) of the paper, its
-expectation by quadrature. σ has the rate `std_lr` of its own: from `initial_std` it has several
-powers of e to go, but not before the means have learnt something. With a rate ten times that of
-the means it grows to the prior's while the data still say little, and the fit stays a constant. A likelihood's own parameters (learned noise) are trained as a point. Networks
+expectation by quadrature. σ begins at `initial_std` and has the rate `std_lr` of its own. With a
+rate ten times that of the means it grows to the prior's while the data still say little, and the
+fit stays a constant. A likelihood's own parameters (learned noise) are trained as a point. Networks
 with running statistics (BatchNorm) get them anew for each draw.
 
 Limits: correlations are lost and variances are the conditional ones, which are smaller. With a wide

@@ -155,6 +155,7 @@ def force_with(
     if metric.step_limit is not None:
         if metric.measures and is_due(number):
             measure_curvature(held, stack, grads, lambda: gradients()[1], scales)
+            grads = [leaf.grad for leaf in stack.leaves() if leaf.grad is not None]
         factor = shortening(held, metric.lr, metric.step_limit)
         scales = factor.expand_as(held[DIRECTION]) if scales is None else factor * scales
     return Force(losses, grads, None if scales is None else stack.as_leaves(scales.contiguous()))

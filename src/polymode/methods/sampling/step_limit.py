@@ -51,7 +51,7 @@ def measure_curvature(
     """Take one round of the power method; the networks are left as they were.
 
     Args:
-        gradients: of U/N at θ, like `stack.leaves()`; their values are kept.
+        gradients: of U/N at θ, like `stack.leaves()`, and afterwards in their `.grad` again.
         gradients_again: returns them at the parameters as they are then, on the same batch.
         scales: of a preconditioner, (M, P), in whose coordinates the step is taken.
     """
@@ -67,7 +67,9 @@ def measure_curvature(
     change = (_rows(moved, size) - first) / reach
     change = change if scales is None else change * scales
     torch._foreach_copy_(leaves, before)
-    torch._foreach_copy_(gradients, stack.as_leaves(first))
+    for leaf, gradient in zip(leaves, stack.as_leaves(first), strict=True):
+        assert leaf.grad is not None
+        leaf.grad.copy_(gradient)
     for name, tensor in buffers.items():
         stack.buffers[name].copy_(tensor)
     length = change.norm(dim=1)
