@@ -2,9 +2,9 @@ r"""From columns of any kind to the inputs of a network, learned on training row
 
 =========  =====================================================================================
 number     `numeric`: "standard" (x - mean) / std; "quantile", the normal score of its rank among
-           the training values, linear between at most 256 of them and beyond; "piecewise", for the bins
-           between `num_bins` quantiles the share of each that lies below x (values outside the
-           outermost bins go on linearly)
+           the training values, linear between at most 256 of them and beyond; "piecewise", for
+           the bins between `num_bins` quantiles the share of each that lies below x (values
+           outside the outermost bins go on linearly)
 boolean    -1 and 1
 date       days as a number, and sine and cosine of the day of the year and of the week, and of
            the hour if the training rows differ in it
@@ -297,7 +297,7 @@ class TableEncoder:
     def __call__(self, frame: Any, what: str = "the table") -> Tensor:
         """Return the inputs (N, F) of rows, in torch's default type."""
         columns = read_columns(frame, what)
-        columns_named(columns, list(self.columns), what)
+        columns_named(columns, [part.name for part in self.features], what)
         extra = [n for n in columns if n not in self.columns and n != self.target]
         if extra:
             warn(
@@ -388,7 +388,11 @@ def _normal_scores(values: np.ndarray) -> tuple[list[float], list[float]]:
         unique, shares = unique[places], shares[places]
     reach, scores = 10.0 * (float(values.std()) or 1.0), ndtri(shares)
     knots = [unique[0] - reach, *unique, unique[-1] + reach]
-    return [float(k) for k in knots], [float(scores[0]) - 10.0, *scores.tolist(), float(scores[-1]) + 10.0]
+    return [float(k) for k in knots], [
+        float(scores[0]) - 10.0,
+        *scores.tolist(),
+        float(scores[-1]) + 10.0,
+    ]
 
 
 def _with_indicator(features: np.ndarray, missing: np.ndarray, indicator: bool) -> np.ndarray:
