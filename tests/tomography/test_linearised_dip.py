@@ -88,7 +88,7 @@ def test_predcp_lowers_the_expected_total_variation(fit) -> None:
 
 
 def test_bad_input(fit) -> None:
-    with pytest.raises(ValueError, match="`path` of LinearisedDIP must be one of auto, exact, matrix_free"):
+    with pytest.raises(ValueError, match="`path` of LinearisedDIP must be one of auto, exact"):
         LinearisedDIP(fit, path="dense")
     with pytest.raises(ValueError, match="one of the 2 that were fitted, got 2"):
         LinearisedDIP(fit, 2)
