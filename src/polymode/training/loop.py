@@ -190,7 +190,7 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
 
 def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
     """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
-    rows = batch.y.shape[1 if batch.own else 0]
+    rows = len(batch.y[0] if batch.own else batch.y)
     if rows == 1 and "more than 1 value per channel" in str(error):
         raise ValueError(
             "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
