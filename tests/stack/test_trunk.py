@@ -271,3 +271,49 @@ def test_predictions_are_differentiable_through_the_trunk() -> None:
     shift[1, 2] = 1e-6
     up, down = (post.predict_batch(x.detach() + s).log_prob(Y[:2]).sum() for s in (shift, -shift))
     assert gradient[1, 2].item() == pytest.approx((up - down).item() / 2e-6, rel=1e-5, abs=1e-8)
+
+
+# ---------------------------------------------------------------- files without trunks
+
+
+@pytest.mark.parametrize("method", ["deep_ensemble", "laplace", "swag"])
+@pytest.mark.parametrize("modes_per_file", [None, 1])
+def test_heads_alone_in_files(method, modes_per_file, tmp_path) -> None:
+    torch.manual_seed(1)
+    body = nn.Sequential(nn.Linear(6, 512), nn.Tanh())
+
+    def net() -> nn.Module:
+        return nn.Sequential(body, nn.Linear(512, 2))
+
+    post = pm.fit(method, net=net, task=TASK, trainable="head", num_modes=2, **SHORT)
+    post.save(tmp_path, trunk=False, modes_per_file=modes_per_file)
+    with_trunk = sum(t.nbytes for t in body.parameters())
+    post.save(tmp_path / "whole", modes_per_file=modes_per_file)
+    sizes = [
+        sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+        for folder in (tmp_path, tmp_path / "whole")
+    ]
+    files = 1 if modes_per_file is None else 2
+    assert abs(sizes[1] - sizes[0] - files * with_trunk) < 1_000 * files
+    loaded = pm.load(tmp_path, net=net)
+    torch.testing.assert_close(loaded.predict(X).mean, post.predict(X).mean)  # file by file
+    assert torch.equal(loaded[:1].predict(X).mean, post[:1].predict(X).mean)
+    loaded.save(tmp_path / "again", trunk=False)
+    assert torch.equal(pm.load(tmp_path / "again", net=net).predict(X).mean, post.predict(X).mean)
+    with torch.no_grad():
+        body[0].bias.add_(1e-3)
+    with pytest.raises(ValueError, match="frozen parameters of the network given are not those"):
+        pm.load(tmp_path, net=net).predict(X)
+    torch.manual_seed(2)
+    other = nn.Sequential(nn.Sequential(nn.Linear(6, 256), nn.Tanh()), nn.Linear(256, 2))
+    with pytest.raises(ValueError, match="another architecture"):
+        pm.load(tmp_path, net=other).predict(X)
+
+
+def test_what_has_no_trunk_is_told_so(tmp_path) -> None:
+    post = pm.fit("map", net=lambda: nn.Linear(6, 2), task=TASK, **SHORT)
+    with pytest.raises(ValueError, match="nothing of these networks is frozen"):
+        post.save(tmp_path, trunk=False)
+    bodies = pm.fit("deep_ensemble", net=Nested, task=TASK, num_modes=2, **SHORT)
+    with pytest.raises(ValueError, match=r"2 frozen parameters, such as 'body.weight', differ"):
+        bodies.save(tmp_path, trunk=False)

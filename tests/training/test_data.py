@@ -159,9 +159,7 @@ def test_own_batches_of_different_shapes_cannot_be_stacked() -> None:
             return 2
 
     loader = DataLoader(list(zip(rows, Y, strict=False)), batch_sampler=OneLengthABatch())
-    with pytest.raises(
-        ValueError, match=r"different shapes, \(3, 3, 2\) and .*data_order='shared'"
-    ):
+    with pytest.raises(ValueError, match="different shapes.*data_order='shared'"):
         list(as_data(loader).epoch_each(3, list(range(10))))
 
 

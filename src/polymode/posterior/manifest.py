@@ -81,6 +81,10 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {  # that earlier release
         lambda v: v is None or (isinstance(v, dict) and all(t in _TYPES for t in v.values())),
         "types of numbers by name",
     ),
+    "trunk": (
+        lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("digest"), str)),
+        "an object with a digest or null",
+    ),
     "trainable": (
         lambda v: v is None or _is_list(v, lambda name: isinstance(name, str)),
         "a list of names or null",

@@ -357,7 +357,9 @@ class Posterior:
             numbers = torch.randint(most, (num_samples,), generator=stream).tolist()
         return self.weights.gather(list(zip(modes, numbers, strict=True)), seed)
 
-    def save(self, folder: str | Path, *, modes_per_file: int | None = None) -> None:
+    def save(
+        self, folder: str | Path, *, modes_per_file: int | None = None, trunk: bool = True
+    ) -> None:
         """Write the posterior to `folder`; an earlier one stays until the new one is complete.
 
         Args:
@@ -365,10 +367,12 @@ class Posterior:
             modes_per_file: how many modes a file holds, None for all. Several files are opened one
                 after another when the loaded posterior predicts, so that it need not fit into
                 memory.
+            trunk: whether frozen parameters are written. Without them the files hold adapters or
+                heads alone, and `pm.load` takes the rest from its `net`, if the digest is the same.
         """
         from polymode.posterior.files import save
 
-        save(self, Path(folder), modes_per_file)
+        save(self, Path(folder), modes_per_file, trunk)
 
     def push(
         self,
