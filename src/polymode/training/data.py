@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from polymode.core.rng import generator, global_stream
-from polymode.core.rows import Inputs, as_rows, is_several, leaves_of, map_leaves, num_bytes
+from polymode.core.rows import (
+    Inputs,
+    as_rows,
+    is_several,
+    leaves_of,
+    map_leaves,
+    num_bytes,
+    stacked,
+)
 from polymode.likelihoods.scaling import Scaling
 
 Pair = tuple[Any, Tensor]  # inputs, a tensor or `Rows`, and targets
@@ -300,21 +308,14 @@ class Loader:
     def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
         """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
 
-        What a transform draws at random is then a function of the member's seed alone, too.
+        What a transform draws at random is then a function of the member's seed alone, too. Batches
+        that differ in size come as `Ragged`.
         """
         alone = copy.copy(self)
         alone.loader = _without_persistent_workers(self.loader)
         passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
         for pairs in zip(*passes, strict=True):
-            sizes = {(_sizes(x), _sizes(y)) for x, y in pairs}
-            if len(sizes) > 1:
-                listed = " and ".join(sorted(x for x, _ in sizes))
-                raise ValueError(
-                    f"members see batches of different shapes, {listed}, which cannot be"
-                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
-                )
-            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
-            yield x, y
+            yield stacked([x for x, _ in pairs]), stacked([y for _, y in pairs])
 
     @property
     def can_reorder(self) -> bool:
@@ -455,13 +456,6 @@ def without_target(batch: Mapping[str, Any], target: str | None) -> tuple[dict[s
 
 def _listed(names: Iterable[Any]) -> str:
     return ", ".join(f"'{name}'" for name in names)
-
-
-def _sizes(x: Inputs) -> str:
-    """Return the sizes of a batch, as messages have them."""
-    if isinstance(x, Tensor):
-        return str(tuple(x.shape))
-    return ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in x.named().items())
 
 
 def _kind(value: Any) -> str:
