@@ -70,6 +70,7 @@ class FeatureRDE(MAP):
     """Options of `feature_rde`: those of `map`, and"""
 
     usual_modes = 10
+    stops_together = True
     num_modes: int | None = option(None, doc="members M", more="The papers use 10.")
     weight: str | float = repulsion_weight("repulsion and feature prior")
     estimator: str = option(

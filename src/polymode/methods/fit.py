@@ -45,6 +45,7 @@ from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
+from polymode.training.holdout import Selection, divide
 from polymode.training.loop import Checkpoint, run
 from polymode.training.optimiser import Training
 from polymode.training.options import Passes
@@ -235,14 +236,22 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
     identity = _identity(plan, data, stack) if plan.folder is not None else {}
+    val = None if task.val is None else _in_units(task.val, units, stack)
     trunk = _trunk(plan, stack, first[0])
     if trunk is not None:
         stack, data = trunk.late, _features(trunk, data, plan.observers)
-    steps = data.num_batches(config.batch_size)
-    number = num_observations(data, likelihood, config.batch_size)
+        val = None if val is None else _features(trunk, val)
+    division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
+    steps = division.train.num_batches(config.batch_size)
+    share = len(division.train) / len(data)
+    number = num_observations(data, likelihood, config.batch_size) * share
     problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
-    recorder = _recorder(config, problem, stack, task, units, trunk)
+    recorder = _recorder(config, problem, stack, val, units)
+    selection = None
+    if division.evidence is not None and not plan.ready:
+        together = core.config.stops_together
+        selection = Selection(division.evidence, likelihood, stack, together)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -254,13 +263,14 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         state = run(
             partial(core.step, config, problem),
             state,
-            data,
+            division.train,
             config,
             seed=plan.seed,
             what=what,
             observers=plan.observers,
             checkpoint=checkpoint,
             recorder=recorder,
+            selection=selection,
         )
         _warn_of_divergence(config, recorder)
     reported: Any = Told(data, what, plan.observers)
@@ -268,6 +278,8 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         weights = core.finish(config, problem._replace(data=reported), state)
         weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    if selection is not None:
+        done["stopping"] = selection.facts()
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
@@ -393,15 +405,12 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
 
 
 def _recorder(
-    config: Any, problem: Problem, stack: Stack, task: Task, units: Units, trunk: Trunk | None
+    config: Any, problem: Problem, stack: Stack, data: Data | None, units: Units
 ) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
     assert problem.data is not None
     train, per_epoch, log_scale = problem.data, problem.steps_per_epoch, 0.0
     total = config.total_steps(per_epoch)
-    data = None if task.val is None else _in_units(task.val, units, stack)
-    if trunk is not None and data is not None:
-        data = _features(trunk, data)
     if units.scaling is not None:
         scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())

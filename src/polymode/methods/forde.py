@@ -94,6 +94,7 @@ class FoRDE(MAP):
     """Options of `forde`: those of `map`, and"""
 
     usual_modes = 10
+    stops_together = True
     num_modes: int | None = option(None, doc="members M", more="The paper uses 10.")
     weight: str | float = repulsion_weight()
     scalar: str = option(

@@ -79,6 +79,7 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     estimator: str = option(
         "kde",
         choices=ESTIMATORS,

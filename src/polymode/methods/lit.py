@@ -66,6 +66,7 @@ class LIT(MAP):
     """Options of `lit`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     weight: float = option(1.0, ge=0, doc="w of the penalty compared with the mean loss")
     scalar: str = option(
         "logit",

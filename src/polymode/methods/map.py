@@ -27,14 +27,20 @@ from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Pair
+from polymode.training.holdout import HeldOut
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization, Training
 from polymode.training.options import Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAP(Members, Training):
-    """Options of `map`: those of `Training`, and of `Members`."""
+class Trained(Members, Training):
+    """Options of networks that are trained by gradients: those of `Training`, and of `Members`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(HeldOut, Trained):
+    """Options of `map`: those of `Training`, of `Members`, and of `HeldOut`."""
 
 
 class State(NamedTuple):
@@ -52,7 +58,7 @@ class Info(NamedTuple):
     loss: Tensor
 
 
-def init(config: MAP, problem: Problem, stack: Stack) -> State:
+def init(config: Trained, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     per_epoch = problem.steps_per_epoch
@@ -89,7 +95,7 @@ def errors(stack: Stack, likelihood: Likelihood, batches: Iterable[Pair]) -> Ten
     return (squares / count).sqrt()
 
 
-def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+def step(config: Trained, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step on the log-posterior of every member."""
     stack, optimization, number = state
     loss = problem.likelihood.nll

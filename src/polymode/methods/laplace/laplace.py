@@ -55,7 +55,7 @@ from polymode.methods.laplace.linear_model import COVERED
 from polymode.methods.laplace.prior_groups import KINDS as PRIORS
 from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
-from polymode.methods.map import MAP, State
+from polymode.methods.map import State, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack
 
@@ -70,7 +70,7 @@ def _counts(numbers: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(MAP):
+class Laplace(Trained):
     """Options of `laplace`: those of `map`, and"""
 
     structure: str = option("kron", choices=STRUCTURES, doc="structure of the curvature")
@@ -180,7 +180,7 @@ class Laplace(MAP):
 
     def __post_init__(self) -> None:
         if self.prior_precision is None:
-            object.__setattr__(self, "prior_precision", MAP.prior_precision)
+            object.__setattr__(self, "prior_precision", Trained.prior_precision)
             if self.evidence is None:
                 object.__setattr__(self, "evidence", "auto")
         super().__post_init__()
