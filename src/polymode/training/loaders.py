@@ -19,9 +19,9 @@ from torch.utils.data import (
 )
 
 from polymode.core.rng import generator, global_stream
-from polymode.core.rows import as_rows, is_several
+from polymode.core.rows import as_rows, is_several, stacked
 from polymode.likelihoods.scaling import Scaling
-from polymode.training.batches import Pair, as_leaf, cast, listed, sizes_of, spans
+from polymode.training.batches import Pair, as_leaf, cast, listed, spans
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")  # of targets among named inputs
 
@@ -375,17 +375,10 @@ def _kind(value: Any) -> str:
 
 
 def _beside(passes: Sequence[Iterator[Pair]]) -> Iterator[Pair]:
-    """Yield the batches of all members' passes together, (M, B, ...)."""
+    """Yield the batches of all members' passes together, (M, B, ...); as `Ragged` where they differ
+    in size."""
     for pairs in zip(*passes, strict=True):
-        sizes = {(sizes_of(x), sizes_of(y)) for x, y in pairs}
-        if len(sizes) > 1:
-            listed = " and ".join(sorted(x for x, _ in sizes))
-            raise ValueError(
-                f"members see batches of different shapes, {listed}, which cannot be"
-                " stacked. Give data_order='shared', or a loader whose batches are all alike"
-            )
-        x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
-        yield x, y
+        yield stacked([x for x, _ in pairs]), stacked([y for _, y in pairs])
 
 
 def _over_subset(loader: DataLoader, rows: list[int]) -> DataLoader:
