@@ -39,7 +39,8 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.stack.stack import Stack
-from polymode.training.data import Arrays, Loader, as_data
+from polymode.stack.vocabulary import explain_ids
+from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
@@ -232,6 +233,9 @@ class Posterior:
             with torch.inference_mode(False), torch.no_grad():
                 try:
                     prediction = predictor(batch.clone() if batch.is_inference() else batch)
+                except IndexError as error:
+                    explain_ids(error, weights.like, batch)
+                    raise
                 except RuntimeError as error:
                     if isinstance(batch, Rows) or batch.is_floating_point():
                         raise
@@ -305,6 +309,8 @@ class Posterior:
                     f" in a {'dictionary' if isinstance(self.input_shape, dict) else 'tuple'}, got"
                     f" {shown(x)}"
                 )
+            if isinstance(x, Mapping) and isinstance(self.input_shape, Mapping):
+                x = {n: v for n, v in x.items() if n in self.input_shape or n not in TARGET_NAMES}
             return as_rows(x, lambda leaf, name: as_numbers(f"Inputs '{name}'", leaf))
         if isinstance(x, Rows):
             return x
