@@ -237,7 +237,8 @@ class Selection:
                 self.likelihood.log_prob(outputs, y, stack.extra).double().flatten(1).sum(1)
                 for outputs, y in parts
             ]
-            losses = -torch.stack(sums).sum(0) / evidence.examples
+            numbers = [_observations(self.likelihood, outputs, y) for outputs, y in parts]
+            losses = -torch.stack(sums).sum(0) / sum(numbers)
             return losses.cpu().nan_to_num(torch.inf), {}
         outputs = torch.cat([part for part, _ in parts], 1)
         y = torch.cat([part for _, part in parts], 1 if evidence.by_member else 0)
@@ -276,6 +277,11 @@ class Selection:
         }
 
 
+def _observations(likelihood: Likelihood, outputs: Tensor, y: Any) -> Tensor | float:
+    """Return how many observations the examples of outputs (M, B, ...) have, (M,) or one number."""
+    return outputs.shape[1] / likelihood.examples_per_observation(y)
+
+
 def _what_changes(stack: Stack) -> dict[str, Tensor]:
     """Return all that training changes, (M, ...) each, sharing memory."""
     network = {
@@ -288,7 +294,8 @@ def fitted_noise(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack
 ) -> dict[str, Tensor]:
     """Return the learned noise that maximises the likelihood of outputs (M, H, D), by Newton."""
-    spread = (likelihood.squared_errors(outputs, y) / outputs.shape[1]).sqrt()
+    number = torch.as_tensor(_observations(likelihood, outputs, y)).unsqueeze(-1)
+    spread = (likelihood.squared_errors(outputs, y) / number).sqrt()
     start = likelihood.init(stack.num_modes, spread.shape[-1], torch.float64, spread.cpu())
     noise = {name: tensor.to(outputs.device) for name, tensor in start.items()}
     wide = outputs.double()
