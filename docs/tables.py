@@ -36,6 +36,7 @@ from docs.speed_tables import (
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 METRICS = ROOT / "docs" / "metrics.md"
+EXAMINATIONS = ROOT / "docs" / "examinations.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
@@ -63,6 +64,7 @@ PRIORS = ROOT / "results" / "laplace_prior.json"
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
+    "HeldOut": "map",
     "Members": "map",
     "Passes": "map",
     "Training": "map",
@@ -227,6 +229,19 @@ def options_table(method: str) -> str:
     return markdown([[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 
+def examination_options() -> str:
+    """Return the options of all examinations that have some."""
+    from polymode import options
+    from polymode.examinations import examination as examinations
+
+    rows = [["examination", "option", "default", "allowed", "meaning"]]
+    for name in examinations.EXAMINATIONS.names():
+        for option in options(examinations.options_of(name)):
+            cells = [f"`{option.name}`", _default(option.default), option.allowed, option.meaning]
+            rows.append([f"`{name}`", *cells])
+    return markdown(rows)
+
+
 def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_default, value))
@@ -328,6 +343,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (README, "speed", speed_table(report)),
         (README, "demo", demo_table(json.loads(DEMO.read_text()))),
         (METRICS, "metrics", metrics_table()),
+        (EXAMINATIONS, "options", examination_options()),
         *((page, "options", options_table(page.stem)) for page in sorted(PAGES.glob("*.md"))),
         *studies,
         (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),

@@ -37,6 +37,7 @@ KIND = f"torch {torch.__version__}, numpy {np.__version__}, {' '.join(MODELS[:1]
 TOLERANCES = {np.dtype("float64"): 1e-7, np.dtype("float32"): 32 * np.finfo(np.float32).eps}
 SHORT = {"epochs": 3, "batch_size": 16, "progress": "silent", "execution": "loop"}
 FORMER = {"data_order": "shared"}  # defaults when the traces were written
+BEFORE = {**SHORT, **FORMER}
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(48, 4, generator=STREAM, dtype=torch.float64)
@@ -92,7 +93,7 @@ def check(case: str, arrays: dict[str, Any], bits: bool = True) -> None:
 def test_posterior_and_predictions_are_as_before(method) -> None:
     noise = METHODS.get(method).metadata.get("needs") == "noise"
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
-    post = pm.fit(method, net=lambda: mlp(noise), task=task, num_modes=2, seed=3, **SHORT, **FORMER)
+    post = pm.fit(method, net=lambda: mlp(noise), task=task, num_modes=2, seed=3, **BEFORE)
     tensors = {f"weights/{k}": v.detach().numpy() for k, v in post.weights.tensors().items()}
     check(method, {**tensors, "log_probs": post.predict(X, seed=1).log_probs.numpy()})
 

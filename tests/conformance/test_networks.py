@@ -55,10 +55,9 @@ REFUSED: dict[tuple[str, str], str] = {
     # an operation that draws, without a stream per member
     ("RReLU", ALL): "random operation aten.rrelu_with_noise",
     ("RReLU", "concrete_dropout"): "concrete_dropout learns the rates of nn.Dropout layers",
-    # derivatives with respect to tokens do not exist
+    # derivatives with respect to tokens do not exist, and bags of them are no embeddings of each
     **{
-        (network, method): f"{method} differentiates with respect to the inputs, but they are"
-        for network in ("embedding", "embedding bag")
+        ("embedding bag", method): f"{method} differentiates with respect to the inputs, but they"
         for method in ("forde", "lit")
     },
     # a direction in one dimension cannot turn

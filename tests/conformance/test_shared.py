@@ -5,6 +5,8 @@ A method added to the registry is picked up by name.
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,8 +69,15 @@ def test_only_what_is_trained_has_a_posterior(method, tmp_path) -> None:
     assert torch.equal(loaded.predict(X).mean, post.predict(X).mean)
 
 
-def test_executions_agree_where_a_body_is_shared(method) -> None:
+def without_cuts(monkeypatch) -> None:
+    """Let whole networks be trained from now on."""
+    module = importlib.import_module("polymode.methods.fit")
+    monkeypatch.setattr(module, "trunk_of", lambda *_: None)
+
+
+def test_executions_agree_where_a_body_is_shared(method, monkeypatch) -> None:
     """In float64 to 1e-8, with dropout, against loop; the members are the networks."""
+    without_cuts(monkeypatch)
     body, posts = new_body().double(), {}
     for way in ("loop", "batched", "threads"):
         posts[way] = fit(method, body, trainable=r"^head\.", execution=way, dtype=torch.float64)
@@ -80,3 +89,36 @@ def test_executions_agree_where_a_body_is_shared(method) -> None:
     members = [member(X.double()) for member in posts["batched"].members]
     outputs = posts["batched"].stack.eval()(X.double())
     torch.testing.assert_close(torch.stack(members), outputs, rtol=1e-10, atol=1e-12)
+
+
+def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -> None:
+    """In float64 to 1e-6, with a Gaussian draw, a resumed run and a file; draws, members and
+    predictions are those of the whole network."""
+    body = new_body().double()
+    post = fit(method, body, trainable=r"^head\.", dtype=torch.float64)
+    x = X.double()
+    prediction = post.predict(X)
+    drawn, members = post.weights.draw(0, 5), post.members
+    assert torch.equal(post.weights.draw(0, 5)(x), drawn(x))
+    torch.testing.assert_close(
+        torch.stack([member(x) for member in members]), post.stack.eval()(x), rtol=1e-10, atol=1e-12
+    )
+    assert drawn.params.keys() >= post.stack.params.keys()
+    part = post[:1].predict(X)
+    torch.testing.assert_close(part.log_probs, prediction.log_probs[: len(part.log_probs)])
+    post.save(tmp_path)
+    loaded = pm.load(tmp_path, net=lambda: Net(new_body()))
+    assert torch.equal(loaded.predict(X).log_probs, prediction.log_probs)
+    assert loaded.weights.kind == post.weights.kind
+    assert torch.equal(loaded.sample(3).eval()(x), post.sample(3).eval()(x))
+    without_cuts(monkeypatch)
+    whole = fit(method, body, trainable=r"^head\.", dtype=torch.float64)
+    assert not whole.weights.kind.startswith("on_trunk")
+    if not METHODS.get(method).value.uses_inputs(METHODS.get(method).value.config()):
+        assert post.weights.kind == f"on_trunk/{whole.weights.kind}"
+    for name, tensor in whole.stack.params.items():
+        torch.testing.assert_close(post.stack.params[name], tensor, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        prediction.log_probs, whole.predict(X).log_probs, rtol=1e-6, atol=1e-8
+    )
+    torch.testing.assert_close(whole.weights.draw(0, 5)(x), drawn(x), rtol=1e-6, atol=1e-8)

@@ -48,6 +48,7 @@ def test_prior_strength_is_per_data_set_not_per_batch() -> None:
         pm.fit(
             "map", net=lambda: nn.Linear(3, 2), task=task(), dtype=torch.float64, batch_size=size,
             epochs=600, lr=0.05, schedule="cosine", prior_precision=20.0, progress="silent",
+            holdout=0,
         )
         for size in (60, 30)
     ]  # fmt: skip

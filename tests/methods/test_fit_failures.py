@@ -154,7 +154,9 @@ def test_a_loss_that_has_grown_warns_also_after_a_resume(tmp_path) -> None:
 
 def test_several_labels_are_never_reduced_to_one() -> None:
     """`argmax` would take the first of the labels, and nobody would notice."""
-    with pytest.raises(ValueError, match="several labels per example") as caught:
+    with pytest.raises(
+        ValueError, match="Several labels per example are likelihood=.bernoulli"
+    ) as caught:
         task(train=(X, (torch.arange(len(X))[:, None] % 4 > torch.arange(3)).float()))
     assert "argmax" not in str(caught.value)
 

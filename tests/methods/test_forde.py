@@ -370,11 +370,10 @@ def test_options_are_checked() -> None:
 
 
 def test_integer_inputs_name_the_embedding() -> None:
-    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
-    stack = Stack([net, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))])
+    stack = Stack(lambda: nn.Sequential(nn.EmbeddingBag(5, 3), nn.Linear(3, 2)), 2)
     problem = problem_of(Categorical(), 2)
     tokens = torch.randint(5, (4, 2), generator=STREAM)
-    with pytest.raises(ValueError, match=r"torch\.int64 .*embedding is the place to repel"):
+    with pytest.raises(ValueError, match=r"torch\.int64 .*no nn\.Embedding that takes them"):
         step(FoRDE(), problem, init(FoRDE(), problem, stack), Batch(tokens, labels(tokens, 2)))
 
 

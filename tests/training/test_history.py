@@ -90,12 +90,14 @@ def test_the_validation_is_as_rare_and_small_as_it_must_be():
 
 def test_rows_are_spread_over_arrays_and_the_same_of_a_shuffled_loader():
     x = torch.arange(1000.0)[:, None]
-    ((rows, _),) = history._rows(Arrays(x, x), 10)
+    ((rows, _),) = history.spread_rows(Arrays(x, x), 10)
     assert rows[0] == 0 and rows[-1] == 999
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(x, x), batch_size=7, shuffle=True
     )
-    first, second = (torch.cat([x for x, _ in history._rows(Loader(loader), 20)]) for _ in range(2))
+    first, second = (
+        torch.cat([x for x, _ in history.spread_rows(Loader(loader), 20)]) for _ in range(2)
+    )
     assert len(first) == 20 and torch.equal(first, second)
 
 
@@ -104,6 +106,7 @@ def moons() -> Task:
 
 
 OPTIONS = {"net": pm.nets.mlp, "epochs": 120, "batch_size": 100, "progress": "silent"}
+OPTIONS["holdout"] = 0  # else the validation data choose when to stop
 
 
 @pytest.fixture(scope="module")

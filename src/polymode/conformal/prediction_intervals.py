@@ -9,15 +9,19 @@ scores of calibration examples (`quantile.py`) the interval is
 split   a = b the predictive mean, w = 1: residuals                   one width for all
 scaled  a = b the predictive mean, w the predictive std               wider where unsure
 cqr     a, b the mixture's central interval of that level, w = 1      corrected by q
+cqr_r   as cqr, with the width of that interval as w                  corrected by a share
 ======  ============================================================  ==================
 
-Each output has its own quantile: the guarantee holds per output, not jointly for all D of them. The
-quantile of cqr is negative if the prediction's intervals are too wide; a large correction can make
-an interval empty, its lower end above its upper one.
+Each output has its own quantile: the guarantee holds per output. With `joint` the score is the
+largest of the D outputs, :math:`\max_d s_d`, and all of them are covered at once: boxes, for which
+the unit makes outputs comparable ("scaled" or "cqr_r"). The quantile of cqr is negative if the
+prediction's intervals are too wide; a large correction can make an interval empty, its lower end
+above its upper one.
 
 References: J. Lei, M. G'Sell, A. Rinaldo, R. Tibshirani, L. Wasserman, Distribution-free predictive
 inference for regression, JASA 113 (2018) (split, scaled); Y. Romano, E. Patterson, E. Candès,
-Conformalized quantile regression, NeurIPS 2019 (cqr). `n`, `B` examples, `D` outputs.
+Conformalized quantile regression, NeurIPS 2019 (cqr); M. Sesia, E. Candès, A comparison of some
+conformal quantile regression methods, Stat 9 (2020) (cqr_r). `n`, `B` examples, `D` outputs.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from polymode.core.registry import suggest
 from polymode.likelihoods.targets import check_as_many, check_values
 from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
 
-METHODS = ("split", "scaled", "cqr")
+METHODS = ("split", "scaled", "cqr", "cqr_r")
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,15 +71,17 @@ class ConformalIntervals:
     """A calibrated rule: call it on a prediction to get its intervals.
 
     Args:
-        method: "split", "scaled" or "cqr". level: the share of values to be covered.
+        method: of `conformal_intervals`. level: the share of values to be covered.
         quantile: of each output, D numbers: in units of y, of the predictive std for "scaled".
         n: calibration examples.
+        joint: whether all D outputs are covered at once.
     """
 
     method: str
     level: float
     quantile: tuple[float, ...]
     n: int
+    joint: bool = False
 
     @property
     def vacuous(self) -> bool:
@@ -84,7 +90,7 @@ class ConformalIntervals:
 
     def __call__(self, prediction: Prediction) -> PredictionIntervals:
         """Return the intervals of B inputs."""
-        lower, upper, unit = _ends(prediction, self.method, self.level)
+        lower, upper, unit = interval_ends(prediction, self.method, self.level)
         if lower.shape[-1] != len(self.quantile):
             raise ValueError(
                 f"Calibrated on {len(self.quantile)} output(s), got a prediction of"
@@ -95,7 +101,12 @@ class ConformalIntervals:
 
 
 def conformal_intervals(
-    prediction: Prediction, targets: Tensor, level: float = 0.9, method: str = "split"
+    prediction: Prediction,
+    targets: Tensor,
+    level: float = 0.9,
+    method: str = "split",
+    *,
+    joint: bool = False,
 ) -> ConformalIntervals:
     """Return a rule whose intervals hold new values with probability >= `level`, per output.
 
@@ -108,20 +119,26 @@ def conformal_intervals(
         prediction: of n >= 1 examples that the user sets aside for this.
         targets: their values (n, D), or (n,) if D = 1.
         level: in (0, 1).
-        method: "split", "scaled" (needs a finite variance) or "cqr".
+        method: "split", "scaled" (needs a finite variance), "cqr" or "cqr_r".
+        joint: whether all D outputs of an example are to be covered at once, with probability >=
+            `level`; then one quantile serves all of them, so take a method with a unit.
     """
     check_call(conformal_intervals, locals())
     if method not in METHODS:
         raise ValueError(f"Unknown method '{method}'.{suggest(method, METHODS)} Known: {METHODS}.")
-    lower, upper, unit = _ends(prediction, method, level)
+    lower, upper, unit = interval_ends(prediction, method, level)
     values = check_values(targets, lower.shape[-1]).to(lower)
     check_as_many(len(values), len(lower), "target(s)")
     scores = torch.maximum(lower - values, values - upper) / unit
+    if joint:
+        scores = scores.amax(-1, keepdim=True).expand_as(scores)
     quantile = tuple(conformal_quantile(scores, level).tolist())
-    return ConformalIntervals(method, float(level), quantile, len(values))
+    return ConformalIntervals(method, float(level), quantile, len(values), joint)
 
 
-def _ends(prediction: Prediction, method: str, level: float) -> tuple[Tensor, Tensor, Tensor]:
+def interval_ends(
+    prediction: Prediction, method: str, level: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends and the unit in float64, (B, D) each."""
     if not isinstance(prediction, MixturePrediction | MappedPrediction):
         kind = type(prediction).__name__
@@ -130,9 +147,9 @@ def _ends(prediction: Prediction, method: str, level: float) -> tuple[Tensor, Te
             " `conformal_sets`."
         )
     exact = prediction.double()
-    if method == "cqr":
+    if method in ("cqr", "cqr_r"):
         lower, upper = exact.interval(level)
-        return lower, upper, torch.ones_like(lower)
+        return lower, upper, torch.ones_like(lower) if method == "cqr" else upper - lower
     mean = exact.mean
     unit = exact.std if method == "scaled" else torch.ones_like(mean)
     if not (mean.isfinite() & unit.isfinite()).all():

@@ -100,13 +100,13 @@ class ConformalSets:
             prediction: of as many classes as in the calibration.
             seed: of u. The same seed gives the same sets; use a different one for each batch.
         """
-        probs = _probs(prediction)
+        probs = probabilities(prediction)
         if probs.shape[-1] != self.num_classes:
             raise ValueError(
                 f"Calibrated on {self.num_classes} classes, got a prediction of {probs.shape[-1]};"
                 " calibrate on predictions of the same kind."
             )
-        draws = _uniform(len(probs), seed, "new") if self.randomized else None
+        draws = uniform_draws(len(probs), seed, "new") if self.randomized else None
         members = class_scores(probs, draws, self.penalty, self.k_reg, self.method) <= self.quantile
         if not self.allow_empty:
             top = torch.zeros_like(members).scatter(1, probs.argmax(-1, keepdim=True), True)
@@ -158,8 +158,8 @@ def conformal_sets(
             f"raps needs a finite `penalty` >= 0 and a whole number `k_reg` >= 0, got {penalty},"
             f" {k_reg}"
         )
-    probs, labels = _pair(prediction, targets)
-    draws = _uniform(len(probs), seed, "calibration") if randomized else None
+    probs, labels = pair(prediction, targets)
+    draws = uniform_draws(len(probs), seed, "calibration") if randomized else None
     scores = class_scores(probs, draws, cost, free, method).gather(1, labels[:, None])[:, 0]
     quantile = float(conformal_quantile(scores, level))
     n, classes = probs.shape
@@ -183,7 +183,7 @@ def tune_raps(
     calibration and the test set.
     """
     check_call(tune_raps, locals())
-    probs, labels = _pair(prediction, targets)
+    probs, labels = pair(prediction, targets)
     order = probs.argsort(dim=-1, descending=True, stable=True)
     ranks = (order == labels[:, None]).int().argmax(-1) + 1
     rank = conformal_rank(len(ranks), level)
@@ -210,11 +210,12 @@ def class_scores(
     return torch.empty_like(scores).scatter_(1, order, scores)
 
 
-def _uniform(n: int, seed: int, what: str) -> Tensor:
+def uniform_draws(n: int, seed: int, what: str) -> Tensor:
+    """Return u of n examples, "calibration" or "new" ones."""
     return torch.rand(n, generator=generator(seed, "conformal", what), dtype=torch.float64)
 
 
-def _probs(prediction: Prediction) -> Tensor:
+def probabilities(prediction: Prediction) -> Tensor:
     """Return the mean prediction in float64, (B, C)."""
     if not isinstance(prediction, CategoricalPrediction):
         kind = type(prediction).__name__
@@ -225,8 +226,9 @@ def _probs(prediction: Prediction) -> Tensor:
     return prediction.mean.detach().double()
 
 
-def _pair(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
-    probs = _probs(prediction)
+def pair(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean prediction (n, C) and its labels (n,)."""
+    probs = probabilities(prediction)
     labels = check_labels(targets, probs.shape[-1]).to(probs.device)
     check_as_many(len(labels), len(probs), "label(s)")
     return probs, labels

@@ -24,7 +24,7 @@ from polymode.methods.laplace.linear_model import Multiply, Tangent, distance
 from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import largest_change
 from polymode.metrics.results import Row
-from polymode.posterior import Posterior
+from polymode.posterior import Posterior, Weights
 from polymode.tasks import Task
 from polymode.training.data import Data
 
@@ -50,7 +50,7 @@ MOST = 200  # test inputs, at most
 )
 def evidence(post: Posterior, task: Task) -> Findings:
     """Return the evidence and effective weights of a `laplace` or `laplace_map` posterior."""
-    weights = post.weights
+    weights = post.weights.inner
     if not isinstance(weights, LaplaceWeights):
         raise NotApplicable(
             f"this posterior ({post.method}) is not a Laplace approximation, so it has no evidence;"
@@ -85,14 +85,14 @@ def evidence(post: Posterior, task: Task) -> Findings:
     if weights.log_evidence is not None:
         value = float(np.mean(weights.log_evidence))
         rows.insert(0, measure("log_evidence", value, unit="nats", n=modes))
-    rows += _of_outputs(weights, task)
+    rows += _of_outputs(post, weights, task)
     return Findings(tuple(rows), {"precision": precision, "effective": effective})
 
 
-def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
+def _of_outputs(post: Posterior, weights: LaplaceWeights, task: Task) -> list[Row]:
     """Return the measures at some test inputs, or training inputs without a test set."""
-    x = _inputs(weights, task.test if task.test is not None else task.train)
-    inputs = _inputs(weights, task.train)
+    x = _inputs(post.weights, task.test if task.test is not None else task.train)
+    inputs = _inputs(post.weights, task.train)
     logits = task.likelihood.name == "categorical"
     models = [_model(weights, k) for k in range(weights.num_modes)]
     close = [_closeness(tangent, multiply, x) for tangent, multiply in models]
@@ -109,9 +109,11 @@ def _of_outputs(weights: LaplaceWeights, task: Task) -> list[Row]:
     ]
 
 
-def _inputs(weights: LaplaceWeights, data: Data) -> Tensor:
+@torch.no_grad()
+def _inputs(weights: Weights, data: Data) -> Tensor:
+    """Return some inputs as the linear model takes them."""
     moved = data.to(weights.stack.dtype, weights.stack.device)
-    return next(iter(moved.batches(MOST)))[0][:MOST]
+    return weights.prepare(next(iter(moved.batches(MOST)))[0][:MOST])
 
 
 def _model(weights: LaplaceWeights, k: int) -> tuple[Tangent, Multiply]:

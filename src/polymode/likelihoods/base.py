@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,17 @@ class Likelihood(ABC):
     """What every likelihood can do; the formulas are in the table of `likelihoods/kinds.py`."""
 
     name: ClassVar[str]
-    classification: ClassVar[bool]
+    classification: bool
+
+    @property
+    def num_axes(self) -> int:
+        """How many axes of positions a target has, 0 where each example is one observation."""
+        return 0
+
+    @property
+    def batch_axis(self) -> int:
+        """The axis of targets, counted from the last, along which the examples of a batch lie."""
+        return -1 if self.classification else -2
 
     @abstractmethod
     def num_outputs(self, target_size: int) -> int:
@@ -42,6 +52,18 @@ class Likelihood(ABC):
         if len(checked) == 0:
             raise ValueError(f"Targets are empty, shape {tuple(checked.shape)}; need >= 1 example.")
         return checked
+
+    def num_observations(self, targets: Tensor) -> float:
+        """Return how many observations a batch of targets (B, ...) has, by default one each."""
+        return len(targets)
+
+    def examples_per_observation(self, targets: Tensor) -> Tensor | float:
+        """Return the examples of a batch over its observations, (...): from means to means."""
+        return 1.0
+
+    def squared_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return sums over a batch of squared errors of the means, (..., D) in float64."""
+        return (outputs - targets).double().square().sum(-2)
 
     @property
     def learns(self) -> bool:
@@ -102,12 +124,32 @@ class Likelihood(ABC):
         """
         return None
 
+    def components_from(
+        self, moments: Moments, params: Params, draw: Callable[[Moments], Tensor]
+    ) -> Categories | Components:
+        """Return the distribution predicted from Gaussian outputs, in closed form where there is
+        one.
+
+        Args:
+            moments: of M modes.
+            params: (M, L, ...), what the likelihood has learned itself.
+            draw: from moments to outputs (M, L, B, K) that stand for them.
+        """
+        fixed = {name: tensor[:, 0] for name, tensor in params.items()}
+        closed = self.closed(moments, fixed)
+        return self.components(draw(moments), params) if closed is None else closed
+
     def to_config(self) -> dict[str, Any]:
         """Return a JSON-safe description for `likelihood_from_config`."""
         fields = {field: getattr(self, field) for field in field_names(type(self))}
         return {"name": self.name} | {
             key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
         }
+
+    @classmethod
+    def from_config(cls, fields: Mapping[str, Any]) -> Likelihood:
+        """Return the likelihood with these fields of `to_config`."""
+        return cls(**fields)
 
 
 def field_names(cls: type[Likelihood]) -> list[str]:

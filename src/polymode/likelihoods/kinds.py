@@ -392,7 +392,7 @@ def likelihood_from_config(config: Mapping[str, Any]) -> Likelihood:
     for field in fields.keys() - set(names):
         near = suggest(field, names)
         raise ValueError(f"Likelihood '{name}' has no field '{field}'.{near} Known: {names}.")
-    return LIKELIHOODS[name](**fields)
+    return LIKELIHOODS[name].from_config(fields)
 
 
 def _single_output(outputs: Tensor) -> Tensor:

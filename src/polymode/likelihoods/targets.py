@@ -9,6 +9,8 @@ from torch import Tensor
 
 from polymode.core.checks import as_numbers
 
+NOT_OBSERVED = -100  # torch's and Hugging Face's label for "no target here"
+
 
 def check_labels(targets: Any, num_classes: int | None = None) -> Tensor:
     """Return class labels as int64 (N,), or say what is wrong with them; N may be zero.
@@ -55,9 +57,9 @@ def _refuse_multi_label(targets: Tensor) -> None:
         row = int(odd[0])
         raise ValueError(
             f"Targets of shape {tuple(targets.shape)} are multi-label: row {row} has"
-            f" {int(ones[row])} labels ({len(odd)} of {len(targets)} rows do not have one). No"
-            " likelihood here takes several labels per example; fit each label by itself, as"
-            " likelihood='bernoulli' with targets y[:, k].long()"
+            f" {int(ones[row])} labels ({len(odd)} of {len(targets)} rows do not have one). Several"
+            " labels per example are likelihood='bernoulli' with integer targets, y.long(); tags of"
+            " two classes are Positions(Categorical(), axes=1)"
         )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from polymode.core.checks import Rule
 from polymode.core.options import option, rule
-from polymode.methods.map import MAP, Info
+from polymode.methods.map import Info, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
 from polymode.methods.sampling.map_run import State, go_on, start
@@ -44,7 +44,7 @@ def _left_out(spread: str) -> Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointEnsemble(MAP):
+class CheckpointEnsemble(Trained):
     """Options of `checkpoint_ensemble`: those of `map`, and"""
 
     at: Sequence[int] | None = option(

@@ -32,6 +32,7 @@ Shapes: `M` modes, `L` samples per mode.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.posterior.weights import KINDS, Noisy
 from polymode.stack.fast.passes import gradients_of_passes, part_of
 from polymode.stack.stack import Stack
+from polymode.tracing.calling import remove_hooks
 from polymode.tracing.graph import trace
 from polymode.tracing.modules import Tensors, set_mode
 from polymode.tracing.network import Network
@@ -179,7 +181,7 @@ def layers_of(stack: Stack, x: Tensor) -> dict[str, Layer]:
 def _layers(module: nn.Module, x: Tensor) -> dict[str, Layer]:
     paths = list(dropout_layers(module))
     module = set_mode(with_learned_rates(module, relaxation=0.1), "noisy")
-    traced = trace(module)
+    traced = trace(remove_hooks(copy.deepcopy(module)))  # as the user wrote it
     layers = {}
     for path in paths:
         weights = () if traced is None else _behind(path, *traced)

@@ -157,13 +157,14 @@ def loss_of_passes(
     likelihood: Likelihood, passes: int, alpha: float
 ) -> Callable[[Tensor, Tensor, Tensors], Tensor]:
     """Return the loss of outputs (..., K B, C), pass by pass, and targets of the B examples."""
-    axis = -1 if likelihood.classification else -2
+    axis = likelihood.batch_axis
 
     def loss(outputs: Tensor, y: Tensor, extra: Tensors) -> Tensor:
         if alpha == 0:  # the mean over all rows
             return likelihood.nll(outputs, torch.cat([y] * passes, axis), extra)
         log_likelihoods = likelihood.log_prob(outputs, torch.cat([y] * passes, axis), extra)
-        return alpha_loss(log_likelihoods.unflatten(-1, (passes, -1)), alpha)
+        objective = alpha_loss(log_likelihoods.unflatten(-1, (passes, -1)), alpha)
+        return objective * likelihood.examples_per_observation(y)
 
     return loss
 

@@ -70,6 +70,7 @@ class FeatureRDE(MAP):
     """Options of `feature_rde`: those of `map`, and"""
 
     usual_modes = 10
+    stops_together = True
     num_modes: int | None = option(None, doc="members M", more="The papers use 10.")
     weight: str | float = repulsion_weight("repulsion and feature prior")
     estimator: str = option(
@@ -135,7 +136,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     losses = problem.likelihood.nll(_apply(stack, head, features), batch.y, stack.extra)
     beside = [*head_params, *stack.extra.values()]
     by_features, *by_beside = torch.autograd.grad(losses.sum(), [features, *beside])
-    weight = weight_of(config.weight, problem, len(batch.x))
+    weight = weight_of(config.weight, problem, batch.y)
     if torch.isfinite(ranks.gather(losses)).all():  # else the loop tells of divergence
         by_features = by_features + weight * feature_force(config, features, by_features)
     leaves = list(body.params.values())
@@ -228,14 +229,15 @@ def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
     tensors = {**stack.params, **stack.frozen}
     weight, bias = (tensors.get(name) for name in _names(head))
     assert weight is not None
-    if features.dim() != 3 or features.shape[-1] != weight.shape[-1]:
+    if features.dim() < 3 or features.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"feature_rde repels the inputs of the last linear layer, '{head}', but this network"
             " does not end in it for every batch; let its forward method end in one layer, or use"
             " function_rde, which repels outputs"
         )
-    outputs = torch.bmm(features, weight.mT)
-    return outputs if bias is None else outputs + bias.unsqueeze(1)
+    outputs = torch.bmm(features.flatten(1, -2), weight.mT)
+    outputs = outputs if bias is None else outputs + bias.unsqueeze(1)
+    return outputs.unflatten(1, features.shape[1:-1])
 
 
 @torch.no_grad()

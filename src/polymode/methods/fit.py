@@ -21,26 +21,31 @@ from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
 from polymode.core.devices import usable_device
 from polymode.core.registry import suggest
+from polymode.core.rng import global_stream
 from polymode.core.safe_files import json_safe
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
+from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import Choice, check_trainable, head_names
-from polymode.tasks.augment import augmentation
+from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
+from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
-from polymode.training.data import Data, Examples, Loader
+from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
+from polymode.training.holdout import Selection, divide
 from polymode.training.loop import Checkpoint, run
 from polymode.training.optimiser import Training
 from polymode.training.options import Passes
@@ -147,7 +152,7 @@ def fit(
         _check_targets(config.augment, units)
         plan = _Plan(
             name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
-            checkpoint_seconds,
+            checkpoint_seconds, trainable,
         )  # fmt: skip
         with ranks.sharing(share):
             return _train(plan, stack)
@@ -179,6 +184,11 @@ def _units(net: Any, task: Task, trained: bool) -> Units:
 
 def _check_targets(augment: Any, units: Units) -> None:
     """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if isinstance(augment, Augmentation) and units.likelihood.num_axes > 1:
+        raise ValueError(
+            f"{augment!r} moves pixels of inputs, but not of the targets at these positions; give"
+            " a function of your own with a method pairs(x, y, generator) that moves both"
+        )
     if getattr(augment, "moves_targets", False) and units.scaling is not None:
         raise ValueError(
             f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
@@ -204,6 +214,7 @@ class _Plan:
         ready: whether the networks are taken as they are.
         observers: what hears of it.
         folder, seconds: where checkpoints are kept, if anywhere, and the time between them.
+        trainable: which parameters were asked for.
     """
 
     name: str
@@ -216,6 +227,7 @@ class _Plan:
     observers: tuple[Observer, ...]
     folder: Path | None
     seconds: float
+    trainable: str | None = None
 
 
 def _train(plan: _Plan, stack: Stack) -> Posterior:
@@ -223,14 +235,30 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
-    first = next(iter(data.batches(config.batch_size)))[0]
-    target_size = check_network(stack, first, units.likelihood, task.target_size)
+    if task.weighting is not None:
+        data = task.weighting(data).to(stack.dtype, stack.device)
+    first = next(iter(data.batches(config.batch_size)))
+    target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
+    units = units._replace(likelihood=likelihood)
     if not plan.ready and config.epochs != 0:
         _require_trainable(stack)
-    steps = data.num_batches(config.batch_size)
-    problem = Problem(units.likelihood, len(data), target_size, steps, data, plan.seed)
+    identity = _identity(plan, data, stack) if plan.folder is not None else {}
+    val = None if task.val is None else _in_units(task.val, units, stack)
+    trunk = _trunk(plan, stack, first[0])
+    if trunk is not None:
+        stack, data = trunk.late, _features(trunk, data, plan.observers)
+        val = None if val is None else _features(trunk, val)
+    division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
+    steps = division.train.num_batches(config.batch_size)
+    share = len(division.train) / len(data)
+    number = num_observations(data, likelihood, config.batch_size) * share
+    problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
-    recorder = _recorder(config, problem, stack, task, units)
+    recorder = _recorder(config, problem, stack, val, units)
+    selection = None
+    if division.evidence is not None and not plan.ready:
+        together = core.config.stops_together
+        selection = Selection(division.evidence, likelihood, stack, together)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -238,23 +266,27 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     else:
         checkpoint = None
         if plan.folder is not None:
-            checkpoint = Checkpoint(plan.folder, _identity(plan, data, stack), plan.seconds)
+            checkpoint = Checkpoint(plan.folder, identity, plan.seconds)
         state = run(
             partial(core.step, config, problem),
             state,
-            data,
+            division.train,
             config,
             seed=plan.seed,
             what=what,
             observers=plan.observers,
             checkpoint=checkpoint,
             recorder=recorder,
+            selection=selection,
         )
         _warn_of_divergence(config, recorder)
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
+        weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    if selection is not None:
+        done["stopping"] = selection.facts()
     return Posterior(
         on_all_ranks(weights),
         units.likelihood,
@@ -264,9 +296,49 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
+        encoder=task.encoder,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+
+
+def num_observations(data: Data, likelihood: Likelihood, batch_size: int) -> float:
+    """Return N, the sum of the weights of all training targets; of a loader by one pass."""
+    if not isinstance(likelihood, Positions):
+        return len(data)
+    if isinstance(data, Arrays):
+        number = likelihood.num_observations(data.y)
+    else:
+        with global_stream(0):
+            number = sum(likelihood.num_observations(y) for _, y in data.batches(batch_size))
+    if not number:
+        raise ValueError("the training data have no observation: all targets are ignored")
+    return number
+
+
+def _trunk(plan: _Plan, stack: Stack, x: Any) -> Trunk | None:
+    """Return the frozen trunk to cut off, None where the whole network is wanted or needed.
+
+    A trunk that is not the same in training, as one with dropout, is cut off if the head alone was
+    asked for: it then stays in evaluation mode.
+    """
+    if plan.config.augment is not None or plan.core.uses_inputs(plan.config):
+        return None
+    trunk = trunk_of(stack, x)
+    if trunk is None or not (plan.trainable == "head" or trunk.is_quiet(x)):
+        return None
+    needs_noise = METHODS.get(plan.name).metadata.get("needs") == "noise"
+    return None if needs_noise and not trunk.late_draws(x) else trunk
+
+
+def _features(trunk: Trunk, data: Data, observers: tuple[Observer, ...] = ()) -> Data:
+    """Return data whose inputs are the trunk's features: of arrays all of them, computed once, of a
+    loader batch by batch."""
+    if isinstance(data, Loader):
+        return data.mapped(torch.no_grad()(trunk))
+    passes: Any = Told(data, "features of the frozen trunk", observers)
+    batches = (x for x, _ in passes.batches(FEATURE_ROWS))
+    return Arrays(features_of(trunk, batches, len(data)), data.y)
 
 
 def _require_trainable(stack: Stack) -> None:
@@ -340,15 +412,17 @@ def _warn_of_idle_options(name: str, config: Any) -> None:
         )
 
 
-def _recorder(config: Any, problem: Problem, stack: Stack, task: Task, units: Units) -> Recorder:
+def _recorder(
+    config: Any, problem: Problem, stack: Stack, data: Data | None, units: Units
+) -> Recorder:
     """Return what keeps the loss curves, with validation if the task has data for it."""
-    per_epoch, log_scale = problem.steps_per_epoch, 0.0
+    assert problem.data is not None
+    train, per_epoch, log_scale = problem.data, problem.steps_per_epoch, 0.0
     total = config.total_steps(per_epoch)
-    data = None if task.val is None else _in_units(task.val, units, stack)
     if units.scaling is not None:
         scale = units.scaling.scale.double().expand(problem.target_size)
         log_scale = float(scale.log().sum())
-    trained = problem.num_examples * config.num_epochs(per_epoch)
+    trained = len(train) * config.num_epochs(per_epoch)
     validation = validation_for(data, units.likelihood, total, trained, log_scale)
     return Recorder(total, stack.num_modes, validation)
 

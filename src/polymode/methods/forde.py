@@ -64,6 +64,7 @@ from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.particles.guards import (
     check_batch,
     check_finite,
+    check_sources,
     repulsion_weight,
     shared_order,
     warn_of_coincident,
@@ -93,6 +94,7 @@ class FoRDE(MAP):
     """Options of `forde`: those of `map`, and"""
 
     usual_modes = 10
+    stops_together = True
     num_modes: int | None = option(None, doc="members M", more="The paper uses 10.")
     weight: str | float = repulsion_weight()
     scalar: str = option(
@@ -228,6 +230,9 @@ def init(config: FoRDE, problem: Problem, stack: Stack) -> State:
             "lengthscales='tuned' trains several ensembles, which pm.fit does; in a loop of your"
             " own take lengthscales='pca' with an alpha"
         )
+    repels = config.weight and ranks.num_modes(stack.num_modes) > 1
+    if repels and problem.data is not None:
+        check_sources("forde", stack, next(problem.inputs(config.batch_size)))
     scales, basis = IDENTITY, None
     if config.lengthscales == "pca" and ranks.num_modes(stack.num_modes) > 1:
         inputs, number = problem.inputs(config.batch_size), config.num_components
@@ -251,13 +256,14 @@ def _alpha(config: FoRDE) -> float:
 def step(config: FoRDE, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every member on its log-posterior and away from the others."""
     stack, optimization, number, axes, basis = state
-    weight = weight_of(config.weight, problem, len(batch.x)) * config.every
+    weight = weight_of(config.weight, problem, batch.y) * config.every
     if ranks.num_modes(stack.num_modes) == 1 or weight == 0 or number % config.every:
         loss = problem.likelihood.nll
         losses = stack.gradients(loss, batch.x, batch.y, own=batch.own, step=number)
         values = torch.full_like(losses, math.nan)
     else:
         check_batch("forde", problem.likelihood, batch)
+        check_sources("forde", stack, batch.x)
         scales = Lengthscales(axes, _alpha(config))
         repel = partial(repulsion, lengthscales=scales, bandwidth=config.bandwidth)
         rows = math.ceil(config.fraction * len(batch.x))
@@ -315,4 +321,4 @@ METHODS.register(
   title={Input-gradient space particle inference for neural network ensembles},
   author={Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel},
   booktitle={International Conference on Learning Representations}, year={2024}}""",
-)(Method(FoRDE, init, step, search=search))
+)(Method(FoRDE, init, step, search=search, uses_inputs=lambda config: True))

@@ -79,6 +79,7 @@ class FunctionRDE(MAP):
     """Options of `function_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     estimator: str = option(
         "kde",
         choices=ESTIMATORS,
@@ -333,4 +334,4 @@ METHODS.register(
     " fit.",
     paper="D'Angelo and Fortuin 2021",
     bibtex=BIBTEX,
-)(Method(FunctionRDE, init, step))
+)(Method(FunctionRDE, init, step, uses_inputs=lambda config: config.points != "batch"))

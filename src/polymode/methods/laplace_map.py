@@ -45,7 +45,7 @@ from polymode.methods.laplace.gaussian import GaussianPosterior, log_evidence
 from polymode.methods.laplace.laplace import refuse_low_precision
 from polymode.methods.laplace.laplace_weights import LaplaceWeights
 from polymode.methods.laplace.prior_groups import KINDS, prior_groups
-from polymode.methods.map import MAP, Info
+from polymode.methods.map import Info, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
@@ -55,7 +55,7 @@ _LEAST, _MOST, _STEP = 1e-6, 1e6, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceMAP(MAP):
+class LaplaceMAP(Trained):
     """Options of `laplace_map`: those of `map`, and"""
 
     prior_precision: float = option(
@@ -178,8 +178,9 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
     return LaplaceWeights(
-        stack, posteriors, layers, outputs, config.samples_per_mode, log_evidence=evidences
-    )
+        stack, posteriors, layers, outputs, config.samples_per_mode,
+        "sampled" if problem.likelihood.num_axes else "linearised", log_evidence=evidences,
+    )  # fmt: skip
 
 
 METHODS.register(

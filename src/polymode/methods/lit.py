@@ -49,6 +49,7 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.guards import (
     check_batch,
     check_finite,
+    check_sources,
     shared_order,
     warn_of_coincident,
 )
@@ -65,6 +66,7 @@ class LIT(MAP):
     """Options of `lit`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     weight: float = option(1.0, ge=0, doc="w of the penalty compared with the mean loss")
     scalar: str = option(
         "logit",
@@ -87,6 +89,8 @@ class Info(NamedTuple):
 def init(config: LIT, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step: that of `map`; warns of members that coincide."""
     warn_of_coincident(stack)
+    if problem.data is not None and ranks.num_modes(stack.num_modes) > 1 and config.weight:
+        check_sources("lit", stack, next(problem.inputs(config.batch_size)))
     return init_map(config, problem, stack)
 
 
@@ -99,6 +103,7 @@ def step(config: LIT, problem: Problem, state: State, batch: Batch) -> tuple[Sta
         values = torch.full_like(losses, math.nan)
     else:
         check_batch("lit", problem.likelihood, batch)
+        check_sources("lit", stack, batch.x)
         terms = terms_of(problem, config.scalar, similarity, config.weight, len(batch.x))
         losses, values = repelled_gradients(stack, terms, batch.x, batch.y, number)
         check_finite(losses, values, number)
@@ -151,4 +156,4 @@ METHODS.register(
   title={Ensembles of locally independent prediction models},
   author={Ross, Andrew Slavin and Pan, Weiwei and Celi, Leo Anthony and Doshi-Velez, Finale},
   booktitle={AAAI Conference on Artificial Intelligence}, year={2020}}""",
-)(Method(LIT, init, step))
+)(Method(LIT, init, step, uses_inputs=lambda config: True))

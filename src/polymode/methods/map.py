@@ -23,17 +23,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Pair
+from polymode.training.holdout import HeldOut
 from polymode.training.loop import Batch
 from polymode.training.optimiser import Optimization, Training
 from polymode.training.options import Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAP(Members, Training):
-    """Options of `map`: those of `Training`, and of `Members`."""
+class Trained(Members, Training):
+    """Options of networks that are trained by gradients: those of `Training`, and of `Members`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(HeldOut, Trained):
+    """Options of `map`: those of `Training`, of `Members`, and of `HeldOut`."""
 
 
 class State(NamedTuple):
@@ -51,7 +58,7 @@ class Info(NamedTuple):
     loss: Tensor
 
 
-def init(config: MAP, problem: Problem, stack: Stack) -> State:
+def init(config: Trained, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     per_epoch = problem.steps_per_epoch
@@ -69,26 +76,26 @@ def add_noise(config: Passes, problem: Problem, stack: Stack) -> None:
         return
     spread = None
     if problem.likelihood.learns and problem.data is not None:
-        spread = errors(stack, problem.data.batches(config.batch_size))
+        spread = errors(stack, problem.likelihood, problem.data.batches(config.batch_size))
     size = problem.target_size
     stack.add_parameters(problem.likelihood.init(stack.num_modes, size, stack.dtype, spread))
 
 
 @torch.no_grad()
-def errors(stack: Stack, batches: Iterable[Pair]) -> Tensor:
+def errors(stack: Stack, likelihood: Likelihood, batches: Iterable[Pair]) -> Tensor:
     """Return the root mean square error of each member and output in evaluation mode, (M, D)."""
     mode, pinned = stack.mode, stack.pinned
     stack.set_mode("eval")
-    squares, count = torch.zeros(()), 0
+    squares, count = torch.zeros(()), 0.0
     for x, y in batches:
         outputs = torch.stack([stack.module(k)(x) for k in range(stack.num_modes)])
-        squares = squares + (outputs - y).double().square().sum(1).cpu()
-        count += len(x)
+        squares = squares + likelihood.squared_errors(outputs, y).cpu()
+        count += likelihood.num_observations(y)
     stack.set_mode(mode, pinned)
     return (squares / count).sqrt()
 
 
-def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
+def step(config: Trained, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step on the log-posterior of every member."""
     stack, optimization, number = state
     loss = problem.likelihood.nll

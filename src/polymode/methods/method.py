@@ -23,7 +23,8 @@ class Problem(NamedTuple):
 
     Attributes:
         likelihood: how targets depend on the network's outputs.
-        num_examples: N, so that a prior weighs as it should compared with a batch mean.
+        num_examples: N, so that a prior weighs as it should compared with a batch mean: how many
+            observations there are, one per example unless examples have positions or weights.
         target_size: number of classes, or of regression targets.
         steps_per_epoch: batches in one pass.
         data: the training data, targets scaled; `data.batches(size)` yields (x, y) in order. None
@@ -32,7 +33,7 @@ class Problem(NamedTuple):
     """
 
     likelihood: Likelihood
-    num_examples: int
+    num_examples: float
     target_size: int
     steps_per_epoch: int
     data: Data | None = None
@@ -98,6 +99,11 @@ def networks_as_they_are(config: Passes, problem: Problem, state: Any) -> Weight
     return Samples(state.stack)
 
 
+def hands_inputs_on(config: Any) -> bool:
+    """Networks see the inputs, and nothing else does."""
+    return False
+
+
 class Method(NamedTuple):
     """A method: its options and its functional core.
 
@@ -114,6 +120,8 @@ class Method(NamedTuple):
         search: (config, task) -> Search, or None where these options leave nothing to choose. It
             refuses a task that it cannot choose on; nothing is trained before. None for a method
             that never chooses.
+        uses_inputs: (config) -> whether the method does more with inputs than to hand them to the
+            network, such as to differentiate by them; then a frozen trunk is not cut off.
         post_hoc: whether networks that are given (modules, or a posterior) are taken as they are,
             so that `step` is not called. Factories are trained first.
     """
@@ -124,6 +132,7 @@ class Method(NamedTuple):
     finish: Finish = networks_as_they_are
     search: Callable[..., Search | None] | None = None
     post_hoc: bool = False
+    uses_inputs: Callable[[Any], bool] = hands_inputs_on
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -49,7 +49,7 @@ from polymode.methods.full_batch.target import (
     rows_of,
     whole,
 )
-from polymode.methods.map import MAP, add_noise
+from polymode.methods.map import Trained, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
 from polymode.posterior.weights import Samples
@@ -63,7 +63,7 @@ SHORT = 10  # steps in which the step size cannot come to what it should be
 
 
 @dataclass(frozen=True, kw_only=True)
-class MILE(MAP):
+class MILE(Trained):
     """Options of `mile`: those of `map`, for the training of the members, and"""
 
     usual_modes = 8

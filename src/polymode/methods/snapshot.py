@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polymode.core.options import option, rule
-from polymode.methods.map import MAP, Info
+from polymode.methods.map import Info, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.keeping import kept_samples
@@ -36,7 +36,7 @@ from polymode.training.optimiser import MakeOptimizer, MakeSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot(MAP):
+class Snapshot(Trained):
     """Options of `snapshot`: those of `map`, by default with SGD, and"""
 
     optimizer: str | MakeOptimizer = "sgd"

@@ -47,7 +47,7 @@ from torch import Tensor
 from polymode.core.checks import is_number
 from polymode.core.options import option, rule
 from polymode.methods.dropout import loss_of_passes, passes_of
-from polymode.methods.map import MAP, add_noise
+from polymode.methods.map import Trained, add_noise
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room_for_draws
 from polymode.methods.variational.gaussian_layers import (
@@ -69,7 +69,7 @@ _OWN = "log_std/"  # of parameters that are drawn as weights: their log σ among
 
 
 @dataclass(frozen=True, kw_only=True)
-class VI(MAP):
+class VI(Trained):
     """Options of `vi`: those of `map`, and"""
 
     estimator: str = option("local", choices=KINDS, doc="how weights are drawn in training")

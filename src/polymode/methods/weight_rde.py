@@ -61,6 +61,7 @@ class WeightRDE(MAP):
     """Options of `weight_rde`: those of `map`, with five members, and"""
 
     usual_modes = 5
+    stops_together = True
     estimator: str = option(
         "sge",
         choices=ESTIMATORS,

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from polymode.core.registry import suggest
 from polymode.core.rows import Inputs, Shapes, equal, shapes_of, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
+from polymode.stack.vocabulary import explain_ids
 from polymode.tracing.calling import Calling, UnclearOutput, output_name, pick
 
 
@@ -75,8 +77,17 @@ def _warn_of_softmax(out: Tensor) -> None:
         )
 
 
-def check_network(stack: Stack, x: Inputs, likelihood: Likelihood, target_size: int) -> int:
-    """Run two examples through the first member; return the target size that the network has.
+class Fitted(NamedTuple):
+    """What a network says of the data: its target size, and where outputs of a position are."""
+
+    target_size: int
+    likelihood: Likelihood
+
+
+def check_network(
+    stack: Stack, x: Inputs, y: Tensor, likelihood: Likelihood, target_size: int
+) -> Fitted:
+    """Run two examples through the first member; return what they say of the likelihood.
 
     A network that returns more than a tensor gets a hook that picks its logits from now on.
     A classifier may have more outputs than the training labels show classes; otherwise the number
@@ -91,7 +102,12 @@ def check_network(stack: Stack, x: Inputs, likelihood: Likelihood, target_size: 
             out = pick(out)
     except UnclearOutput:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except IndexError as error:
+        explain_ids(error, stack, x[:2])
+        raise ValueError(
+            f"the network cannot evaluate inputs of shape {_described(x)}: {error}"
+        ) from error
+    except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(
             f"the network cannot evaluate inputs of shape {_described(x)}:"
             f" {str(error).splitlines()[0]}"
@@ -103,7 +119,12 @@ def check_network(stack: Stack, x: Inputs, likelihood: Likelihood, target_size: 
         )
     needed = likelihood.num_outputs(target_size)
     rows = min(len(x), 2)
-    if out.dim() != 2 or out.shape[0] != rows:
+    fitted = likelihood
+    if isinstance(likelihood, Positions):
+        fitted = likelihood.placed(out, y[:rows], target_size)
+        likelihood = likelihood.base
+        out, needed = fitted.output_rows(out)[0], likelihood.num_outputs(target_size)
+    elif out.dim() != 2 or out.shape[0] != rows:
         raise ValueError(
             f"the network maps {rows} examples to outputs of shape {tuple(out.shape)}; the"
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
@@ -116,14 +137,14 @@ def check_network(stack: Stack, x: Inputs, likelihood: Likelihood, target_size: 
         )
     if likelihood.name == "categorical" and out.shape[1] >= needed:
         _warn_of_softmax(out)
-        return out.shape[1]
+        return Fitted(out.shape[1], fitted)
     if out.shape[1] != needed:
         raise ValueError(
             f"the network gives {out.shape[1]} outputs, but the {likelihood.name} likelihood with"
             f" {target_size} {'classes' if likelihood.classification else 'target(s)'} needs"
             f" {needed}"
         )
-    return target_size
+    return Fitted(target_size, fitted)
 
 
 def _described(x: Inputs) -> str:

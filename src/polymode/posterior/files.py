@@ -16,7 +16,7 @@ output. Schema 1, from before samples were drawn, is read as one kept sample per
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
     TensorFile,
-    TensorForm,
     fill_file,
     write_json,
     write_tensors,
@@ -41,11 +40,20 @@ from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.nets.user_network import networks_for
+from polymode.posterior.contents import (
+    FAULTS,
+    check_kind,
+    check_modes,
+    check_network,
+    groups_of,
+    unreadable,
+)
 from polymode.posterior.folder import Draft, discard, draft_path, make_folder, publish
 from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
+    encoder_of,
     history_of,
     input_scaling_of,
     likelihood_of,
@@ -57,20 +65,11 @@ from polymode.posterior.manifest import (
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.weights import Weights, form_of, kind_named, kind_names, of_stack
-from polymode.stack.sharing import joined, row_of
+from polymode.posterior.weights import Weights, kind_named, kind_names, of_stack
+from polymode.stack.sharing import is_shared, joined, row_of
 from polymode.stack.stack import Stack
 from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
-
-
-def groups_of(names: Iterable[str]) -> list[str]:
-    """Return the groups that tensors belong to: "network", "kept", ...
-
-    >>> groups_of(["network/0.weight", "network/0.bias", "log_evidence"])
-    ['log_evidence', 'network']
-    """
-    return sorted({name.split("/")[0] for name in names})
 
 
 def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module | None:
@@ -95,95 +94,10 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
     return module
 
 
-def check_modes(file: TensorFile, count: int, frozen: Collection[str]) -> None:
-    """Refuse a file of another number of modes; of what is frozen it may hold one row for all."""
-    for name, form in file.forms.items():
-        one_row = name.removeprefix("network/") in frozen and form.shape[:1] == (1,)
-        if of_stack(name) and form.shape[:1] != (count,) and not one_row:
-            raise FileProblem(
-                f"{file.path} does not hold {count:,} modes, as the manifest says: '{name}' is of"
-                f" shape {tuple(form.shape)}"
-            )
-
-
-def check_network(file: TensorFile, stack: Stack, network: str) -> None:
-    """Refuse a file whose networks are not those of a stack, which needs no values."""
-    ours = {name: form_of(tensor) for name, tensor in stack.tensors().items()}
-    theirs = {name: form for name, form in file.forms.items() if of_stack(name)}
-    for name in [*ours, *theirs]:
-        wanted, held = ours.get(name), theirs.get(name)
-        if wanted is None or held is None or wanted.shape[1:] != held.shape[1:]:
-            raise FileProblem(
-                f"{file.path.parent} holds another architecture ({network}): '{name}' is"
-                f" {_shape(held)} in the file and {_shape(wanted)} in the network given"
-            )
-        if held.dtype != wanted.dtype and not _is_wider(wanted.dtype, held.dtype):
-            raise FileProblem(
-                f"{file.path}: '{name}' holds numbers of type {_type(held)} where the manifest asks"
-                f" for {_type(wanted)}"
-            )
-
-
-def check_kind(
-    file: TensorFile, stack: Stack, kind: type[Weights], manifest: Mapping[str, Any], count: int
-) -> None:
-    """Refuse a file that lacks a tensor beside the networks that `kind` needs, or has one more.
-
-    `stack` is one network, which needs no values.
-    """
-    forms, groups = file.forms, manifest.get("groups")
-    if groups is not None and groups != groups_of(forms):
-        raise FileProblem(
-            f"{file.path} holds {', '.join(groups_of(forms))}; the manifest asks for"
-            f" {', '.join(map(str, groups))}"
-        )
-    try:
-        layout = kind.layout(stack, forms, manifest["weights"]["numbers"])
-    except FAULTS as error:
-        raise unreadable(file.path, kind, error) from None
-    beside = {name: form for name, form in forms.items() if not of_stack(name)}
-    for name in [*layout, *beside]:
-        wanted, held = layout.get(name), beside.get(name)
-        if wanted is not None:
-            axis = kind.mode_axis(name)
-            shape = (*wanted.shape[:axis], count, *wanted.shape[axis + 1 :])
-            wanted = TensorForm(wanted.dtype, torch.Size(shape))
-        if wanted != held:
-            raise FileProblem(
-                f"{file.path}: '{name}' is {_form(held)} in the file; weights of kind"
-                f" '{kind.kind}' ask for {_form(wanted, 'none')}"
-            )
-
-
-FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError)
-
-
-def unreadable(path: Path, kind: type[Weights], error: Exception) -> FileProblem:
-    """Return the problem to raise where numbers or tensors do not fit a kind of weights."""
-    cause = f"{error} is not there" if isinstance(error, KeyError) else first_line(error)
-    return FileProblem(f"{path}: weights of kind '{kind.kind}' cannot be read: {cause}")
-
-
-def _is_wider(wanted: torch.dtype, held: torch.dtype) -> bool:
-    """Whether numbers of the type in the file are read without loss."""
-    floats = wanted.is_floating_point and held.is_floating_point
-    return floats and torch.promote_types(wanted, held) == wanted
-
-
-def _shape(form: TensorForm | None) -> str:
-    return "absent" if form is None else f"of shape {tuple(form.shape[1:])}"
-
-
-def _type(form: TensorForm) -> str:
-    return str(form.dtype).removeprefix("torch.")
-
-
-def _form(form: TensorForm | None, absent: str = "absent") -> str:
-    return absent if form is None else f"{_type(form)} of shape {tuple(form.shape)}"
-
-
-def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
+def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if not trunk:
+        _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
         raise ValueError(
             "the members differ in plain attributes"
@@ -201,13 +115,16 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None) -> None:
     drafts: list[Draft] = []
     try:
         with ranks.sharing(share), ranks.together():
-            part, groups = _write_modes(post, folder, modes_per_file or post.num_modes, drafts)
+            part, groups = _write_modes(
+                post, folder, modes_per_file or post.num_modes, drafts, trunk=trunk
+            )
         if share is not None:
             drafts = [draft for rank_drafts in ranks.everyones(drafts) for draft in rank_drafts]
             if not ranks.is_first():
                 ranks.stop_together(None)
                 return
-        manifest = {**_manifest(post, part), "groups": groups}
+        left_out = None if trunk else {"digest": part.stack.digest_of_frozen()}
+        manifest = {**_manifest(post, part), "groups": groups, "trunk": left_out}
         with ranks.sharing(share), ranks.together():
             _require_files(folder, drafts)
             entries = publish(folder, drafts, manifest, write_json)
@@ -231,6 +148,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "output": stack.calling and stack.calling.output,
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
+        "encoder": post.encoder and post.encoder.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
         "num_modes": post.num_modes,
         "dtype": type_name(stack.dtype),
@@ -248,7 +166,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
 
 
 def _write_modes(
-    post: Posterior, folder: Path, size: int, drafts: list[Draft]
+    post: Posterior, folder: Path, size: int, drafts: list[Draft], *, trunk: bool
 ) -> tuple[Weights, list[str]]:
     """Write the modes of this process, `size` to a file, and append the files to `drafts`.
 
@@ -265,17 +183,33 @@ def _write_modes(
         part = weights[a - modes.start : b - modes.start]  # of shards, what lies in their files
         entry: dict[str, Any] = {"digest": "", "modes": [a, b]}
         drafts.append(Draft(draft_path(folder, suffix).name, suffix, entry))
-        temporary, tensors = folder / drafts[-1].temporary, tensors_to_write(part)
+        temporary, tensors = folder / drafts[-1].temporary, tensors_to_write(part, trunk=trunk)
         entry["digest"] = write_tensors(temporary, tensors, {"schema": SCHEMA}, fill_file)
         if part.stack.seeds != [fold(post.seed, "member", k) for k in range(a, b)]:
             entry["seeds"] = part.stack.seeds
     return part, groups_of(tensors)
 
 
-def tensors_to_write(weights: Weights) -> Tensors:
-    """Return the tensors to save, one row of those that all modes share."""
+def tensors_to_write(weights: Weights, *, trunk: bool) -> Tensors:
+    """Return the tensors to save: of what is frozen one row where all modes share it, or, without
+    the `trunk`, nothing."""
     frozen = {f"network/{name}" for name in weights.stack.frozen}
-    return {n: row_of(t) if n in frozen else t for n, t in weights.tensors().items()}
+    tensors = weights.tensors()
+    if not trunk:
+        return {name: tensor for name, tensor in tensors.items() if name not in frozen}
+    return {n: row_of(t) if n in frozen else t for n, t in tensors.items()}
+
+
+def _require_trunk(stack: Stack) -> None:
+    """Refuse to leave out a trunk that is not there, or not one for all."""
+    if not stack.frozen:
+        raise ValueError("there is no trunk to leave out: nothing of these networks is frozen")
+    apart = [n for n, t in stack.frozen.items() if len(t) > 1 and not is_shared(t)]
+    if apart:
+        raise ValueError(
+            f"the trunk cannot be left out: {len(apart):,} frozen parameters, such as"
+            f" '{apart[0]}', differ between the modes"
+        )
 
 
 def _require_files(folder: Path, drafts: list[Draft]) -> None:
@@ -301,7 +235,8 @@ def load(
         folder: where it was saved, or the address where it was published, pinned to a commit:
             "hf://OWNER/NAME@REVISION".
         net: the architecture: a builder from `pm.nets`, a function that returns a module, or a
-            module. Its weights are not used.
+            module. Its weights are not used, but for frozen ones that were saved without
+            (`trunk=False`).
         device: for the networks.
         token: of the hub, for an address; by default the one that HF_TOKEN or `hf auth login` set.
 
@@ -338,6 +273,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         input_scaling=input_scaling_of(folder, manifest),
         target_scaling=scaling_of(folder, manifest),
         history=history_of(folder, manifest),
+        encoder=encoder_of(folder, manifest),
     )
 
 
@@ -409,7 +345,7 @@ class Shards(Weights):
         entry = self.entries[place]
         with self._open(entry) as file:
             stack = self._allocate(entry["modes"][1] - entry["modes"][0], self._seeds(entry))
-            targets = {name: row_of(tensor) for name, tensor in stack.tensors().items()}
+            targets = {n: row_of(t) for n, t in stack.tensors().items() if n in file.forms}
             apart = [n for n, t in targets.items() if len(t) < file.forms[n].shape[0]]
             tensors = file.read({n: t for n, t in targets.items() if n not in apart})
             stack.load_frozen({n.removeprefix("network/"): tensors[n] for n in apart})
@@ -419,7 +355,18 @@ class Shards(Weights):
                     f"{file.path}: '{name}' holds values that are not numbers (NaN), so no"
                     " prediction would be one; fit again, with a lower `lr` if training diverged"
                 )
+        self._require_same_trunk(stack)
         return self._restore(stack, tensors)
+
+    def _require_same_trunk(self, stack: Stack) -> None:
+        """Refuse another trunk than that on which a file without one was trained."""
+        left_out = self.manifest.get("trunk")
+        if left_out is not None and left_out["digest"] != stack.digest_of_frozen():
+            raise FileProblem(
+                f"{self.folder} was saved without its trunk, and the frozen parameters of the"
+                " network given are not those it was trained on (their digest differs); give `net`"
+                " with the same pretrained weights"
+            )
 
     def checked(self) -> Shards:
         """Look at what each file holds, without reading it."""
@@ -439,7 +386,8 @@ class Shards(Weights):
             raise self._explained(problem) from None
         try:
             check_modes(file, count, self._outline.frozen)
-            check_network(file, self._outline, self.manifest["network"])
+            trunk = self.manifest.get("trunk") is None
+            check_network(file, self._outline, self.manifest["network"], trunk=trunk)
             check_kind(file, self._outline, self.part_kind, self.manifest, count)
         except BaseException:
             file.close()

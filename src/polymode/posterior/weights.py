@@ -12,6 +12,7 @@ noisy      a stack                             the stack with its random layers 
 gaussian   means, standard deviations,         mean + std ε + Σ_r z_r d_r, one z for all layers
            deviations d_1, ..., d_R
 shards     a folder with parts of the above    see `posterior/files.py`
+on_trunk   any of these, of a network's end    behind a common trunk, see `posterior/on_trunk.py`
 =========  ==================================  ===================================================
 
 Files name the kind of their weights. One that belongs to a method is in the method's module, which
@@ -86,6 +87,15 @@ class Weights(ABC):
         """Return the prediction of all modes from predictions of the `parts`."""
         return predictions[0] if len(predictions) == 1 else Prediction.join(predictions)
 
+    @property
+    def inner(self) -> Weights:
+        """What the method made: weights of all of the network, or of what is trained of it."""
+        return self
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return what `outputs` and `moments` take for inputs (B, ...): these, or features."""
+        return x
+
     def spread(self, x: Tensor) -> Tensor:
         """Return the inputs that the `parts` see, on all ranks alike."""
         return x
@@ -97,8 +107,8 @@ class Weights(ABC):
     def outputs(self, samples_per_mode: int, seed: int) -> Outputs:
         """Return the function x (B, ...) -> outputs (M, L, B, K) of L samples per mode.
 
-        Draws are made once and held where they fit into half of the free memory; otherwise they are
-        made again at every call.
+        It takes inputs that went through `prepare`. Draws are made once and held where they fit
+        into half of the free memory; otherwise they are made again at every call.
         """
         if samples_per_mode * self.draw_bytes <= 0.5 * free_bytes(self.stack.device):
             return self.keep(samples_per_mode, seed).outputs(samples_per_mode, seed)
@@ -110,8 +120,8 @@ class Weights(ABC):
         return {name: tensor.detach().unsqueeze(1) for name, tensor in self.stack.extra.items()}
 
     def moments(self, x: Tensor) -> Moments | None:
-        """Return Gaussian outputs of every mode at inputs x, where these are known in closed form;
-        predictions are then made of them and not of samples."""
+        """Return Gaussian outputs of every mode at prepared inputs x, where these are known in
+        closed form; predictions are then made of them and not of samples."""
         return None
 
     def logits(self, moments: Moments, samples_per_mode: int, seeds: Sequence[int]) -> Tensor:
@@ -447,11 +457,16 @@ KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, 
 HOMES = {
     "concrete": "polymode.methods.concrete_dropout",
     "laplace": "polymode.methods.laplace.laplace_weights",
+    "on_trunk": "polymode.posterior.on_trunk",
 }
 
 
 def kind_named(name: str) -> type[Weights] | None:
     """Return the kind of weights that files call `name`, None where it is not known."""
+    outer, _, inner = name.partition("/")
+    if outer == "on_trunk":
+        kind = kind_named(inner)
+        return None if kind is None else import_module(HOMES[outer]).on_trunk(kind)
     if name not in KINDS and name in HOMES:
         import_module(HOMES[name])
     return KINDS.get(name)

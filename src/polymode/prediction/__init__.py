@@ -21,9 +21,13 @@ The S samples are L of each of M modes, mode by mode; `by_mode` separates them, 
 as from Laplace's approximation: `epistemic` is then the share of its variance that comes from the
 weights, which counts as epistemic.
 
+Predictions at positions of an input (pixels, tokens, labels) have the axes `E` of positions behind
+B, so that means, entropies and variances are maps; `observations` makes rows of the positions that
+have a target.
+
 Everything is computed once, on demand, in the dtype and on the device of the samples. Variances
-over samples divide by S. `M` modes, `L` samples per mode, `S` = M L samples, `B` batch, `C`
-classes, `D` outputs.
+over samples divide by S. `M` modes, `L` samples per mode, `S` = M L samples, `B` batch, `E`
+axes of positions, `C` classes, `D` outputs.
 """
 
 from __future__ import annotations
@@ -46,26 +50,21 @@ __all__ = [
 ]
 
 
-def predict_from(components: Categories | Components) -> Prediction:
+def predict_from(components: Categories | Components, axes: int = 0) -> Prediction:
     """Return the prediction of S samples from the components that a likelihood derives.
 
     Args:
-        components: (M, L, B, C) or (M, L, B, D), as `by_mode` gives, for L samples of each of M
-            modes; or (S, B, C) or (S, B, D), each sample a mode of its own.
+        components: (M, L, B, *E, C) or (M, L, B, *E, D), as `by_mode` gives, for L samples of each
+            of M modes; or (S, B, *E, C) or (S, B, *E, D), each sample a mode of its own.
+        axes: how many axes E of positions there are; `likelihood.num_axes`.
     """
     check_call(predict_from, locals())
     samples = components[0]
-    num_modes = len(samples) if samples.dim() > 3 else None
+    by_mode = samples.dim() > 3 + axes
+    num_modes = len(samples) if by_mode else None
+    joined = [
+        part.flatten(0, 1) if by_mode and isinstance(part, Tensor) else part for part in components
+    ]
     if isinstance(components, Categories):
-        log_probs, log_normalizer = components
-        if log_normalizer is not None:
-            log_normalizer = log_normalizer.flatten(0, -2)
-        return CategoricalPrediction(_joined(log_probs), log_normalizer, num_modes=num_modes)
-    loc, scale, df, share = components
-    share = None if share is None else _joined(share)
-    return MixturePrediction(_joined(loc), _joined(scale), df, share, num_modes=num_modes)
-
-
-def _joined(tensor: Tensor) -> Tensor:
-    """Return the tensor with its leading axes joined into one."""
-    return tensor.flatten(0, -3) if tensor.dim() > 3 else tensor
+        return CategoricalPrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]
+    return MixturePrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,23 @@ from torch import Tensor
 from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.targets import NOT_OBSERVED
 
 SHOWN = 8  # inputs that a notebook shows
+
+
+class Observations(NamedTuple):
+    """Predictions and targets as rows, one for each observation.
+
+    Attributes:
+        prediction: (S, n, C) or (S, n, D).
+        targets: labels (n,) or values (n, D).
+        examples: (n,) number of the example in its batch that each observation belongs to.
+    """
+
+    prediction: Prediction
+    targets: Tensor
+    examples: Tensor
 
 
 class Prediction(ABC):
@@ -69,7 +85,22 @@ class Prediction(ABC):
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the log-probability of targets under the mixture, (B,), jointly over outputs."""
+        """Return the log-probability of targets under the mixture, (B, *E), jointly over outputs.
+
+        NaN at positions without a target.
+        """
+
+    def joint_log_prob(self, targets: Tensor) -> Tensor:
+        r"""Return the log-probability of all targets of each example together, (B,).
+
+        .. math:: \log \frac1S \sum_s \prod_{p \in P} p_s(y_p \mid x)
+
+        Members agree on a whole example or do not: this is no product of the mixtures that
+        `log_prob` looks at position by position. Without positions the two are the same.
+        """
+        if self.num_axes:
+            raise ValueError(f"{type(self).__name__} has no joint density of several positions.")
+        return self.log_prob(targets)
 
     @abstractmethod
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -157,6 +188,37 @@ class Prediction(ABC):
         return self._shape[1]
 
     @property
+    def num_axes(self) -> int:
+        """How many axes of positions there are behind B, 0 for one observation per input."""
+        return len(self._shape) - 3
+
+    def observations(self, targets: Tensor) -> Observations:
+        """Return the positions that have a target as rows, with the targets as rows.
+
+        Args:
+            targets: as the task holds them: labels (B, *E), where -100 is no target, or values (B,
+                *E, D), where NaN is none. Without axes of positions nothing changes.
+        """
+        if self.num_axes == 0:
+            return Observations(self, targets, torch.arange(len(self), device=targets.device))
+        sizes = self._shape[1:-1]
+        if targets.shape[: len(sizes)] != sizes:
+            need, got = tuple(sizes), tuple(targets.shape)
+            raise ValueError(f"Predictions at positions {need} need targets there, got {got}.")
+        flat = targets.flatten(0, self.num_axes)
+        observed = flat != NOT_OBSERVED
+        if flat.is_floating_point():
+            observed = ~flat.isnan().flatten(1).all(1) if flat.dim() > 1 else ~flat.isnan()
+        places = observed.nonzero().squeeze(1)
+        tensors, metadata = self._parts()
+        rows = {
+            key: tensor.flatten(1, self.num_axes + 1).index_select(1, places.to(tensor.device))
+            for key, tensor in tensors.items()
+        }
+        examples = places // math.prod(sizes[1:])
+        return Observations(Prediction.from_arrays(rows, metadata), flat[places], examples)
+
+    @property
     def _shape(self) -> torch.Size:
         return next(iter(self._parts()[0].values())).shape
 
@@ -241,7 +303,9 @@ class Prediction(ABC):
 
     def _sizes(self) -> dict[str, int]:
         """Return the sizes by axis; M only where modes have several samples."""
-        sizes = dict(zip(self._axes, self._shape, strict=True))
+        first, last = self._axes[:2], self._axes[2:]
+        axes = [*first, *(f"E{number + 1}" for number in range(self.num_axes)), *last]
+        sizes = dict(zip(axes, self._shape, strict=True))
         return sizes if self.samples_per_mode == 1 else {"M": self.num_modes, **sizes}
 
 
@@ -278,7 +342,7 @@ def spread(samples: Tensor) -> Tensor:
 
 def check_samples(name: str, tensor: Tensor, at_least: int) -> None:
     kind = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor)
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() != 3:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 3:
         raise ValueError(f"`{name}` must be floats of axes (samples, batch, outputs), got {kind}")
     if len(tensor) == 0 or tensor.shape[-1] < at_least:
         raise ValueError(f"`{name}` needs >= 1 sample and >= {at_least} output(s), got {kind}")

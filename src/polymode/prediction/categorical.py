@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, OnlyTensor, Seed, check_call
+from polymode.core.checks import Count, OnlyTensor, Seed, as_numbers, check_call
 from polymode.core.rng import generator
 from polymode.likelihoods.components import Categories
-from polymode.likelihoods.targets import check_labels
+from polymode.likelihoods.targets import NOT_OBSERVED, check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
 
 _BLOCK = 1 << 17  # numbers processed at a time
@@ -27,7 +27,8 @@ class CategoricalPrediction(Prediction):
 
     Args:
         log_probs: (S, B, C) log-probabilities of each sample, normalised over classes; -inf is a
-            probability of zero. See also `from_probs` and `from_logits`.
+            probability of zero. See also `from_probs` and `from_logits`. At positions of an input
+            (S, B, *E, C); what is (B, ...) otherwise is then (B, *E, ...).
         log_normalizer: (S, B) log-sum-exp over classes of the network's outputs, for `energy`;
             None where the outputs are not known.
         num_modes: M, with S / M samples each, mode by mode; by default each sample is a mode.
@@ -54,8 +55,8 @@ class CategoricalPrediction(Prediction):
                 f" {totals.min():.4g} ... {totals.max():.4g}, nan if a sample diverged"
                 " (drop it). Use `CategoricalPrediction.from_logits` or `.from_probs`."
             )
-        if log_normalizer is not None and log_normalizer.shape != log_probs.shape[:2]:
-            need, got = tuple(log_probs.shape[:2]), tuple(log_normalizer.shape)
+        if log_normalizer is not None and log_normalizer.shape != log_probs.shape[:-1]:
+            need, got = tuple(log_probs.shape[:-1]), tuple(log_normalizer.shape)
             raise ValueError(f"`log_normalizer` must have shape (S, B) = {need}, got {got}")
         self.log_probs, self.log_normalizer = log_probs, log_normalizer
 
@@ -136,7 +137,7 @@ class CategoricalPrediction(Prediction):
         Where confidence is high it is added up from the other classes' own probabilities: 1 - 1e-9
         and 1 - 1e-12 are the same number in float32, and here are still told apart.
         """
-        others = self.mean.scatter(1, self.classes[:, None], 0.0).sum(1, dtype=torch.float64)
+        others = self.mean.scatter(-1, self.classes[..., None], 0.0).sum(-1, dtype=torch.float64)
         return torch.where(self.confidence > _SATURATED, others, 1 - self.confidence.double())
 
     @cached_property
@@ -169,9 +170,9 @@ class CategoricalPrediction(Prediction):
         samples = self.num_samples
         if samples < 2:
             raise ValueError(f"`disagreement` needs at least 2 samples, got {samples}")
-        votes = _argmax(self.log_probs).T
+        votes = _argmax(self.log_probs).movedim(0, -1)
         ones = torch.ones_like(votes, dtype=self.mean.dtype)
-        counts = torch.zeros_like(self.mean).scatter_add(1, votes, ones)
+        counts = torch.zeros_like(self.mean).scatter_add(-1, votes, ones)
         return 1.0 - (counts * (counts - 1.0)).sum(-1) / (samples * (samples - 1))
 
     @property
@@ -188,30 +189,71 @@ class CategoricalPrediction(Prediction):
         return -self.log_normalizer.mean(0)
 
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
-        """Return labels drawn from the mean probabilities, int64 (num_samples, B)."""
+        """Return drawn labels, int64 (num_samples, B, *E).
+
+        All positions of an example in a draw are of the same sample of the posterior.
+        """
         check_call(CategoricalPrediction.sample, locals())
         random = generator(seed, "prediction", "sample")
-        draws = torch.rand(num_samples, len(self), generator=random, dtype=torch.float64)
-        below = self.mean.double().cumsum(-1)[..., :-1]
+        shape = (num_samples, *self.mean.shape[:-1])
+        draws = torch.rand(shape, generator=random, dtype=torch.float64)
+        probs = self.mean
+        if self.num_axes:
+            which = torch.randint(self.num_samples, shape[:2], generator=random)
+            probs = self.probs[which.to(probs.device), torch.arange(len(self))]
+        below = probs.double().cumsum(-1)[..., :-1]
         return (draws.to(below).unsqueeze(-1) >= below).sum(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the log-probability of labels (B,) under the mixture, (B,)."""
-        labels = check_labels(targets, self.log_mean.shape[-1]).to(self.log_mean.device)
-        if len(labels) != len(self):
-            raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
-        return self.log_mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        """Return the log-probability of labels (B, *E) under the mixture, (B, *E)."""
+        labels = self._labels(targets)
+        if self.num_axes == 0:
+            return self.log_mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        absent = labels == NOT_OBSERVED
+        logs = self.log_mean.gather(-1, labels.masked_fill(absent, 0).unsqueeze(-1)).squeeze(-1)
+        return logs.masked_fill(absent, math.nan)
+
+    def joint_log_prob(self, targets: Tensor) -> Tensor:
+        if self.num_axes == 0:
+            return self.log_prob(targets)
+        labels = self._labels(targets)
+        absent = labels == NOT_OBSERVED
+        places = labels.masked_fill(absent, 0).expand(self.log_probs.shape[:-1]).unsqueeze(-1)
+        logs = self.log_probs.gather(-1, places).squeeze(-1).masked_fill(absent, 0.0)
+        return self._log_of_mean(logs.flatten(2).sum(-1))
+
+    def _labels(self, targets: Tensor) -> Tensor:
+        """Return labels as int64 (B, *E); -100 is allowed at positions."""
+        number, shape = self.log_probs.shape[-1], self.log_probs.shape[1:-1]
+        if self.num_axes == 0:
+            labels = check_labels(targets, number)
+            if len(labels) != len(self):
+                raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
+            return labels.to(self.log_probs.device)
+        labels = as_numbers("Labels", targets).to(self.log_probs.device)
+        if labels.shape != shape or labels.is_floating_point():
+            need, got = tuple(shape), f"{labels.dtype} {tuple(labels.shape)}"
+            raise ValueError(f"Labels must be integers of shape (B, *E) = {need}, got {got}.")
+        labels = labels.long()
+        check_labels(labels[labels != NOT_OBSERVED], number)
+        return labels
 
     def _columns(self) -> dict[str, list[str]]:
-        columns = {
-            "class": [str(number) for number in self.classes.tolist()],
-            "confidence": [f"{number:.3f}" for number in self.confidence.tolist()],
-            "predictive entropy [nats]": [f"{e:.3f}" for e in self.predictive_entropy.tolist()],
+        means = {
+            "confidence": self.confidence,
+            "predictive entropy [nats]": self.predictive_entropy,
         }
         if self.num_samples > 1:
-            spread = self.mutual_information.tolist()
-            columns["mutual information [nats]"] = [f"{number:.3f}" for number in spread]
-        return columns
+            means["mutual information [nats]"] = self.mutual_information
+        columns = {"class": [str(number) for number in self.classes.flatten().tolist()]}
+        if self.num_axes:
+            columns, means = {}, {f"mean {title}": values for title, values in means.items()}
+        return columns | {
+            title: [f"{number:.3f}" for number in values.flatten(1).mean(1).tolist()]
+            if self.num_axes
+            else [f"{number:.3f}" for number in values.tolist()]
+            for title, values in means.items()
+        }
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {"log_probs": self.log_probs}
@@ -264,8 +306,8 @@ def _blocks(log_probs: Tensor) -> Iterator[Tensor]:
 
 def _rows(log_probs: Tensor) -> int:
     """Return b, the number of inputs per block."""
-    samples, _, classes = log_probs.shape
-    return max(1, _BLOCK // (samples * classes))
+    numbers = log_probs[:, :1].numel()
+    return max(1, _BLOCK // max(1, numbers))
 
 
 def _entropy(log_probs: Tensor, probs: Tensor) -> Tensor:

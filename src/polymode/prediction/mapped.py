@@ -317,8 +317,8 @@ def _nodes(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     tail = 1.0 - (1.0 - x[-2]) * cuts.flip(0)
     even = torch.linspace(0.0, 1.0, _FEW + 1, dtype=torch.float64, device=x.device)
     edges = torch.cat([x[:1], x[1] * cuts, x[1:-1], tail, x[-1:], even]).unique()
-    each = 8 if len(x) <= _FEW else 2
-    places, shares = (torch.as_tensor(t).to(x) for t in np.polynomial.legendre.leggauss(each))
+    per_piece = 8 if len(x) <= _FEW else 2
+    places, shares = (torch.as_tensor(t).to(x) for t in np.polynomial.legendre.leggauss(per_piece))
     half = 0.5 * edges.diff()
     nodes = (edges[:-1, None] + half[:, None] * (1.0 + places)).flatten()
     weights = (half[:, None] * shares).flatten()

@@ -33,7 +33,8 @@ class MixturePrediction(Prediction):
     and :math:`\frac1S\sum_s \frac12\log\frac1{1 - r_s}` is added to the mutual information.
 
     Args:
-        loc: (S, B, D) locations, in units of y.
+        loc: (S, B, D) locations, in units of y; at positions of an input (S, B, *E, D), and what is
+            (B, ...) otherwise is then (B, *E, ...).
         scale: scales > 0 that broadcast to (S, B, D).
         df: degrees of freedom > 0 of Student-t densities; None for Gaussian ones.
         epistemic: share of scale² that comes from the weights, in [0, 1), broadcasts to (S, B, D);
@@ -128,9 +129,19 @@ class MixturePrediction(Prediction):
         return between - 0.5 * torch.log1p(-self.epistemic).mean(0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the joint log-density of targets (B, D), or (B,) if D = 1, as (B,)."""
-        logs = densities.log_density(self._values(targets), self.loc, self.scale, self.df)
-        return logs.sum(-1).logsumexp(0) - math.log(self.num_samples)
+        """Return the joint log-density of targets (B, *E, D), or (B, *E) if D = 1, as (B, *E)."""
+        return self._log_densities(targets).logsumexp(0) - math.log(self.num_samples)
+
+    def joint_log_prob(self, targets: Tensor) -> Tensor:
+        logs = self._log_densities(targets)
+        if self.num_axes:
+            logs = logs.nan_to_num(nan=0.0).flatten(2).sum(-1)
+        return logs.logsumexp(0) - math.log(self.num_samples)
+
+    def _log_densities(self, targets: Tensor) -> Tensor:
+        """Return the log-density of each sample, (S, B, *E)."""
+        values = self._values(targets)
+        return densities.log_density(values, self.loc, self.scale, self.df).sum(-1)
 
     def cdf(self, values: Tensor | float) -> Tensor:
         """Return P(y <= values) of each output, (B, D), for values (B, D) or one number."""
@@ -149,16 +160,16 @@ class MixturePrediction(Prediction):
         return logs.logsumexp(0) - math.log(self.num_samples)
 
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
-        """Return draws of y, (num_samples, B, D): a component of the mixture, then its noise.
+        """Return draws of y, (num_samples, B, *E, D): a component of the mixture, then its noise.
 
-        All outputs of a draw come from the same component, so they depend on one another as the
-        mixture says.
+        All outputs of an example in a draw come from the same component, so they depend on one
+        another as the mixture says.
         """
         check_call(MixturePrediction.sample, locals())
         random = generator(seed, "prediction", "sample")
-        size = (num_samples, len(self), 1)
+        size = (num_samples, len(self), *[1] * (self.num_axes + 1))
         which = torch.randint(self.num_samples, size, generator=random).to(self.loc.device)
-        which = which.expand(-1, -1, self.loc.shape[-1])
+        which = which.expand(-1, *self.loc.shape[1:])
         loc, scale = self.loc.gather(0, which), self.scale.gather(0, which)
         return loc + scale * densities.standard_noise(loc.shape, self.df, random).to(loc)
 
@@ -185,14 +196,15 @@ class MixturePrediction(Prediction):
         return MixturePrediction(**tensors, df=self.df, num_modes=self.num_modes)
 
     def _values(self, values: Tensor | float) -> Tensor:
-        """Return values as a tensor (B, D), or one number for all inputs."""
+        """Return values as a tensor (B, *E, D), or one number for all inputs."""
         y = _like(values, self.loc)
-        if y.dim() == 1 and self.loc.shape[-1] == 1:
+        if y.dim() == self.loc.dim() - 2 and self.loc.shape[-1] == 1:
             y = y.unsqueeze(-1)
         if y.dim() and y.shape != self.loc.shape[1:]:
             need = tuple(self.loc.shape[1:])
-            raise ValueError(f"Values must have shape (B, D) = {need}, got {tuple(y.shape)}.")
-        if y.isnan().any():
+            form = "(B, *E, D)" if self.num_axes else "(B, D)"
+            raise ValueError(f"Values must have shape {form} = {need}, got {tuple(y.shape)}.")
+        if self.num_axes == 0 and y.isnan().any():
             raise ValueError(f"Values must be numbers, got {int(y.isnan().sum())} NaN.")
         return y
 
@@ -201,6 +213,8 @@ class MixturePrediction(Prediction):
         parts = {"mean": self.mean, "s.d.": self.std}
         if self.has_epistemic:
             parts["epistemic s.d."] = self.epistemic_variance.sqrt()
+        if self.num_axes:
+            parts = {f"mean {title}": v.flatten(1, -2).mean(1) for title, v in parts.items()}
         return {
             title if size == 1 else f"{title}, output {place}": [
                 f"{number:.4g}" for number in values[:, place].tolist()

@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.rng import private_stream
-from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
+from polymode.core.rows import Ragged, copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
 from polymode.distributed import ranks
 from polymode.stack.fast.dense import Forward, dense_program
@@ -38,7 +38,13 @@ from polymode.stack.fast.prefix import Prefix, prefix_of, wide_gradients, wide_g
 from polymode.stack.fast.rewrite import quick_module
 from polymode.stack.sharing import is_shared
 from polymode.tracing.attention import plain_attention
-from polymode.tracing.modules import Tensors, channels_to_last, set_mode
+from polymode.tracing.modules import (
+    Tensors,
+    channels_to_last,
+    keeps_statistics,
+    normalisation_layers,
+    set_mode,
+)
 from polymode.tracing.noise import (
     MemberNoise,
     Streams,
@@ -61,7 +67,7 @@ def outputs(stack: Stack, x: Tensor, per_member: bool, step: int) -> Tensor:
     _check_inputs(stack, x, per_member)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
     job = Job(kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member)
-    plan = plan_for(stack, job)
+    plan = _possible(plan_for(stack, job), x)
     streams = streams_of(stack, x, per_member, step)
     with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, per_member):
         return _outputs(stack, plan, x, per_member, streams)
@@ -126,7 +132,7 @@ def gradients(
     def run(part: Stack, xs: Tensor, ys: Tensor) -> Tensor:
         return gradients(part, loss, xs, ys, per_member, step)
 
-    plan = plan_for(stack, Job("gradients", run, x, y, per_member))
+    plan = _possible(plan_for(stack, Job("gradients", run, x, y, per_member)), x)
     batch = _Batch(x, y, per_member, streams_of(stack, x, per_member, step))
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
@@ -135,6 +141,12 @@ def gradients(
         return compute(stack, plan, loss, batch)
     with limit_threads(plan.num_threads), attention:
         return compute(stack, plan, loss, batch)
+
+
+def _possible(plan: Plan, x: Any) -> Plan:
+    """Return the plan, or a loop where members' inputs differ in size and cannot be batched."""
+    together = plan.execution in ("batched", "chunked")
+    return plan._replace(execution="loop") if together and isinstance(x, Ragged) else plan
 
 
 @dataclass(frozen=True)
@@ -286,12 +298,23 @@ def _side_by_side(
 
 
 def _left_alone(module: nn.Module, x: Tensor) -> list[str]:
-    """Return the buffers that a pass neither writes nor binds anew."""
+    """Return the buffers that a pass neither writes nor binds anew. Statistics that training moves
+    are not among them: torch writes these without a mark."""
+    moving = {
+        id(buffer)
+        for layer in normalisation_layers(module)
+        if not keeps_statistics(layer)
+        for buffer in layer.buffers(recurse=False)
+    }
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     with private_stream(0), torch.no_grad():
         module(copies_of_first(x, 2))
     after = dict(module.named_buffers())
-    return [n for n, (b, version) in before.items() if after[n] is b and b._version == version]
+    return [
+        name
+        for name, (buffer, version) in before.items()
+        if after[name] is buffer and buffer._version == version and id(buffer) not in moving
+    ]
 
 
 def _starts_quietly(stack: Stack, x: Tensor) -> bool:

@@ -37,7 +37,7 @@ def networks_of(post: Posterior, samples_per_mode: int | None = None, *, seed: i
     check_call(networks_of, locals())
     weights = post.weights[:] if post.weights.kind == "shards" else post.weights
     number = post._samples(samples_per_mode)
-    if isinstance(weights, Noisy):
+    if isinstance(weights.inner, Noisy):
         draws = [_without_noise(weights.draw(j, seed), post) for j in range(number)]
     else:
         draws = [changing_tensors(weights.draw(j, seed)) for j in range(number)]

@@ -23,7 +23,7 @@ def stack_of(networks: Networks) -> Stack:
         stack = networks
     elif isinstance(networks, Posterior):
         weights = networks.weights
-        if isinstance(weights, Noisy):
+        if isinstance(weights.inner, Noisy):
             raise ValueError(
                 f"samples of {networks.method} are noise of the forward pass, not weights; take the"
                 " networks that carry the noise: post.stack"

@@ -218,6 +218,15 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
 
 MODES = ("train", "eval", "noisy")
 _STILL = "_keeps_its_statistics"
+_STAYS = "_stays_in_evaluation"
+
+
+def keep_still(module: nn.Module, but: Collection[str]) -> None:
+    """Let all layers stay in evaluation mode but those at some paths, and what is in these."""
+    starts = tuple(f"{path}." for path in but)
+    for path, layer in module.named_modules():
+        if path not in but and not path.startswith(starts):
+            layer.__dict__[_STAYS] = True
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
@@ -241,7 +250,8 @@ def set_mode(module: nn.Module, mode: str) -> nn.Module:
     "train" and "eval" are torch's. "noisy" is training mode with frozen normalisation: what is
     random stays random (dropout as a layer, as a function or inside attention, DropConnect), while
     layers with running statistics use these and leave them alone, and spectral normalisation leaves
-    its vectors alone. Layers of `keep_statistics` stay in evaluation mode.
+    its vectors alone. Layers of `keep_statistics` stay in evaluation mode in training, those of
+    `keep_still` always.
     """
     module.train(mode != "eval")
     if mode == "train":
@@ -252,6 +262,9 @@ def set_mode(module: nn.Module, mode: str) -> nn.Module:
         spectral = [layer for layer in module.modules() if isinstance(layer, _SpectralNorm)]
         for layer in [*normalisation_layers(module), *spectral]:
             layer.eval()
+    for layer in module.modules() if mode != "eval" else ():
+        if layer.__dict__.get(_STAYS):
+            layer.training = False
     return module
 
 

@@ -9,38 +9,30 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    Dataset,
+    TensorDataset,
+)
 
 from polymode.core.rng import generator, global_stream
-from polymode.core.rows import Inputs, as_rows, is_several, leaves_of, map_leaves, num_bytes
+from polymode.core.rows import Inputs, as_rows, is_several, leaves_of, num_bytes
 from polymode.likelihoods.scaling import Scaling
-
-Pair = tuple[Any, Tensor]  # inputs, a tensor or `Rows`, and targets
-TARGET_NAMES = ("labels", "label", "targets", "target", "y")  # of targets among named inputs
+from polymode.training.batches import Pair, as_leaf, as_tensor, cast, listed, spans
+from polymode.training.loaders import (
+    TARGET_NAMES,
+    Examples,
+    Loader,
+    without_target,
+)
 
 _PERMUTE_WHOLE_BELOW = (
     2**26
 )  # bytes: below, one gather an epoch and slices are cheaper than a gather a batch
-
-
-def spans(num_examples: int, batch_size: int) -> list[tuple[int, int]]:
-    """Return the (start, stop) of each batch; a last batch of one example joins the one before it.
-
-    A batch of one has no batch statistics, so it would break networks with BatchNorm at N = k B +
-    1.
-
-    >>> spans(5, 2)
-    [(0, 2), (2, 5)]
-    """
-    edges = list(range(0, num_examples, batch_size)) + [num_examples]
-    if len(edges) > 2 and edges[-1] - edges[-2] == 1 and batch_size > 1:
-        del edges[-2]
-    return list(zip(edges, edges[1:], strict=False))
 
 
 class Arrays:
@@ -87,7 +79,7 @@ class Arrays:
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Arrays:
         """Return the data on `device`, floating-point tensors as `dtype`; integers stay so."""
-        return Arrays(_cast(self._stored, dtype, device), _cast(self.y, dtype, device))
+        return Arrays(cast(self._stored, dtype, device), cast(self.y, dtype, device))
 
     def num_batches(self, batch_size: int) -> int:
         return len(spans(len(self), batch_size))
@@ -97,11 +89,19 @@ class Arrays:
         for start, stop in spans(len(self), batch_size):
             yield self._inputs(self._stored[start:stop]), self.y[start:stop]
 
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        """Yield the batches of one shuffled pass, from batch number `start` on."""
+    def epoch(
+        self, batch_size: int, seed: int, start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        """Yield the batches of one shuffled pass, from batch number `start` on.
+
+        Args:
+            rows: (n,) the examples that it is made of, by default all.
+        """
         stored, targets = self._stored, self.y
-        order = torch.randperm(len(self), generator=generator(seed)).to(stored.device)
-        todo = spans(len(self), batch_size)[start:]
+        number = len(self) if rows is None else len(rows)
+        order = torch.randperm(number, generator=generator(seed))
+        order = (order if rows is None else rows[order]).to(stored.device)
+        todo = spans(number, batch_size)[start:]
         if num_bytes(stored) < _PERMUTE_WHOLE_BELOW:
             x, y = stored.index_select(0, order), targets.index_select(0, order)
             for i, j in todo:
@@ -111,14 +111,39 @@ class Arrays:
                 rows = order[i:j]
                 yield self._inputs(stored.index_select(0, rows)), targets.index_select(0, rows)
 
-    def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        """Yield batches (M, B, ...) in which every member has its own order, one seed a member."""
-        orders = torch.stack([torch.randperm(len(self), generator=generator(s)) for s in seeds])
-        orders = orders.to(self._stored.device)
-        for i, j in spans(len(self), batch_size)[start:]:
-            rows = orders[:, i:j]
-            x, y = (t.index_select(0, rows.flatten()) for t in (self._stored, self.y))
-            yield self._inputs(x.unflatten(0, rows.shape)), y.unflatten(0, rows.shape)
+    def epoch_each(
+        self, batch_size: int, seeds: Sequence[int], start: int = 0, rows: Tensor | None = None
+    ) -> Iterator[Pair]:
+        """Yield batches (M, B, ...) in which every member has its own order, one seed a member.
+
+        Args:
+            rows: (M, n) the examples that each member sees, by default all.
+        """
+        number = len(self) if rows is None else rows.shape[1]
+        orders = torch.stack([torch.randperm(number, generator=generator(s)) for s in seeds])
+        yield from self.batches_each(
+            batch_size, orders if rows is None else rows.gather(1, orders), start
+        )
+
+    def batches_each(self, batch_size: int, rows: Tensor, start: int = 0) -> Iterator[Pair]:
+        """Yield batches (M, B, ...) of the examples `rows` (M, n), in that order."""
+        rows = rows.to(self._stored.device)
+        for i, j in spans(rows.shape[1], batch_size)[start:]:
+            part = rows[:, i:j]
+            x, y = (t.index_select(0, part.flatten()) for t in (self._stored, self.y))
+            yield self._inputs(x.unflatten(0, part.shape)), y.unflatten(0, part.shape)
+
+    def only(self, rows: Tensor) -> Arrays:
+        """Return the examples `rows` (n,)."""
+        part = copy.copy(self)
+        part._stored = self._stored.index_select(0, rows.to(self._stored.device))
+        part.y = self.y.index_select(0, rows.to(self.y.device))
+        return part
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether some of the examples can be left out."""
+        return True
 
     @property
     def can_reorder(self) -> bool:
@@ -128,7 +153,7 @@ class Arrays:
     def fingerprint(self) -> str:
         """Return a hash of names, shapes, types and values."""
         names = () if isinstance(self._stored, Tensor) else self._stored.named()
-        return _digest(*leaves_of(self._stored), self.y, names=names)
+        return _digest(*leaves_of(self._stored), *leaves_of(self.y), names=names)
 
 
 class Pixels(Arrays):
@@ -173,7 +198,7 @@ class Pixels(Arrays):
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Pixels:
         """Return the data with its bytes on `device` and batches of type `dtype`."""
-        moved = Pixels(self._stored.to(device), _cast(self.y, dtype, device), self.scaling)
+        moved = Pixels(self._stored.to(device), cast(self.y, dtype, device), self.scaling)
         moved._dtype = dtype
         moved._prepare()
         return moved
@@ -183,233 +208,7 @@ class Pixels(Arrays):
         return _digest(self._stored, self.y, self.scaling.shift, self.scaling.scale)
 
 
-def _each_within(stream: global_stream, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield what is made within a stream; between two of them the stream is not held."""
-    with stream:
-        iterator = iter(batches)
-    while True:
-        with stream:
-            batch = next(iterator, _END)
-        if batch is _END:
-            return
-        yield batch
-
-
-_END = object()
-
-
-class Loader:
-    """A `DataLoader` (or another iterable that can be iterated anew) of (inputs, targets) pairs, or
-    of dictionaries in which the targets have the name `target`.
-
-    The loader keeps its own batch size, workers and transforms. Its shuffling is made a function of
-    the seed: the generators of the loader and its sampler, and torch's global one, are set at the
-    start of every shuffled pass and put back after. Its length is what one pass yields.
-    """
-
-    def __init__(self, loader: Iterable[Any], target: str | None = None) -> None:
-        if hasattr(loader, "__next__"):
-            raise ValueError(
-                "the loader is an iterator, which can be read only once; give a DataLoader, a"
-                " Dataset, arrays, or an object whose __iter__ starts anew"
-            )
-        self.loader, self.target = loader, target
-        self._check: Callable[[Any, Tensor], Pair] | None = None
-        self._scaling: Scaling | None = None
-        self._dtype: torch.dtype | None = None
-        self._device: torch.device | str = "cpu"
-        self._num_examples: int | None = None
-
-    def __len__(self) -> int:
-        if self._num_examples is None:
-            with global_stream(0, *self._generators()):
-                self._num_examples = self._count()
-            if self._num_examples == 0:
-                raise ValueError("the data set is empty: 0 examples")
-        return self._num_examples
-
-    @property
-    def is_counted_unread(self) -> bool:
-        """Whether the length is known without a pass over the data."""
-        rows = isinstance(self.loader, DataLoader) and not _streams(self.loader)
-        return rows and getattr(self.loader, "batch_sampler", None) is not None
-
-    def _count(self) -> int:
-        """Return how many examples one pass yields: a sampler may draw a part of the data set."""
-        if self.is_counted_unread:  # the sampler tells which rows, and reads none
-            batches: Iterable[Any] = self.loader.batch_sampler  # type: ignore[attr-defined]
-            return sum(len(rows) for rows in batches)
-        return sum(len(inputs_alone(batch, self.target)) for batch in self.loader)
-
-    def _generators(self) -> list[torch.Generator]:
-        """Return the streams that shuffle: the loader's, and those of its samplers."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        owners = [self.loader, batches]
-        owners += [getattr(owner, "sampler", None) for owner in (self.loader, batches)]
-        streams = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners)}
-        return [g for g in streams.values() if isinstance(g, torch.Generator)]
-
-    def to(self, dtype: torch.dtype, device: torch.device | str) -> Loader:
-        """Return a loader whose batches come on `device`, floating-point tensors as `dtype`."""
-        moved = copy.copy(self)
-        moved._dtype, moved._device = dtype, device
-        return moved
-
-    def checked_by(self, check: Callable[[Any, Tensor], Pair]) -> Loader:
-        """Return a loader whose batches pass through `check`, which refuses or amends them."""
-        checked = copy.copy(self)
-        checked._check = check
-        return checked
-
-    def scale_targets(self, scaling: Scaling) -> Loader:
-        """Return a loader whose targets come as scaling(y)."""
-        scaled = copy.copy(self)
-        scaled._scaling = scaling
-        return scaled
-
-    def num_batches(self, batch_size: int) -> int:
-        try:
-            return len(self.loader)  # type: ignore[arg-type]
-        except TypeError:
-            return sum(1 for _ in self.loader)
-
-    def batches(self, batch_size: int) -> Iterator[Pair]:
-        """Yield (x, y) in the loader's order; `batch_size` is the loader's own."""
-        yield from map(self._ready, self.loader)
-
-    def inputs(self, batch_size: int) -> Iterator[Any]:
-        """Yield the inputs alone, in the loader's order; batches need no targets."""
-        for batch in self.loader:
-            x = inputs_alone(batch, self.target)
-            yield _cast(x, self._dtype, self._device)
-
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        """Yield the loader's batches of one pass whose shuffling is set by `seed`."""
-        stream = global_stream(seed, *self._generators())
-        for number, batch in enumerate(_each_within(stream, self.loader)):
-            if number >= start:
-                yield self._ready(batch)
-
-    def epoch_each(self, batch_size: int, seeds: Sequence[int], start: int = 0) -> Iterator[Pair]:
-        """Yield batches (M, B, ...): every member makes a pass of its own through the loader.
-
-        What a transform draws at random is then a function of the member's seed alone, too.
-        """
-        alone = copy.copy(self)
-        alone.loader = _without_persistent_workers(self.loader)
-        passes = [alone.epoch(batch_size, seed, start) for seed in seeds]
-        for pairs in zip(*passes, strict=True):
-            sizes = {(_sizes(x), _sizes(y)) for x, y in pairs}
-            if len(sizes) > 1:
-                listed = " and ".join(sorted(x for x, _ in sizes))
-                raise ValueError(
-                    f"members see batches of different shapes, {listed}, which cannot be"
-                    " stacked. Give data_order='shared', or a loader whose batches are all alike"
-                )
-            x, y = (torch.stack(part) for part in zip(*pairs, strict=True))
-            yield x, y
-
-    @property
-    def can_reorder(self) -> bool:
-        """Whether passes with other seeds come in another order, seen without reading examples."""
-        return self.is_counted_unread and self._order(0) != self._order(1)
-
-    def _order(self, seed: int) -> list[Any]:
-        """Return the numbers of the examples in each batch of a pass."""
-        with global_stream(seed, *self._generators()):
-            return list(self.loader.batch_sampler)  # type: ignore[attr-defined]
-
-    def fingerprint(self) -> str:
-        return f"loader of {len(self)} examples"
-
-    def _ready(self, batch: Any) -> Pair:
-        x, y = pair(batch, self.target)
-        if self._check is not None:
-            x, y = self._check(x, y)
-        if self._scaling is not None:
-            y = self._scaling(y)
-        return _cast(x, self._dtype, self._device), _cast(y, self._dtype, self._device)
-
-
-class Examples(Loader):
-    """A map-style `Dataset`: batches of the size that is asked for, shuffled here."""
-
-    def __init__(self, dataset: Dataset, target: str | None = None) -> None:
-        super().__init__(DataLoader(dataset), target)
-        self.dataset = dataset
-
-    def _count(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    @property
-    def can_reorder(self) -> bool:
-        """Whether passes with other seeds come in another order."""
-        return True
-
-    def num_batches(self, batch_size: int) -> int:
-        return len(spans(len(self), batch_size))
-
-    def batches(self, batch_size: int) -> Iterator[Pair]:
-        yield from self._over(list(range(len(self))), batch_size, 0)
-
-    def inputs(self, batch_size: int) -> Iterator[Any]:
-        rows = [list(range(i, j)) for i, j in spans(len(self), batch_size)]
-        for batch in DataLoader(self.dataset, batch_sampler=rows):
-            x = inputs_alone(batch, self.target)
-            yield _cast(x, self._dtype, self._device)
-
-    def epoch(self, batch_size: int, seed: int, start: int = 0) -> Iterator[Pair]:
-        order = torch.randperm(len(self), generator=generator(seed)).tolist()
-        stream = global_stream(seed)  # for transforms that draw
-        yield from _each_within(stream, self._over(order, batch_size, start))
-
-    def _over(self, order: list[int], batch_size: int, start: int) -> Iterator[Pair]:
-        rows = [order[i:j] for i, j in spans(len(self), batch_size)]
-        for number, batch in enumerate(DataLoader(self.dataset, batch_sampler=rows)):
-            if number >= start:
-                yield self._ready(batch)
-
-
 Data = Arrays | Loader
-
-
-def pair(batch: Any, target: str | None = None) -> Pair:
-    """Return (inputs, targets) of one batch of a loader, or say what came instead."""
-    if isinstance(batch, Mapping):
-        inputs, y = without_target(batch, target)
-        if y is None:
-            raise ValueError(
-                f"the loader yields dictionaries with the keys {_listed(batch)}, and none of them"
-                f" is a target ({_listed(TARGET_NAMES)}); name it, as in pm.Task(target='...')"
-            )
-        x: Any = as_rows(inputs, _leaf)
-    elif not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ValueError(
-            f"the loader yields {_kind(batch)}; polymode takes (inputs, targets) pairs, such as"
-            " ((a, b), y) for several inputs, or dictionaries. Weights of examples are not inputs"
-        )
-    else:
-        x, y = batch
-        x = as_rows(x, _leaf) if is_several(x) else x
-    if isinstance(x, (str, bytes)) or not hasattr(x, "split") or not isinstance(y, Tensor):
-        raise ValueError(
-            f"the loader yields {_kind(batch[0])} and {_kind(batch[1])}; targets must be a tensor,"
-            " inputs one or several"
-        )
-    if len(x) != len(y):
-        raise ValueError(f"a batch has {len(x)} inputs and {len(y)} targets")
-    return x, y
-
-
-def inputs_alone(batch: Any, target: str | None = None) -> Any:
-    """Return the inputs of one batch of a loader, which may hold targets or not."""
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        return as_rows(without_target(batch, target)[0], _leaf)
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return inputs_alone(batch[0], target)
-    return pair(batch, target)[0]
 
 
 def first_inputs(data: Any, number: int) -> Any:
@@ -420,46 +219,6 @@ def first_inputs(data: Any, number: int) -> Any:
         with global_stream(None):
             return next(data.inputs(number))[:number]
     return data[:number]
-
-
-def without_target(batch: Mapping[str, Any], target: str | None) -> tuple[dict[str, Any], Any]:
-    """Return named inputs without their targets, and the targets, None where there are none.
-
-    Two possible names of targets at once are refused; `target` settles which it is, and the other
-    is then an input.
-    """
-    if target is not None:
-        if target not in batch:
-            raise ValueError(
-                f"the data have no '{target}', which `target` names; they have {_listed(batch)}"
-            )
-        names = [target]
-    else:
-        names = [name for name in TARGET_NAMES if name in batch]
-    if len(names) > 1:
-        raise ValueError(
-            f"the data have {_listed(names)}, any of which may be the targets; name one, as in"
-            f" pm.Task(target='{names[0]}')"
-        )
-    inputs = {key: value for key, value in batch.items() if key not in names}
-    return inputs, batch[names[0]] if names else None
-
-
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _sizes(x: Inputs) -> str:
-    """Return the sizes of a batch, as messages have them."""
-    if isinstance(x, Tensor):
-        return str(tuple(x.shape))
-    return ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in x.named().items())
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
 
 
 def as_data(source: Any, target: str | None = None) -> Data:
@@ -473,17 +232,17 @@ def as_data(source: Any, target: str | None = None) -> Data:
         inputs, y = without_target(source, target)
         if y is None:
             raise ValueError(
-                f"the data have the names {_listed(source)}, and none of them is a target"
-                f" ({_listed(TARGET_NAMES)}); name it, as in pm.Task(target='...')"
+                f"the data have the names {listed(source)}, and none of them is a target"
+                f" ({listed(TARGET_NAMES)}); name it, as in pm.Task(target='...')"
             )
-        return Arrays(as_rows(inputs, _leaf), _tensor(y, "targets"))
+        return Arrays(as_rows(inputs, as_leaf), as_tensor(y, "targets"))
     if isinstance(source, (tuple, list)):
         if len(source) != 2:
             raise ValueError(
                 "data in memory is a pair (inputs, targets), such as ((a, b), y) for several"
                 f" inputs, got a {type(source).__name__} of {len(source)}"
             )
-        return Arrays(as_inputs(source[0], "inputs"), _tensor(source[1], "targets"))
+        return Arrays(as_inputs(source[0], "inputs"), as_tensor(source[1], "targets"))
     if isinstance(source, Dataset) and hasattr(source, "__len__"):
         if len(source) == 0:
             raise ValueError("the data set is empty: 0 examples")
@@ -499,26 +258,7 @@ def as_data(source: Any, target: str | None = None) -> Data:
 
 def as_inputs(source: Any, what: str = "inputs") -> Inputs:
     """Return arrays in memory as inputs: one tensor, or `Rows` of named ones or of a tuple."""
-    return as_rows(source, _leaf) if is_several(source) else _tensor(source, what)
-
-
-def _leaf(array: Any, name: str) -> Tensor:
-    return _tensor(array, f"inputs '{name}'")
-
-
-def _without_persistent_workers(loader: Any) -> Any:
-    """Return the loader with workers for each pass: persistent ones serve one pass at a time."""
-    if not getattr(loader, "persistent_workers", False):
-        return loader
-    changed = copy.copy(loader)
-    object.__setattr__(changed, "persistent_workers", False)  # a DataLoader refuses to be changed
-    object.__setattr__(changed, "_iterator", None)
-    return changed
-
-
-def _streams(loader: DataLoader) -> bool:
-    """Whether the data set is one that is iterated, not indexed by a sampler."""
-    return isinstance(loader.dataset, IterableDataset)
+    return as_rows(source, as_leaf) if is_several(source) else as_tensor(source, what)
 
 
 def _digest(*tensors: Tensor, names: Iterable[str] = ()) -> str:
@@ -530,27 +270,3 @@ def _digest(*tensors: Tensor, names: Iterable[str] = ()) -> str:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _cast(x: Any, dtype: torch.dtype | None, device: torch.device | str) -> Any:
-    """Return tensors on a device, floating-point ones as `dtype`."""
-    return map_leaves(
-        x, lambda t: t.to(device=device, dtype=dtype) if t.is_floating_point() else t.to(device)
-    )
-
-
-def _tensor(array: Any, what: str) -> Tensor:
-    """Return a tensor; NumPy's float64 becomes torch's default type, tensors keep theirs."""
-    if array is None:
-        raise ValueError(f"{what} are missing, got None; give (inputs, targets)")
-    try:
-        tensor = torch.as_tensor(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what} cannot be read as an array of numbers: {error}") from None
-    if tensor.dim() == 0:
-        raise ValueError(
-            f"{what} must be an array with one row per example, got the number {tensor}"
-        )
-    if isinstance(array, Tensor):
-        return tensor
-    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor

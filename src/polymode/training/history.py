@@ -220,23 +220,26 @@ def validation_for(
     moments = min(MOMENTS, budget // rows, total // PER_MOMENT)
     if moments < LEAST_MOMENTS or rows < LEAST_ROWS:
         return None
-    pairs = _rows(data, rows)
+    pairs = spread_rows(data, rows)
     count = sum(len(y) for _, y in pairs)
+    number = sum(likelihood.num_observations(y) for _, y in pairs)
+    if not number:
+        return None
 
     @torch.no_grad()
     def loss(stack: Stack) -> Tensor:
         total = sum(
-            likelihood.log_prob(_outputs(stack, part), targets, stack.extra).double().sum(-1)
+            likelihood.log_prob(outputs_of(stack, part), targets, stack.extra).double().sum(-1)
             for part, targets in pairs
         )
         assert isinstance(total, Tensor)
-        return log_scale - total / count
+        return log_scale - total / number
 
     steps = frozenset(round(total * k / moments) for k in range(1, moments + 1))
     return Validation(steps, count, loss)
 
 
-def _outputs(stack: Stack, x: Tensor) -> Tensor:
+def outputs_of(stack: Stack, x: Tensor, own: bool = False) -> Tensor:
     """Return the outputs (M, B, K) in evaluation mode; the stack is left as it was.
 
     They are computed in the way that training has chosen: to measure which one is best for this
@@ -245,13 +248,13 @@ def _outputs(stack: Stack, x: Tensor) -> Tensor:
     plans, plan = stack.plans, stack.plans.get("gradients") or stack.plans.get("outputs")
     stack.plans = {} if plan is None else {"outputs": plan}
     try:
-        return stack.eval()(x, step=0)
+        return stack.eval()(x, own=own, step=0)
     finally:
         stack.plans = plans
         stack.train()
 
 
-def _rows(data: Data, count: int) -> list[Pair]:
+def spread_rows(data: Data, count: int) -> list[Pair]:
     """Return some examples in batches: evenly spread over arrays, the first ones of a pass of a
     loader, whose batches may differ in length."""
     if isinstance(data, Arrays):

@@ -22,16 +22,18 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import fold, generator
+from polymode.core.rows import Rows, as_rows, stacked
 from polymode.core.threads import use_threads
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.distributed.meeting import Meeting
 from polymode.stack.execution import limit_threads
 from polymode.stack.stack import Stack
+from polymode.stack.vocabulary import explain_ids
 from polymode.training.checkpoint import claimed, damage_named, load_training, save_training
-from polymode.training.data import Data
 from polymode.training.events import Observer, Reporter
 from polymode.training.history import Recorder
+from polymode.training.holdout import Selection, Source
 from polymode.training.options import Augment, Passes
 
 S = TypeVar("S", bound=Any)
@@ -61,7 +63,7 @@ class Checkpoint(NamedTuple):
 def run(
     step: Callable[[S, Batch], tuple[S, Any]],
     state: S,
-    data: Data,
+    data: Source,
     passes: Passes,
     *,
     seed: int,
@@ -70,6 +72,7 @@ def run(
     checkpoint: Checkpoint | None = None,
     recorder: Recorder | None = None,
     finished: Callable[[S], bool] | None = None,
+    selection: Selection | None = None,
 ) -> S:
     """Train from `state` (or from the checkpoint, if there is one) to the last epoch; return the
     state.
@@ -78,7 +81,8 @@ def run(
     the step in which the interrupt came; both leave the last checkpoint in place, the interrupt
     with one written at that very step. `recorder` hears of every step, those before a resume
     included. `finished` is asked after every pass over the data whether the state is good enough to
-    end before the last one.
+    end before the last one. `selection` keeps each member's best weights, which the state then ends
+    with.
     """
     if checkpoint is not None:
         checkpoint = checkpoint._replace(threads=torch.get_num_threads())
@@ -89,9 +93,13 @@ def run(
         recorder = recorder or Recorder(reporter.total, state.stack.num_modes)
         by_member = passes.data_order == "own" and data.can_reorder
         course = _Course(
-            step, data, passes, seed, per_epoch, by_member, reporter, recorder, checkpoint, finished
-        )
-        return _run(course, state)
+            step, data, passes, seed, per_epoch, by_member, reporter, recorder, checkpoint,
+            finished, selection,
+        )  # fmt: skip
+        state = _run(course, state)
+        if selection is not None:
+            selection.restore(state.stack)
+        return state
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,14 @@ class _Course:
     """What a run is made of, from its first step to its last.
 
     Attributes:
-        step, data, passes, seed, checkpoint, finished: the arguments of `run`.
+        step, data, passes, seed, checkpoint, finished, selection: the arguments of `run`.
         per_epoch: batches in one pass over the data.
         by_member: whether each member has batches of its own.
         reporter, recorder: what hears of every step.
     """
 
     step: Callable[[Any, Batch], tuple[Any, Any]]
-    data: Data
+    data: Source
     passes: Passes
     seed: int
     per_epoch: int
@@ -115,6 +123,7 @@ class _Course:
     recorder: Recorder
     checkpoint: Checkpoint | None
     finished: Callable[[Any], bool] | None
+    selection: Selection | None
 
 
 def _run(course: _Course, state: S) -> S:
@@ -140,7 +149,7 @@ def _run(course: _Course, state: S) -> S:
     with ranks.together():
         _require_finite(stack, state.step, course.passes)
     if checkpoint is not None:
-        _save(checkpoint, state, course.recorder)
+        _save(course, checkpoint, state)
     return state
 
 
@@ -158,6 +167,9 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
             except ValueError as error:
                 _explain_batch_of_one(error, batch)
                 raise
+            except IndexError as error:
+                explain_ids(error, state.stack, batch.x[0] if batch.own else batch.x)
+                raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 use_threads(state.stack.num_threads)
             losses, all_losses = info.loss.tolist(), meeting.seen(info.loss)
@@ -166,16 +178,18 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
                 raise _divergence(state.step - 1, all_losses, last_finite, passes)
             last_finite = loss
             course.recorder.add(state.step, losses, state.stack)
+            if course.selection is not None:
+                course.selection.add(state.step, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)
             due = checkpoint is not None and time.perf_counter() - saved > checkpoint.seconds
             due, stop = meeting.at(state.step, due, interrupted.is_set())
             if stop:
-                _stop(state, checkpoint, course.recorder)
+                _stop(course, state)
             if due and checkpoint is not None:
                 with ranks.together():
                     _require_finite(state.stack, state.step, passes)
-                _save(checkpoint, state, course.recorder)
+                _save(course, checkpoint, state)
                 reporter.tell("checkpoint", state.step, epoch, loss)
                 saved = time.perf_counter()
         if state.step == before:
@@ -190,7 +204,7 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
 
 def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
     """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
-    rows = batch.y.shape[1 if batch.own else 0]
+    rows = len(batch.y[0] if batch.own else batch.y)
     if rows == 1 and "more than 1 value per channel" in str(error):
         raise ValueError(
             "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
@@ -212,18 +226,19 @@ def _batches(course: _Course, stack: Stack, epoch: int, position: int) -> Iterat
         if augment is not None and by_member:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
             augmented = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
-            x, y = (torch.stack(part) for part in zip(*augmented, strict=True))
+            x, y = (stacked(part) for part in zip(*augmented, strict=True))
         elif augment is not None:
             x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
         yield Batch(x, y, by_member)
 
 
-def _augmented(
-    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _augmented(augment: Augment, x: Any, y: Tensor, stream: torch.Generator) -> tuple[Any, Tensor]:
     """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
     pairs = getattr(augment, "pairs", None)
-    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
+    several = isinstance(x, Rows)
+    inputs = x.tree if isinstance(x, Rows) else x  # functions take what users gave
+    changed, y = (augment(inputs, stream), y) if pairs is None else pairs(inputs, y, stream)
+    return (as_rows(changed) if several else changed), y
 
 
 @contextmanager
@@ -247,34 +262,41 @@ def _interrupts() -> Iterator[threading.Event]:
 
 
 class _Kept:
-    """A state with its history, as a checkpoint takes it: named fields."""
+    """A state with its history and the best weights so far, as a checkpoint takes it."""
 
-    def __init__(self, state: Any, history: dict[str, Any] | None) -> None:
-        self.state, self.history = state, history
+    def __init__(
+        self, state: Any, history: dict[str, Any] | None, best: dict[str, Tensor] | None
+    ) -> None:
+        self.state, self.history, self.best = state, history, best
         self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {})
 
     def _asdict(self) -> dict[str, Any]:
-        return {**self.state._asdict(), "history": self.history}
+        best = {} if self.best is None else {"best": self.best}
+        return {**self.state._asdict(), "history": self.history, **best}
 
     def _replace(self, **changes: Any) -> _Kept:
-        history = changes.pop("history")
-        return _Kept(self.state._replace(**changes), history)
+        history, best = changes.pop("history"), changes.pop("best", None)
+        return _Kept(self.state._replace(**changes), history, best)
 
 
-def _save(checkpoint: Checkpoint, state: Any, recorder: Recorder) -> None:
-    history = {**recorder.numbers(), "threads": checkpoint.threads}
-    save_training(checkpoint.folder, _Kept(state, history), state.step, checkpoint.identity)
+def _save(course: _Course, checkpoint: Checkpoint, state: Any) -> None:
+    history = {**course.recorder.numbers(), "threads": checkpoint.threads}
+    kept = _Kept(state, history, None if course.selection is None else course.selection.tensors())
+    save_training(checkpoint.folder, kept, state.step, checkpoint.identity)
 
 
 def _load(course: _Course, checkpoint: Checkpoint, state: S) -> S | None:
     """Return the state of the last checkpoint, None if there is none."""
     total = course.reporter.total
-    saved: Any = load_training(checkpoint.folder, _Kept(state, None), checkpoint.identity)
+    best = None if course.selection is None else course.selection.tensors()
+    saved: Any = load_training(checkpoint.folder, _Kept(state, None, best), checkpoint.identity)
     if saved is None:
         return None
     with damage_named(checkpoint.folder):
         before = (saved.history or {}).pop("threads", checkpoint.threads)
         course.recorder.load(saved.history)
+        if course.selection is not None:
+            course.selection.load(saved.best)
         if not 0 <= saved.state.step <= total:
             raise ValueError(f"`step` is {saved.state.step}, of {total} in all")
     if before != checkpoint.threads and saved.state.step < total:
@@ -286,13 +308,14 @@ def _load(course: _Course, checkpoint: Checkpoint, state: S) -> S | None:
     return saved.state
 
 
-def _stop(state: Any, checkpoint: Checkpoint | None, recorder: Recorder) -> None:
+def _stop(course: _Course, state: Any) -> None:
+    checkpoint = course.checkpoint
     if checkpoint is None:
         raise KeyboardInterrupt(
             f"stopped after step {state.step:,}; nothing was saved: give `checkpoint=FOLDER` to be"
             " able to resume"
         )
-    _save(checkpoint, state, recorder)
+    _save(course, checkpoint, state)
     raise KeyboardInterrupt(
         f"stopped after step {state.step:,}; the same call resumes from {checkpoint.folder}"
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class Passes(Config):
     """Options of passes over the training data."""
 
+    stops_together: ClassVar[bool] = False  # whether held-out data choose one step for all members
     epochs: int | None = option(
         None,
         ge=0,

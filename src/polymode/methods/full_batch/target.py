@@ -68,7 +68,8 @@ class LogPosterior:
             grads = [
                 leaf.grad.reshape(len(rows), -1) for leaf in self.leaves if leaf.grad is not None
             ]
-            gradient, share = torch.cat(grads, 1), len(x) / self.problem.num_examples
+            observations = self.problem.likelihood.num_observations(y)
+            gradient, share = torch.cat(grads, 1), observations / self.problem.num_examples
             if len(self.batches) == 1:
                 mean, losses = gradient, batch_losses
             elif mean is None or losses is None:

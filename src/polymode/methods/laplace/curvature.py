@@ -59,11 +59,13 @@ from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.base import Params
 from polymode.likelihoods.components import Categories
 from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian, Likelihood
+from polymode.likelihoods.positions import Observed, Positions
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
 FISHERS = ("exact", "mc", "empirical")
+MOST_OUTPUTS = 64  # of an example's positions, whose exact curvature takes a pass for each
 
 
 def roots(
@@ -72,7 +74,7 @@ def roots(
     targets: Tensor,
     params: Params,
     *,
-    fisher: str = "exact",
+    fisher: str | None = "exact",
     mc_samples: int = 1,
     stream: torch.Generator | None = None,
 ) -> Tensor:
@@ -81,9 +83,19 @@ def roots(
     Args:
         targets: as `likelihood.check` returns them; used by "empirical" alone.
         params: the likelihood's own parameters of this network.
+        fisher: one of `FISHERS`; None is "exact", and "mc" where an example has many positions.
         stream: what "mc" draws targets from.
     """
     outputs = outputs.detach()
+    if fisher is None:
+        fisher = "exact" if not _is_large(likelihood, outputs[0].numel()) else "mc"
+    if isinstance(likelihood, Positions):
+        return _at_positions(
+            likelihood, outputs, targets,
+            lambda rows: roots(likelihood.base, rows.outputs, rows.targets, params, fisher=fisher,
+                               mc_samples=mc_samples, stream=stream),
+            together=fisher == "mc",
+        )  # fmt: skip
     if fisher == "exact":
         return _exact(likelihood, outputs, params)
     if fisher == "empirical":
@@ -92,6 +104,34 @@ def roots(
     drawn = [_drawn(likelihood, outputs, params, stream) for _ in range(mc_samples)]
     gradients = [_gradient(likelihood, outputs, y, params) for y in drawn]
     return torch.stack(gradients) / math.sqrt(mc_samples)
+
+
+def _is_large(likelihood: Likelihood, num_outputs: int) -> bool:
+    """Whether an example has positions with so many outputs that targets are better drawn."""
+    return likelihood.num_axes > 0 and num_outputs > MOST_OUTPUTS
+
+
+def _at_positions(
+    likelihood: Positions,
+    outputs: Tensor,
+    targets: Tensor,
+    of_rows: Callable[[Observed], Tensor],
+    together: bool,
+) -> Tensor:
+    """Return the cotangents (R, B, ...) of outputs at positions, weighted.
+
+    Drawn targets of all positions may come back `together`: their gradients are independent with
+    mean 0, so products between two positions vanish in expectation. Other roots come back one
+    position at a time, R per position.
+    """
+    rows = likelihood.rows(outputs, targets)
+    cotangents = of_rows(rows) * rows.weights.to(outputs).sqrt().unsqueeze(-1)  # (R, B E, K)
+    sizes = likelihood.output_rows(outputs)[1]
+    if not together:
+        positions = cotangents.unflatten(1, (sizes[0], -1))  # (R, B, E, K)
+        apart = torch.eye(positions.shape[2]).to(outputs)[:, None, None, :, None]
+        cotangents = (apart * positions).flatten(0, 1).flatten(1, 2)
+    return likelihood.as_outputs(cotangents, sizes)
 
 
 def _exact(likelihood: Likelihood, outputs: Tensor, params: Params) -> Tensor:
@@ -141,14 +181,26 @@ Parts = Iterator[Iterator[tuple[str, Record]]]
 _OVERSAMPLING = 10  # further directions that make the leading ones converge faster
 
 
-def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
-    """Return Kronecker factors of matrices and biases, and diagonals of the rest."""
+def kron(
+    parts: Parts,
+    tangent: Tangent,
+    reduce: bool,
+    weights_of_part: Callable[[], Tensor | None] = lambda: None,
+) -> tuple[Block, ...]:
+    """Return Kronecker factors of matrices and biases, and diagonals of the rest.
+
+    Args:
+        parts: of the data, whose records have the roots of weights in them.
+        weights_of_part: gives weights (B, E) of the observations in the present part, None where
+            all are 1: the inputs of a layer count as often as its gradients.
+    """
     moving: Tensors = {}  # by the first of the parameters that the same gradients come back to
     fixed: Tensors = {}
     diagonals: Tensors = {}
     about: dict[str, tuple[str, bool]] = {}  # that first one, and the layout
-    number = 0
+    number: float = 0
     for part in parts:
+        weights = weights_of_part()
         sources: dict[tuple[int, ...], str] = {}
         for name, record in part:
             if tangent.survey.kinds[name] not in ("matrix", "bias"):
@@ -157,9 +209,15 @@ def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
             source = sources.setdefault(_memory(record.moving), name)
             if source == name:
                 _add(moving, name, record.moving_factor(reduce))
-            _add(fixed, name, record.fixed_factor(reduce))
+            factor = record.fixed_factor(reduce)
+            if weights is not None:
+                factor = record.weighted_factor(weights, reduce)
+            _add(fixed, name, factor)
             about[name] = source, record.fixed_first
-            number += record.moving.shape[2] if name == next(iter(about)) else 0
+            if name == next(iter(about)):
+                number += (
+                    record.moving.shape[2] if weights is None else float(weights.mean(1).sum())
+                )
     bases = {name: eigen(total) for name, total in moving.items()}
     blocks: list[Block] = []
     for name in tangent.wanted:
@@ -341,7 +399,7 @@ class Setting:
     """
 
     structure: str = "kron"
-    fisher: str = "exact"
+    fisher: str | None = None
     mc_samples: int = 1
     sharing: str = "expand"
     rank: int = 20
@@ -362,7 +420,7 @@ class Curvature(NamedTuple):
     blocks: tuple[Block, ...]
     log_likelihood: float
     num_examples: int
-    num_values: int = 0
+    num_values: float = 0
     weighted_error: float = 0.0
 
 
@@ -395,7 +453,8 @@ def curvature(
             tangent, setting.rank, setting.passes, generator(problem.seed, *path, "start"),
         )  # fmt: skip
     elif setting.structure == "kron":
-        blocks = SUMS["kron"](source.records(stream), tangent, setting.sharing == "reduce")
+        reduce = setting.sharing == "reduce"
+        blocks = SUMS["kron"](source.records(stream), tangent, reduce, lambda: source.weights)
     elif setting.structure == "subnetwork":
         blocks = SUMS["subnetwork"](source.records(stream), tangent, chosen)
     else:
@@ -410,10 +469,11 @@ class _Source:
         self, setting: Setting, problem: Problem, tangent: Tangent, extra: Tensors
     ) -> None:
         self.setting, self.problem, self.tangent, self.extra = setting, problem, tangent, extra
-        self.log_likelihood = self.weighted_error = 0.0
-        self.num_examples = self.num_values = 0
+        self.log_likelihood = self.weighted_error = self.num_values = 0.0
+        self.num_examples = 0
+        self.weights: Tensor | None = None
 
-    def counts(self) -> tuple[float, int, int, float]:
+    def counts(self) -> tuple[float, int, float, float]:
         """Return the sums of the last pass, in the order of `Curvature`."""
         return self.log_likelihood, self.num_examples, self.num_values, self.weighted_error
 
@@ -421,11 +481,11 @@ class _Source:
         """Yield, for each part of the data, the records of each parameter."""
         if self.problem.data is None:
             raise ValueError("curvature needs the training data: give Problem(..., data=...)")
-        self.log_likelihood = self.weighted_error = 0.0
-        self.num_examples = self.num_values = 0
+        self.log_likelihood = self.weighted_error = self.num_values = 0.0
+        self.num_examples = 0
         setting, likelihood = self.setting, self.problem.likelihood
         for x, y in self.problem.data.batches(setting.batch_size):
-            for rows in self.tangent.parts(len(x), self._num_cotangents):
+            for rows in self.tangent.parts(len(x), self._num_cotangents(y)):
                 outputs, pull = self.tangent(x[rows])
                 self._count(likelihood, outputs, y[rows])
                 yield pull(
@@ -433,16 +493,25 @@ class _Source:
                           mc_samples=setting.mc_samples, stream=stream)
                 )  # fmt: skip
 
-    @property
-    def _num_cotangents(self) -> int:
-        exact = self.problem.likelihood.num_outputs(self.problem.target_size)
-        numbers = {"exact": exact, "mc": self.setting.mc_samples, "empirical": 1}
-        return numbers[self.setting.fisher]
+    def _num_cotangents(self, targets: Tensor) -> int:
+        likelihood, positions = self.problem.likelihood, 1
+        if isinstance(likelihood, Positions):
+            positions = likelihood.weights_of(targets[:1]).numel()
+            likelihood = likelihood.base
+        exact = likelihood.num_outputs(self.problem.target_size) * positions
+        numbers = {"exact": exact, "mc": self.setting.mc_samples, "empirical": positions}
+        drawn = _is_large(self.problem.likelihood, exact)
+        return numbers[self.setting.fisher or ("mc" if drawn else "exact")]
 
     def _count(self, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> None:
         self.log_likelihood += float(likelihood.log_prob(outputs, y, self.extra).double().sum())
         self.num_examples += len(outputs)
+        weights = outputs.new_ones(len(outputs))
+        if isinstance(likelihood, Positions):
+            self.weights = likelihood.weights_of(y).reshape(len(outputs), -1)
+            (outputs, y, weights), likelihood = likelihood.rows(outputs, y), likelihood.base
         if isinstance(likelihood, Gaussian):
             scale = likelihood.components(outputs, self.extra).scale
-            self.weighted_error += float(((outputs - y) / scale).double().square().sum())
-            self.num_values += outputs.numel()
+            errors = ((outputs - y) / scale).double().square().sum(-1)
+            self.weighted_error += float((errors * weights).sum())
+            self.num_values += float(weights.double().sum()) * outputs.shape[-1]

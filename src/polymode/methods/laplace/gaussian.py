@@ -159,10 +159,29 @@ def output_moments(
     means, spreads = [], []
     for rows in tangent.parts(len(x), num_outputs):
         outputs, pull = tangent(x[rows])
-        unit = torch.eye(num_outputs).to(outputs)[:, None].expand(-1, len(outputs), -1)
         means.append(outputs)
+        if outputs.dim() > 2:
+            spreads.append(_map_variances(posterior, tangent, x[rows], outputs))
+            continue
+        unit = torch.eye(num_outputs).to(outputs)[:, None].expand(-1, len(outputs), -1)
         spreads.append(posterior.quadratic(pull(unit), full))
     return torch.cat(means), torch.cat(spreads)
+
+
+def _map_variances(
+    posterior: GaussianPosterior, tangent: Tangent, x: Tensor, outputs: Tensor
+) -> Tensor:
+    """Return variances of the outputs (B, K, *E) at positions, some of an example at a time."""
+    numbers, parts = outputs[0].numel(), []
+    for rows in tangent.parts(len(x), min(numbers, _OUTPUTS)):
+        columns = []
+        for start in range(0, numbers, _OUTPUTS):
+            output, pull = tangent(x[rows])
+            unit = torch.eye(numbers)[start : start + _OUTPUTS].to(output)
+            unit = unit.view(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
+            columns.append(posterior.quadratic(pull(unit), False))
+        parts.append(torch.cat(columns, 1).view(-1, *outputs.shape[1:]))
+    return torch.cat(parts)
 
 
 def joint_moments(
@@ -175,6 +194,7 @@ def joint_moments(
 
 
 _RANGE = math.log(1e-10), math.log(1e10)  # where data say nothing of a group, λ has no end
+_OUTPUTS = 256  # of a map whose variances are computed at a time
 _CLOSE = 1e-5  # of the slope with respect to log λ, nats
 
 

@@ -45,6 +45,7 @@ from polymode.core.warn import warn
 from polymode.curvature.tangent import Survey, survey
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.methods import map as map_
 from polymode.methods.laplace.curvature import FISHERS, STRUCTURES, Curvature, Setting, curvature
 from polymode.methods.laplace.evidence import choose_prior
@@ -54,7 +55,7 @@ from polymode.methods.laplace.linear_model import COVERED
 from polymode.methods.laplace.prior_groups import KINDS as PRIORS
 from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
-from polymode.methods.map import MAP, State
+from polymode.methods.map import State, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.stack.stack import Stack
 
@@ -69,7 +70,7 @@ def _counts(numbers: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(MAP):
+class Laplace(Trained):
     """Options of `laplace`: those of `map`, and"""
 
     structure: str = option("kron", choices=STRUCTURES, doc="structure of the curvature")
@@ -97,10 +98,11 @@ class Laplace(MAP):
         more="Taken as it is unless `evidence` is given, too. The networks of a factory are trained"
         " with it, or with 1.",
     )
-    fisher: str = option(
-        "exact",
+    fisher: str | None = option(
+        None,
         choices=FISHERS,
         doc="which curvature of the loss",
+        none="is 'exact', and 'mc' where the positions of an example have more than 64 outputs",
         more="'mc' draws targets from the prediction; 'empirical' is not a curvature of the loss,"
         " and for comparison.",
     )
@@ -120,10 +122,11 @@ class Laplace(MAP):
         " choose `subnetwork_size` of them (`subnetwork.py`).",
     )
     subnetwork_size: int | None = option(None, ge=1, doc="how many are chosen")
-    predictive: str = option(
-        "linearised",
+    predictive: str | None = option(
+        None,
         choices=("linearised", "sampled"),
         doc="how it predicts",
+        none="is 'linearised', and 'sampled' at positions of an example",
         more="'sampled' are networks with drawn weights, for comparison.",
     )
     link: str = option("mc", choices=LINKS, doc="from Gaussian logits to classes")
@@ -165,13 +168,19 @@ class Laplace(MAP):
             lambda config: config.prior == "single" or config.evidence is not None,
         ),
         belongs("samples_per_mode", link="mc"),
-        belongs("link", predictive="linearised"),
-        belongs("output_covariance", predictive="linearised"),
+        rule(
+            "`link` of {name} belongs to predictive='linearised', not to 'sampled'",
+            lambda config: config.predictive != "sampled" or config.link == "mc",
+        ),
+        rule(
+            "`output_covariance` of {name} belongs to predictive='linearised', not to 'sampled'",
+            lambda config: config.predictive != "sampled" or config.output_covariance == "full",
+        ),
     )
 
     def __post_init__(self) -> None:
         if self.prior_precision is None:
-            object.__setattr__(self, "prior_precision", MAP.prior_precision)
+            object.__setattr__(self, "prior_precision", Trained.prior_precision)
             if self.evidence is None:
                 object.__setattr__(self, "evidence", "auto")
         super().__post_init__()
@@ -188,7 +197,9 @@ def init(config: Laplace, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; refuses what would not fit into memory."""
     refuse_low_precision("laplace", stack)
     refuse_too_large(config, stack)
-    likelihood = problem.likelihood
+    config, likelihood = placed(config, problem.likelihood), problem.likelihood
+    if isinstance(likelihood, Positions):
+        likelihood = likelihood.base
     outputs = likelihood.num_outputs(problem.target_size)
     if config.link == "bridge" and likelihood.classification and outputs == 1:
         raise ValueError(
@@ -208,8 +219,24 @@ def step(config: Laplace, problem: Problem, state: State, batch: Any) -> Any:
     return map_.step(config, problem, state, batch)
 
 
+def placed(config: Laplace, likelihood: Likelihood) -> Laplace:
+    """Return the options with what None stands for with this likelihood."""
+    maps = likelihood.num_axes > 0
+    linearised = not maps or config.link != "mc" or config.output_covariance == "diagonal"
+    config = replace(
+        config, predictive=config.predictive or ("linearised" if linearised else "sampled")
+    )
+    if maps and config.predictive == "linearised" and config.output_covariance == "full":
+        raise ValueError(
+            "covariances between all outputs of a map are too many: linearised predictions at"
+            " positions need output_covariance='diagonal', or take predictive='sampled'"
+        )
+    return config
+
+
 def settled(config: Laplace, likelihood: Likelihood) -> Laplace:
-    """Return the options with the evidence that "auto" stands for."""
+    """Return the options with what "auto" and None stand for with this likelihood."""
+    config = placed(config, likelihood)
     if config.evidence != "auto":
         return config
     if likelihood.name in COVERED:
@@ -242,7 +269,7 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
         layers,
         problem.likelihood.num_outputs(problem.target_size),
         1 if config.link != "mc" else config.samples_per_mode,
-        config.predictive,
+        config.predictive or "linearised",
         config.link,
         config.output_covariance,
         None if config.evidence is None else evidences,

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from polymode.core.options import option
-from polymode.core.rows import Rows
+from polymode.core.rows import Inputs, leaves_of
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.methods.particles.input_gradients import embeddings_of
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch, Divergence
 
@@ -72,17 +73,19 @@ def check_batch(method: str, likelihood: Likelihood, batch: Batch) -> None:
             " likelihood of regression"
         )
     check_shared(method, batch)
-    if isinstance(batch.x, Rows):
-        raise ValueError(
-            f"{method} differentiates with respect to one input, but the network takes several:"
-            f" {', '.join(batch.x.named())}. Take deep_ensemble, function_rde or weight_rde"
-        )
-    if not batch.x.is_floating_point():
-        raise ValueError(
-            f"{method} differentiates with respect to the inputs, but they are {batch.x.dtype} and"
-            " have no gradient. For tokens, the embedding is the place to repel: embed them first"
-            " and give the embedded inputs, with a network that starts after the embedding"
-        )
+
+
+def check_sources(method: str, stack: Stack, x: Inputs) -> None:
+    """Refuse inputs without real numbers, of a network without an embedding that takes them."""
+    if any(leaf.is_floating_point() for leaf in leaves_of(x)) or embeddings_of(stack, x):
+        return
+    types = ", ".join(sorted({str(leaf.dtype) for leaf in leaves_of(x)}))
+    raise ValueError(
+        f"{method} differentiates with respect to the inputs, but they are {types} and have no"
+        " gradient, and the network has no nn.Embedding that takes them as they are, once. Give"
+        " embedded inputs to a network that starts after its embedding, or take deep_ensemble,"
+        " function_rde or weight_rde"
+    )
 
 
 def check_finite(losses: Tensor, values: Tensor, number: int) -> None:

@@ -22,6 +22,7 @@ coordinates.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes
+from polymode.core.rows import Inputs, leaves_of, shapes_of, shapes_text
 from polymode.core.threads import for_each_member
 from polymode.distributed import ranks
 from polymode.methods.particles.second_order.batch_norm import QuickBatchNorm
@@ -41,6 +43,8 @@ from polymode.stack import execution
 from polymode.stack.execution import limit_threads
 from polymode.stack.fast.plan import Job, Plan, member_bytes
 from polymode.stack.stack import Stack
+from polymode.tracing.embeddings import embedded_shapes, shifted, with_zero_shifts
+from polymode.tracing.network import Network
 from polymode.tracing.noise import Streams
 
 
@@ -58,6 +62,7 @@ def repelled_gradients(
     stack: Stack, terms: Terms, x: Tensor, y: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
     """Set `.grad` of the stack's leaves; return the members' losses (M,) and repulsions (M,)."""
+    stack, x = with_sources(stack, x)
     if "repulsion" not in stack.plans:
 
         def run(part: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +74,37 @@ def repelled_gradients(
             kept = stack.chunk_size or ranks.agreed(lambda: _graphs_that_fit(stack, job))
             stack.plans["repulsion"] = plan._replace(chunk_size=kept)
     return _run(stack, stack.plans["repulsion"], terms, x, y, step)
+
+
+def with_sources(stack: Stack, x: Inputs) -> tuple[Stack, Any]:
+    """Return networks and inputs with real numbers to differentiate with respect to.
+
+    These are the floating-point inputs, and what embeddings make of identifiers: a shift of zeros
+    is then an input of its own.
+    """
+    if all(leaf.is_floating_point() for leaf in leaves_of(x)):
+        return stack, x
+    shapes = embeddings_of(stack, x)
+    if not shapes:
+        return stack, x
+    name = f"embeddings as inputs: {', '.join(shapes)}"
+    if name not in stack.views.derived:
+        change = partial(shifted, list(shapes))
+        body = stack.on(Network(change(copy.deepcopy(stack.template))))
+        body._apart = {k: change(copy.deepcopy(m)) for k, m in stack._apart.items()}
+        stack.views.derived[name] = body
+    body = stack.views.derived[name]
+    like = next(iter(stack.params.values()))
+    return body.set_mode(stack.mode, stack.pinned), with_zero_shifts(x, shapes, like)
+
+
+def embeddings_of(stack: Stack, x: Inputs) -> dict[str, tuple[int, ...]]:
+    """Return the embeddings that take identifiers of such inputs, with the shapes behind them."""
+
+    def look(_: nn.Module) -> dict[str, tuple[int, ...]]:
+        return embedded_shapes(stack.views.build(0, share=False).eval(), x)
+
+    return stack.network.program(f"embeddings of {shapes_text(shapes_of(x))}", "eval", look)
 
 
 def _graphs_that_fit(stack: Stack, job: Job) -> int:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.memory import free_bytes, human
+from polymode.core.rows import leaves_of
 
 LENGTHSCALES = ("identity", "pca")
 
@@ -89,11 +90,13 @@ def principal_axes(
     """
     count, shift, sums, products = 0, None, None, None
     for x in batches:
-        if not x.is_floating_point():
+        types = {leaf.dtype for leaf in leaves_of(x) if not leaf.is_floating_point()}
+        if types:
+            listed = ", ".join(sorted(map(str, types)))
             raise ValueError(
-                f"lengthscales='pca' needs real-valued inputs, got {x.dtype}; use 'identity'"
+                f"lengthscales='pca' needs real-valued inputs, got {listed}; use 'identity'"
             )
-        rows = x.flatten(1).double()
+        rows = torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves_of(x)], 1).double()
         if shift is None or sums is None or products is None:
             dimension = rows.shape[1]
             _check_size(dimension, num_components, rows.device)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from polymode.likelihoods.kinds import Categorical, Likelihood
+from polymode.likelihoods.positions import Positions
 from polymode.methods.method import Problem
 from polymode.stack.execution import Loss
 
@@ -56,8 +57,9 @@ def terms_of(
     basis: Tensor | None = None,
 ) -> Terms:
     """Return the terms for a scalar by its name: "logit" of the true class (in regression the sum
-    of the means), or "log_prob" of the target."""
+    of the means), or "log_prob" of the target; both are summed over the positions of an example."""
     likelihood, size = problem.likelihood, problem.target_size
+    several = isinstance(likelihood, Positions)
     return Terms(
         likelihood.nll,
         partial(scalar_of, likelihood, scalar, size),
@@ -65,15 +67,15 @@ def terms_of(
         weight,
         rows,
         basis,
-        None if scalar == "log_prob" else partial(slopes_of, likelihood, size),
+        None if scalar == "log_prob" or several else partial(slopes_of, likelihood, size),
         likelihood.nll_gradient,
     )
 
 
-def weight_of(weight: str | float, problem: Problem, batch_size: int) -> float:
-    """Return the weight of a repulsion compared with the mean loss."""
+def weight_of(weight: str | float, problem: Problem, targets: Tensor) -> float:
+    """Return the weight of a repulsion compared with the mean loss over a batch's targets."""
     if weight == "batch":
-        return 1 / batch_size
+        return 1 / max(1.0, problem.likelihood.num_observations(targets))
     return 1 / problem.num_examples if weight == "data" else float(weight)
 
 
@@ -88,6 +90,10 @@ def scalar_of(
     """Return what is differentiated with respect to the inputs, (..., B)."""
     if kind == "log_prob":
         return likelihood.log_prob(outputs, targets, extra)
+    if isinstance(likelihood, Positions):
+        rows = likelihood.rows(outputs, targets)
+        scalars = scalar_of(likelihood.base, kind, target_size, rows.outputs, rows.targets, extra)
+        return likelihood.by_example(scalars * (rows.weights > 0), targets)
     if isinstance(likelihood, Categorical):
         labels = targets.expand(outputs.shape[:-1]).unsqueeze(-1)
         return outputs.gather(-1, labels).squeeze(-1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from polymode.methods import map as map_
-from polymode.methods.map import MAP, Info
+from polymode.methods.map import Info, Trained
 from polymode.methods.method import Problem
 from polymode.methods.sampling.chains import posterior_gradients
 from polymode.methods.sampling.keeping import keep_sample, room_for
@@ -28,14 +28,14 @@ class State(NamedTuple):
     step: int
 
 
-def start(config: MAP, problem: Problem, stack: Stack, steps: Sequence[int]) -> State:
+def start(config: Trained, problem: Problem, stack: Stack, steps: Sequence[int]) -> State:
     """Return the state before the first step of a run that keeps networks after these steps."""
     stack, optimization, first = map_.init(config, problem, stack)
     return State(stack, optimization, room_for(len(steps), stack), first)
 
 
 def go_on(
-    config: MAP,
+    config: Trained,
     problem: Problem,
     state: State,
     batch: Batch,

@@ -38,7 +38,7 @@ import torch
 
 from polymode.core.options import option, rule
 from polymode.methods import map as map_
-from polymode.methods.map import MAP, Info
+from polymode.methods.map import Info, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room, require_room_for_draws
 from polymode.posterior import Gaussian, Samples, Weights
@@ -51,7 +51,7 @@ from polymode.training.options import kept_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAG(MAP):
+class SWAG(Trained):
     """Options of `swag`: those of `map`, by default with SGD of a constant rate, and"""
 
     optimizer: str | MakeOptimizer = "sgd"

@@ -6,12 +6,13 @@ leading axis of members where there are several.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.rows import leaves_of, map_leaves, spread
 from polymode.methods.particles.terms import Terms
 from polymode.tracing.attention import plain_attention
 
@@ -39,13 +40,15 @@ class Plain(NamedTuple):
     def forward(self, terms: Terms, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Kept]:
         """Return losses (members,), J (members, R, D or K), and what the backward pass needs."""
         axis, rows = (0, terms.rows) if self.members is None else (1, terms.rows)
-        inputs = x if self.members is None else x.expand(self.members, *x.shape)
-        leaf = inputs if self.whole else inputs.narrow(axis, 0, rows)
-        leaf = leaf.detach().requires_grad_()
+        inputs = x if self.members is None else spread(x, self.members)
+        leaf = map_leaves(inputs, lambda t: _source(t if self.whole else t.narrow(axis, 0, rows)))
+        sources = [t for t in leaves_of(leaf) if t.requires_grad]
         with plain_attention():  # the fused one has no second derivative
             outputs = self.network(leaf)
         scalars = terms.scalar(outputs.narrow(axis, 0, rows), y[:rows], self.extra)
-        gradient = _derivative(scalars, leaf).narrow(axis, 0, rows).flatten(axis + 1)
+        derivatives = _derivatives(scalars, sources)
+        parts = [d.narrow(axis, 0, rows).flatten(axis + 1) for d in derivatives]
+        gradient = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if terms.basis is not None:
             gradient = gradient @ terms.basis
         losses = terms.loss(outputs if self.whole else self.network(inputs), y, self.extra)
@@ -62,16 +65,25 @@ class Plain(NamedTuple):
         return list(gradients)
 
 
-def _derivative(scalars: Tensor, leaf: Tensor) -> Tensor:
-    derivative = None
+def _source(leaf: Tensor) -> Tensor:
+    """Return what outputs are differentiated with respect to; identifiers and masks stay as they
+    are."""
+    leaf = leaf.detach()
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
+
+
+def _derivatives(scalars: Tensor, sources: list[Tensor]) -> list[Tensor]:
+    """Return the derivatives with respect to all inputs, 0 for one that the outputs ignore."""
+    derivatives: Sequence[Tensor | None] = [None]
     if scalars.requires_grad:
-        (derivative,) = torch.autograd.grad(
-            scalars.sum(), leaf, create_graph=True, allow_unused=True
+        derivatives = torch.autograd.grad(
+            scalars.sum(), sources, create_graph=True, allow_unused=True
         )
-    if derivative is None:
+    if all(derivative is None for derivative in derivatives):
         raise ValueError(
             "the network's outputs do not depend on its inputs in a differentiable way, so there"
             " are no input gradients to repel; look for .detach(), no_grad or rounding in its"
             " forward method"
         )
-    return derivative
+    pairs = zip(derivatives, sources, strict=True)
+    return [torch.zeros_like(source) if d is None else d for d, source in pairs]
