@@ -35,6 +35,7 @@ from docs.speed_tables import (
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 METRICS = ROOT / "docs" / "metrics.md"
+EXAMINATIONS = ROOT / "docs" / "examinations.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
 DEMO = ROOT / "results" / "demo.json"
 STUDIES = ROOT / "docs" / "studies"
@@ -226,6 +227,19 @@ def options_table(method: str) -> str:
     return markdown([[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 
+def examination_options() -> str:
+    """Return the options of all examinations that have some."""
+    from polymode import options
+    from polymode.examinations import examination as examinations
+
+    rows = [["examination", "option", "default", "allowed", "meaning"]]
+    for name in examinations.EXAMINATIONS.names():
+        for option in options(examinations.options_of(name)):
+            cells = [f"`{option.name}`", _default(option.default), option.allowed, option.meaning]
+            rows.append([f"`{name}`", *cells])
+    return markdown(rows)
+
+
 def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_default, value))
@@ -327,6 +341,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (README, "speed", speed_table(report)),
         (README, "demo", demo_table(json.loads(DEMO.read_text()))),
         (METRICS, "metrics", metrics_table()),
+        (EXAMINATIONS, "options", examination_options()),
         *((page, "options", options_table(page.stem)) for page in sorted(PAGES.glob("*.md"))),
         *studies,
         (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),

@@ -120,15 +120,18 @@ def test_the_report_shows_the_attack(fitted, tmp_path):
     ("options", "message"),
     [
         ({"kind": "pdg"}, "Unknown kind of attack 'pdg'"),
-        ({"eps": -1}, "`eps` of an attack must be a finite number >= 0, got -1"),
+        ({"eps": -1}, "`eps` of an attack must be a finite number >= 0, or several, got -1"),
         ({"steps": 0}, "`steps` of an attack must be an integer of at least 1, got 0"),
-        ({"step_size": -1}, "`step_size` of pgd must be > 0, got -1"),
+        ({"step_size": -1}, "`step_size` of an attack must be > 0 or None, got -1"),
         ({"samples_per_mode": 0}, "`samples_per_mode` of an attack must be an integer of at least"),
         ({"target": "x"}, "`target` of an attack must be a class, an integer, got 'x'"),
         ({"kind": "square", "norm": "l2"}, "`norm` of square must be 'linf', got 'l2'"),
-        ({"eps": "large"}, "`eps` of an attack must be a finite number >= 0, got 'large'"),
+        (
+            {"eps": "large"},
+            "`eps` of an attack must be a finite number >= 0, or several, got 'large'",
+        ),
         ({"kind": "fgsm", "steps": 3}, "Unknown option 'steps' for the attack 'fgsm'"),
-        ({"adaptive": "entropy"}, "`adaptive` must be one of"),
+        ({"adaptive": "entropy"}, "`adaptive` of an attack must be one of"),
         ({"num_examples": 0}, "`num_examples` of an attack must be an integer of at least 1"),
     ],
 )

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from polymode.core.options import Config, option
 from polymode.examinations import EXAMINATIONS, Findings, findings_of, measure
 from polymode.runs.run_folder import RunFolder
 
 ONE = ["--task", "two_moons", "--method", "map"]
 
 
-def _count(post, task, *, power: int = 1):
-    weights = np.array([post.stack.num_parameters**power], dtype=float)
+@dataclass(frozen=True, kw_only=True)
+class Counting(Config):
+    """Options of `counting`."""
+
+    power: int = option(1)
+
+
+def _count(post, task, options):
+    weights = np.array([post.stack.num_parameters**options.power], dtype=float)
     return Findings((measure("size", float(weights[0]), n=1, direction="up"),), {"w": weights})
 
 
 @pytest.fixture(autouse=True)
 def counting():
-    EXAMINATIONS.register("counting", summary="counts", measures={"size": "number of weights"})(
-        _count
-    )
+    about = {"summary": "counts", "measures": {"size": "number of weights"}}
+    EXAMINATIONS.register("counting", options=Counting, **about)(_count)
     yield
     del EXAMINATIONS._entries["counting"]
 

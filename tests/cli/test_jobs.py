@@ -99,7 +99,7 @@ def test_seeds_added_later_end_in_the_bytes_of_one_go(tmp_path, command):
     products of two threads are rounded otherwise than those of one."""
     torch.set_num_threads(2)
     words = ["run", "--task", "digits", "--net", "lenet", "--method", "map", "--jobs", "2", "-q"]
-    words += ["--set", "epochs=2", "--out"]
+    words += ["--set", "epochs=1", "--out"]
     assert command(*words, str(tmp_path / "later"), "--seeds", "0") == 0
     assert command(*words, str(tmp_path / "later"), "--seeds", "0-1") == 0
     assert command(*words, str(tmp_path / "once"), "--seeds", "0-1") == 0

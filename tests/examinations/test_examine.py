@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import polymode as pm
+from polymode.core.options import Config, option, rule
 from polymode.examinations import EXAMINATIONS, Findings, findings_of, measure, read_asked
 from polymode.metrics.results import Cost, Results, Row
 
 
-def _check(scale=1.0, parts=()):
-    if scale <= 0:
-        raise ValueError(f"`scale` of weighing must be > 0, got {scale}")
+@dataclass(frozen=True, kw_only=True)
+class Weighing(Config):
+    """Options of `weighing`."""
+
+    called = "weighing"
+    scale: float = option(1.0, gt=0)
+    parts: tuple = option((), rule=rule("several", lambda parts: isinstance(parts, list | tuple)))
 
 
-def _weigh(post, task, *, scale: float = 1.0, parts=()):
-    heights = scale * np.arange(post.num_modes)
+def _weigh(post, task, options):
+    heights = options.scale * np.arange(post.num_modes)
     rows = (
         measure("mean_height", float(heights.mean()), unit="m", direction="up", n=len(heights)),
         measure("spread", math.nan, n=1),
@@ -31,7 +37,7 @@ def _weigh(post, task, *, scale: float = 1.0, parts=()):
 @pytest.fixture(autouse=True)
 def weighing():
     about = {"summary": "how heavy", "measures": {"mean_height": "mean", "spread": "none"}}
-    EXAMINATIONS.register("weighing", check=_check, **about)(_weigh)
+    EXAMINATIONS.register("weighing", options=Weighing, **about)(_weigh)
     yield
     del EXAMINATIONS._entries["weighing"]
 

@@ -104,15 +104,15 @@ def test_against_a_posterior(ensemble, task, tmp_path):
 def test_what_cannot_be_is_refused(ensemble, task, folder, tmp_path):
     with pytest.raises(ValueError, match="symmetry needs one reference"):
         pm.examine(ensemble, task, "symmetry")
-    with pytest.raises(ValueError, match="`num_reference` of symmetry must be an integer ≥ 2"):
+    with pytest.raises(ValueError, match="`num_reference` of symmetry must be an integer"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), num_reference=1)
-    with pytest.raises(ValueError, match='"cross" or "reference"'):
+    with pytest.raises(ValueError, match="must be one of cross, reference"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), lengthscales="mine")
     with pytest.raises(ValueError, match="at least 2 samples"):
         pm.examine(ensemble[:1], task, "symmetry", zoo=str(folder), num_reference=40)
-    with pytest.raises(ValueError, match="`against` of symmetry .*saved.*got a Posterior"):
+    with pytest.raises(ValueError, match="`against` of symmetry .*saved.*got Posterior"):
         pm.examine(ensemble, task, "symmetry", against=ensemble)
-    with pytest.raises(ValueError, match="`zoo` of symmetry .*zoo.folder, got a Zoo"):
+    with pytest.raises(ValueError, match="`zoo` of symmetry .*zoo.folder, got Zoo"):
         pm.examine(ensemble, task, "symmetry", zoo=Zoo(folder))
     with pytest.raises(ValueError, match="has 40 networks, 50 are asked for; ask for fewer, or"):
         pm.examine(ensemble, task, "symmetry", zoo=str(folder), num_reference=50)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 
 from polymode.adversary.attack import CHECKS, KEPT, ORIGINS
-from polymode.adversary.attack_checks import check_choice, check_number
-from polymode.adversary.attack_kinds import KINDS, check_steps, step_of
+from polymode.adversary.attack_kinds import KINDS
 from polymode.adversary.ball import NORMS
-from polymode.adversary.detection import Sweep, check_rejection, sweep
+from polymode.adversary.detection import Sweep, sweep
 from polymode.adversary.gradient_free import check_norm
 from polymode.adversary.objective import ADAPTIVE, LOSSES
-from polymode.core.checks import check_call, check_keywords
+from polymode.core.checks import check_call, check_keywords, is_number
+from polymode.core.options import Config, option, rule
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.likelihoods.scaling import Scaling
@@ -41,31 +42,6 @@ ROUNDING = 1e-4  # pixels may leave [0, 1] by this much when their scaling is un
 NATS = "nats"
 
 
-def check(*, kind: str, target: int | None, **options: Any) -> None:
-    """Refuse impossible options before anything is trained."""
-    entry = KINDS.get(kind)
-    of_kind = {key: options[key] for key in OF_KINDS if options[key] is not None}
-    check_keywords(entry.value, f"the attack '{kind}'", of_kind)
-    step_of(kind, 0.0, 1, of_kind.pop("step_size", None))
-    counts = ("samples_per_mode", "eval_samples_per_mode")
-    of_kind |= {key: options[key] for key in counts if options[key] is not None}
-    check_steps("an attack", num_examples=options["num_examples"], **of_kind)
-    check_choice("norm", options["norm"], NORMS)
-    if kind == "square":
-        check_norm(options["norm"])
-    if target is not None and (not isinstance(target, int) or isinstance(target, bool)):
-        raise ValueError(f"`target` of an attack must be a class, an integer, got {target!r}")
-    for name, choices in CHOICES.items():
-        check_choice(name, options[name], choices)
-    for radius in radii_of(options["eps"]):
-        check_number("eps", radius, zero=True)
-    check_rejection(options["rejection"])
-
-
-CHOICES: dict[str, Sequence[str | None]] = {
-    "adaptive": (*ADAPTIVE, None), "loss": LOSSES, "away_from": ORIGINS, "keep": KEPT,
-    "checks": CHECKS,
-}  # fmt: skip
 OF_KINDS = ("steps", "step_size", "restarts", "queries")
 PASSED_ON = (
     *OF_KINDS, "kind", "norm", "adaptive", "loss", "away_from", "keep", "samples_per_mode",
@@ -79,6 +55,60 @@ def radii_of(eps: float | Sequence[float]) -> list[float]:
     if isinstance(eps, int | float) and not isinstance(eps, bool):
         return [float(eps) * part / 5 for part in range(6)] if eps > 0 else [float(eps)]
     return list(eps) if isinstance(eps, list | tuple) and eps else [eps]  # type: ignore[list-item]
+
+
+def _are_radii(value: Any) -> bool:
+    return all(is_number(radius) and radius >= 0 for radius in radii_of(value))
+
+
+_AS_ATTACK = "as in `adversary.attack`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Config):
+    """Options of `attack`, the examination."""
+
+    called = "an attack"
+    kind: str = option("pgd", doc="of the attack, see `adversary.attack`")
+    eps: float | Sequence[float] = option(
+        0.1,
+        rule=rule("a finite number >= 0, or several", _are_radii),
+        doc="one radius, whose fifths are attacked as well, or several",
+    )
+    norm: str = option("linf", choices=NORMS, doc="of the ball")
+    target: int | None = option(
+        None,
+        rule=rule("a class, an integer", lambda value: type(value) is int),
+        doc="class that inputs of all other classes should become",
+        none="is any but the label",
+    )
+    adaptive: str | None = option(
+        None, choices=ADAPTIVE, doc="score that the attack keeps low", none="is not adaptive"
+    )
+    loss: str = option("log_prob", choices=LOSSES, doc=_AS_ATTACK)
+    away_from: str = option("labels", choices=ORIGINS, doc=_AS_ATTACK)
+    keep: str | None = option(
+        None, choices=[name for name in KEPT if name], doc=_AS_ATTACK, none="is that of the kind"
+    )
+    steps: int | None = option(None, ge=1, doc="of the kind")
+    step_size: float | None = option(None, gt=0, doc="of the kind")
+    restarts: int | None = option(None, ge=1, doc="of the kind")
+    queries: int | None = option(None, ge=1, doc="of the kind")
+    samples_per_mode: int | None = option(None, ge=1, doc=_AS_ATTACK)
+    eval_samples_per_mode: int | None = option(None, ge=1, doc=_AS_ATTACK)
+    num_examples: int = option(200, ge=1, doc="of the test set, at most")
+    rejection: float = option(
+        0.05, gt=0, lt=1, doc="share of clean inputs that a threshold may reject"
+    )
+    checks: str = option("full", choices=CHECKS, doc=_AS_ATTACK)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = KINDS.get(self.kind).value  # names the kinds there are
+        of_kind = {name: value for name in OF_KINDS if (value := getattr(self, name)) is not None}
+        check_keywords(kind, f"the attack '{self.kind}'", of_kind)
+        if self.kind == "square":
+            check_norm(self.norm)
 
 
 @EXAMINATIONS.register(
@@ -102,48 +132,19 @@ def radii_of(eps: float | Sequence[float]) -> list[float]:
         " wrong",
         "attack_flags": "signs that the attack says less than it seems: see docs/adversary.md",
     },
-    check=check,
+    options=Attack,
 )
-def attack_examination(
-    post: Posterior,
-    task: Task,
-    *,
-    kind: str = "pgd",
-    eps: float | Sequence[float] = 0.1,
-    norm: str = "linf",
-    target: int | None = None,
-    adaptive: str | None = None,
-    loss: str = "log_prob",
-    away_from: str = "labels",
-    keep: str | None = None,
-    steps: int | None = None,
-    step_size: float | None = None,
-    restarts: int | None = None,
-    queries: int | None = None,
-    samples_per_mode: int | None = None,
-    eval_samples_per_mode: int | None = None,
-    num_examples: int = 200,
-    rejection: float = 0.05,
-    checks: str = "full",
-) -> Findings:
-    """Attack the first test inputs; see the module.
-
-    Args:
-        kind, norm, adaptive, loss, away_from, keep, samples_per_mode, eval_samples_per_mode,
-            checks: see `attack`.
-        eps: one radius, whose fifths are attacked as well, or several.
-        target: class that inputs of all other classes should become; None for any but the label.
-        steps, step_size, restarts, queries: of the kind.
-        num_examples: of the test set, at most.
-        rejection: share of clean inputs that a threshold may reject.
-    """
-    given = locals()
-    x, y, scaling, box = inputs_of(task, num_examples)
+def attack_examination(post: Posterior, task: Task, options: Attack) -> Findings:
+    """Attack the first test inputs; see the module."""
+    x, y, scaling, box = inputs_of(task, options.num_examples)
+    target = options.target
     if target is not None:
         x, y = x[y != target], y[y != target]
+    passed = {name: getattr(options, name) for name in PASSED_ON}
     curves = sweep(
-        post, x, y, eps=radii_of(eps), targets=target, scaling=scaling, box=box, trajectories=SHOWN,
-        **{name: given[name] for name in PASSED_ON if given[name] is not None},
+        post, x, y, eps=radii_of(options.eps), targets=target, scaling=scaling, box=box,
+        trajectories=SHOWN,
+        **{name: value for name, value in passed.items() if value is not None},
     )  # fmt: skip
     return Findings(tuple(_rows(curves)), arrays_of(curves))
 

@@ -17,7 +17,7 @@ have about √(1 + 1/m).
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from polymode.chains import autocorrelation, ess_bulk, ess_tail, nested_rhat, rhat
 from polymode.chains.rhat import FEWEST, check
+from polymode.core.options import Config, option
 from polymode.core.rng import generator
 from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
@@ -39,14 +40,23 @@ LAGS = 100
 STUCK = "infinite: chains stand still at different values"
 
 
-def check_options(**options: Any) -> None:
-    """Refuse options that are no numbers of inputs or groups."""
-    for name, least in (("inputs", 1), ("superchains", 2)):
-        value = options.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            raise ValueError(
-                f"`{name}` of chains must be an integer of at least {least}, got {value!r}"
-            )
+@dataclass(frozen=True, kw_only=True)
+class Chains(Config):
+    """Options of `chains`."""
+
+    called = "chains"
+    inputs: int = option(
+        100,
+        ge=1,
+        doc="reference inputs, the first of the test set, or of the training set",
+    )
+    superchains: int | None = option(
+        None, ge=2, doc="groups of chains for the nested R-hat, a divisor of `num_modes`",
+        none="is 4 where there are 8 chains or more that 4 divides, and none otherwise",
+    )  # fmt: skip
+
+
+_USUAL = Chains()
 
 
 @EXAMINATIONS.register(
@@ -68,26 +78,18 @@ def check_options(**options: Any) -> None:
         "step_size": "mean step size after tuning",
         "energy_variance": "mean squared energy change of a step per dimension",
     },
-    check=check_options,
+    options=Chains,
 )
-def chains(
-    post: Posterior, task: Task, *, inputs: int = 100, superchains: int | None = None
-) -> Findings:
-    """Return R-hat and ESS of the chains of a posterior; see the module.
-
-    Args:
-        inputs: reference inputs, the first of the test set, or of the training set without one.
-        superchains: K groups of chains for the nested R-hat, a divisor of `num_modes`; None is 4
-            where there are 8 chains or more that 4 divides, and none otherwise.
-    """
+def chains(post: Posterior, task: Task, options: Chains = _USUAL) -> Findings:
+    """Return R-hat and ESS of the chains of a posterior; see the module."""
     weights = post.weights.inner
     if not isinstance(weights, Samples) or weights.kept is None:
         raise NotApplicable(
             f"this posterior ({post.method}) has no chains: {weights.samples_per_mode} sample(s)"
             " per mode that were not kept along a way; examine hmc, mile, sghmc or the like"
         )
-    draws = function_draws(post, _inputs(task, inputs))
-    nested = _nested(draws, superchains)
+    draws = function_draws(post, _inputs(task, options.inputs))
+    nested = _nested(draws, options.superchains)
     number = len(weights.stack)
     facts = [measure("draws", float(len(draws)), unit="draws", n=number), *_facts(weights)]
     if nested and len(draws) < FEWEST:

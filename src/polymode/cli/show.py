@@ -75,13 +75,23 @@ def _options(pattern: str) -> Listing:
     entries = []
     for method in METHODS.names(pattern):
         for option in options(method):
-            cells = dict(
-                zip(("name", "default", "allowed", "meaning"), option.cells(), strict=True)
-            )
-            entries.append({"method": method, **cells})
+            entries.append({"method": method, **_cells(option)})
+    if not entries:
+        from polymode.examinations.examination import EXAMINATIONS, options_of
+
+        entries = [
+            {"examination": name, **_cells(option)}
+            for name in EXAMINATIONS.names(pattern)
+            for option in options(options_of(name))
+        ]
     columns = {"option": "name", **{k: k for k in ("default", "allowed", "meaning")}}
-    single = len({entry["method"] for entry in entries}) == 1
-    return columns if single else {"method": "method", **columns}, entries
+    kind = "method" if entries and "method" in entries[0] else "examination"
+    single = len({entry[kind] for entry in entries}) == 1
+    return columns if single else {kind: kind, **columns}, entries
+
+
+def _cells(option: Any) -> dict[str, str]:
+    return dict(zip(("name", "default", "allowed", "meaning"), option.cells(), strict=True))
 
 
 def _tasks(pattern: str) -> Listing:
@@ -119,16 +129,12 @@ def _metrics(pattern: str) -> Listing:
 
 def _examinations(pattern: str) -> Listing:
     from polymode.examinations import EXAMINATIONS
+    from polymode.examinations.examination import options_of
 
     entries = []
     for name in EXAMINATIONS.names(pattern):
-        entry = EXAMINATIONS.get(name)
-        parameters = inspect.signature(entry.value).parameters.values()
-        options = [
-            p.name if p.default is p.empty else f"{p.name}={p.default}"
-            for p in parameters
-            if p.kind is p.KEYWORD_ONLY
-        ]
+        entry, kind = EXAMINATIONS.get(name), options_of(name)
+        options = [f"{option}={getattr(kind, option)}" for option in kind.declared]
         facts = {"options": ", ".join(options), "summary": entry.metadata["summary"]}
         entries.append({"name": name, **facts, "measures": entry.metadata["measures"]})
     return {"examination": "name", "options": "options", "meaning": "summary"}, entries

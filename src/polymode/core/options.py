@@ -15,11 +15,11 @@ import dataclasses
 import string
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import cleandoc, get_annotations
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from polymode.core.checks import Rule, is_number, shown
 from polymode.core.registry import suggest
@@ -88,6 +88,8 @@ class Declaration:
             return value in self.choices
         if self.rule is not None:
             return bool(self.rule.holds(value))
+        if isinstance(value, str):
+            return str in self.kinds
         if isinstance(value, bool):
             return bool in self.kinds
         if isinstance(value, int | float):
@@ -130,6 +132,8 @@ class Declaration:
             return quoted + unset if len(self.choices) == 1 else f"one of {', '.join(self.choices)}"
         if int in self.kinds:
             return "an integer" if self.ge is None else f"an integer of at least {self.ge:g}"
+        if str in self.kinds:
+            return "a text or None" if type(None) in self.kinds else "a text"
         return "True or False" if bool in self.kinds else self.allowed
 
     @property
@@ -159,15 +163,21 @@ class Config:
         rules: what must hold between options: messages, in which `{name}` is the class and
             `{config.lr}` a value, and tests of the whole. Those of the bases hold, too.
         declared: names of the fields that the class itself declares.
+        called: how messages call the class; by default its name.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     declared: ClassVar[tuple[str, ...]] = ()
+    called: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         """Append the declared options to the class's help."""
         super().__init_subclass__()
-        fields = {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
+        fields = {
+            name: field
+            for name, field in vars(cls).items()
+            if isinstance(field, dataclasses.Field) and field.init
+        }
         cls.declared = tuple(fields)
         texts = [_help(name, field.metadata) for name, field in fields.items()]
         if texts and cls.__doc__:
@@ -176,7 +186,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what the declarations and the rules do not allow."""
         kind: type = type(self)
-        name = kind.__name__
+        name = self.called or kind.__name__
         for field, declaration in declarations(kind).items():
             value = getattr(self, field)
             if not declaration.admits(value):
@@ -200,6 +210,25 @@ class _Messages(string.Formatter):
 
 
 _MESSAGES = _Messages()
+
+
+T = TypeVar("T", bound=Config)
+
+
+def build(kind: type[T], what: str, options: Mapping[str, Any]) -> T:
+    """Return options of a class, or refuse those it does not have, with the nearest name.
+
+    Args:
+        what: whose options they are, for the message.
+    """
+    names = list(declarations(cast(type, kind)))
+    for name in options:
+        if name not in names:
+            listed = ", ".join(names) or "none"
+            raise ValueError(
+                f"Unknown option '{name}' for {what}.{suggest(name, names)} Options: {listed}"
+            )
+    return kind(**options)
 
 
 def rule(text: str, holds: Callable[[Any], bool]) -> Rule:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.memory import require_free
+from polymode.core.options import Config, option, rule
 from polymode.core.registry import suggest
 from polymode.core.rng import generator
 from polymode.core.warn import warn
@@ -31,7 +33,7 @@ from polymode.equivariance.groups import Group
 from polymode.equivariance.groups import group as find_group
 from polymode.equivariance.orbits import Score, class_scores, mean_of_members, value_scores
 from polymode.equivariance.planar import QuarterTurns, Turns
-from polymode.examinations.examination import EXAMINATIONS, check_counts
+from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.metrics.diversity.size import mean_over_subsets, subsets
 from polymode.metrics.results import Row
@@ -167,14 +169,37 @@ UNITS = {"kl": "nats", "largest_kl": "nats"}
 UP = ("same_predictions", "same_share", "accuracy", "orbit_accuracy")
 
 
-def check(*, group: str, sizes: Sequence[int] | None, **options: Any) -> None:
-    """Refuse options that cannot be right."""
-    find_group(group)
-    counts = ("num_examples", "num_subsets")
-    check_counts("equivariance", 2, **{key: options[key] for key in counts})
-    check_counts("equivariance", 1, samples_per_mode=options["samples_per_mode"] or 1)
-    for size in sizes or ():
-        check_counts("equivariance", 1, sizes=size)
+def _are_sizes(value: Any) -> bool:
+    several = isinstance(value, list | tuple)
+    return several and all(type(size) is int and size >= 1 for size in value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equivariance(Config):
+    """Options of `equivariance`."""
+
+    called = "equivariance"
+    group: str = option(
+        "C4", doc='name such as "C4", "C16", "D4", "C4@5x5" or "SO3-octahedral->input"'
+    )
+    ood: str = option(
+        "", doc='name of the OOD set, empty for the task\'s first; "noise" for normal noise'
+    )
+    num_examples: int = option(300, ge=2, doc="inputs of each set, or all that there are")
+    sizes: Sequence[int] | None = option(
+        None,
+        rule=rule("integers of at least 1", _are_sizes),
+        doc="numbers of members of sub-ensembles",
+        none="takes powers of 2 and all",
+    )
+    num_subsets: int = option(20, ge=2, doc="sub-ensembles of a size")
+    samples_per_mode: int | None = option(
+        None, ge=1, doc="L", none="is that of the posterior's predictions"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find_group(self.group)  # names the groups there are
 
 
 _WORDS = {
@@ -202,39 +227,19 @@ for _set, _where in (("", "test set"), ("ood_", "OOD set")):
     "equivariance",
     summary="how symmetric predictions are along the orbits of a group, members and ensemble",
     measures=MEASURES,
-    check=check,
+    options=Equivariance,
 )
-def equivariance(
-    post: Posterior,
-    task: Task,
-    *,
-    group: str = "C4",
-    ood: str = "",
-    num_examples: int = 300,
-    sizes: Sequence[int] | None = None,
-    num_subsets: int = 20,
-    samples_per_mode: int | None = None,
-) -> Findings:
-    """Return how symmetric a posterior's predictions are; see the module.
-
-    Args:
-        group: a name such as "C4", "C16", "D4", "C4@5x5" or "SO3-octahedral->input".
-        ood: name of the OOD set, by default the task's first; "noise" for normal noise, also where
-            there is none.
-        num_examples: inputs of each set, or all that there are.
-        sizes: numbers of members of sub-ensembles; by default powers of 2 and all.
-        num_subsets: sub-ensembles of a size, ≥ 2.
-        samples_per_mode: L; by default that of the posterior's predictions.
-    """
-    acting = find_group(group)
+def equivariance(post: Posterior, task: Task, options: Equivariance) -> Findings:
+    """Return how symmetric a posterior's predictions are; see the module."""
+    acting, samples_per_mode = find_group(options.group), options.samples_per_mode
     if post.likelihood.classification and not acting.invariant:
         raise ValueError(
-            f"labels have no group action, but the outputs of '{group}' are to move; take the"
-            " group without '->' for invariant classes"
+            f"labels have no group action, but the outputs of '{options.group}' are to move; take"
+            " the group without '->' for invariant classes"
         )
     _warn_of_layers(post, acting)
-    x, y = inputs_of(task, num_examples)
-    name, outside = ood_inputs(task, ood, x)
+    x, y = inputs_of(task, options.num_examples)
+    name, outside = ood_inputs(task, options.ood, x)
     sets = {"": (x, y if post.likelihood.classification else None), "ood_": (outside, None)}
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {"ood": np.array([name]), "order": np.array([len(acting)])}
@@ -248,7 +253,7 @@ def equivariance(
         rows += [_row(f"{prefix}{key}", score, key) for key, score in together.items()]
         rows += [_row(f"{prefix}member_{key}", score, key) for key, score in alone.items()]
         names = [curve for curve in CURVES if curve in together]
-        curves = by_size(along, names, sizes=sizes, num_subsets=num_subsets)
+        curves = by_size(along, names, sizes=options.sizes, num_subsets=options.num_subsets)
         arrays |= {f"{prefix}{key}": values for key, values in curves.items()}
     return Findings(tuple(rows), arrays | _shown(post, acting, x, y, samples_per_mode))
 

@@ -1,12 +1,14 @@
 """`examine`: one examination of a posterior, by name; and requests for examinations as text.
 
-An examination is a function `(post, task, *, options) -> Findings`. It is registered by
+An examination is a function `(post, task, options) -> Findings`. Its options are declared by a
+class (`core/options.py`), an object of which it gets; one without options takes post and task. It
+is registered by
 
     @EXAMINATIONS.register(
         "equivariance",
         summary="...",                       # one line
         measures={"same_predictions": "..."},  # what each of its numbers is, for the report
-        check=check_options,                 # optional: (**all options), raises ValueError
+        options=Equivariance,                # left out if it has none
     )
 
 and its figures, if any, by `DISPLAYS.register` in the `plots.py` beside it.
@@ -17,9 +19,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from polymode.core.checks import check_call, check_keywords, keyword_defaults
+from polymode.core.checks import check_call
+from polymode.core.options import Config, build
 from polymode.core.registry import Registry
 from polymode.core.text import read_value, value_text
 from polymode.examinations.findings import Findings
@@ -59,22 +63,20 @@ class Asked(NamedTuple):
         return f"{self.name}:{options}" if options else self.name
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoOptions(Config):
+    """The options of an examination that has none."""
+
+
+def options_of(name: str) -> type[Config]:
+    """Return the class of an examination's options."""
+    return EXAMINATIONS.get(name).metadata.get("options", NoOptions)
+
+
 def ask(name: str, options: Mapping[str, Any]) -> Asked:
     """Return a checked request, or raise `ValueError` with the reason."""
-    entry = EXAMINATIONS.get(name)
-    check_keywords(entry.value, f"examination '{name}'", options)
-    if check := entry.metadata.get("check"):
-        check(**(keyword_defaults(entry.value) | dict(options)))
+    build(options_of(name), f"examination '{name}'", options)
     return Asked(name, dict(sorted(options.items())))
-
-
-def check_counts(examination: str, least: int, **counts: Any) -> None:
-    """Refuse options of an examination that are not integers of at least `least`."""
-    for name, value in counts.items():
-        if type(value) is not int or value < least:
-            raise ValueError(
-                f"`{name}` of {examination} must be an integer ≥ {least}, got {value!r}"
-            )
 
 
 def read_asked(text: str) -> Asked:
@@ -104,4 +106,6 @@ def examine(post: Posterior, task: Task | str, name: str, /, **options: Any) -> 
     check_call(examine, locals(), but=("task",))
     plain = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in options.items()}
     request = ask(name, plain)
-    return EXAMINATIONS.get(name).value(post, task, **plain).signed(str(request))
+    entry = EXAMINATIONS.get(name)
+    chosen = [options_of(name)(**plain)] if "options" in entry.metadata else []
+    return entry.value(post, task, *chosen).signed(str(request))

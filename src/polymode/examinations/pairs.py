@@ -18,12 +18,14 @@ posteriors, ICLR 2024. `S` samples, `M` modes, `L` samples per mode.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from polymode.core.options import Config, option
 from polymode.core.registry import suggest
-from polymode.examinations.examination import EXAMINATIONS, check_counts
+from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.diversity import pairwise_mutual_information
 from polymode.metrics.results import Row
@@ -36,6 +38,15 @@ NATS = "nats"
 KEPT = 20_000  # pairs stored for the figure, at most
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Config):
+    """Options of `pairs`."""
+
+    called = "pairs"
+    ood: str = option("", doc="name of the OOD set, empty for the task's first")
+    num_inputs: int = option(400, ge=1, doc="inputs of each set, at most")
+
+
 @EXAMINATIONS.register(
     "pairs",
     summary="mutual information of every two networks, on the test set and on an OOD set",
@@ -46,23 +57,18 @@ KEPT = 20_000  # pairs stored for the figure, at most
         "least_ood_pair_mi": "the smallest over all pairs",
         "correlation": "of the two over pairs; error by the jackknife over networks",
     },
-    check=lambda *, ood, num_inputs: check_counts("pairs", 1, num_inputs=num_inputs),
+    options=Pairs,
 )
-def pairs(post: Posterior, task: Task, *, ood: str = "", num_inputs: int = 400) -> Findings:
-    """Return the diversity of pairs; see the module.
-
-    Args:
-        ood: name of the OOD set; by default the task's first.
-        num_inputs: of each set, at most.
-    """
-    name = _ood_set(task, ood)
+def pairs(post: Posterior, task: Task, options: Pairs) -> Findings:
+    """Return the diversity of pairs; see the module."""
+    name = _ood_set(task, options.ood)
     if task.test is None or not post.likelihood.classification or post.num_samples < 3:
         raise NotApplicable(
             "pairs needs a classifier with at least 3 samples and a task with a test set, got"
             f" {post.num_samples} sample(s)"
         )
-    inside = first_inputs(task.test, num_inputs)
-    outside = first_inputs(task.ood[name], num_inputs)
+    inside = first_inputs(task.test, options.num_inputs)
+    outside = first_inputs(task.ood[name], options.num_inputs)
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     matrices = []

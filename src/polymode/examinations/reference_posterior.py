@@ -27,6 +27,7 @@ from polymode.chains.examination import chains, r_hat_of
 from polymode.chains.rhat import check
 from polymode.core.checks import check_call
 from polymode.core.html import html_block
+from polymode.core.options import Config, declarations, option, rule
 from polymode.core.registry import suggest
 from polymode.core.rng import fold
 from polymode.core.safe_files import (
@@ -306,6 +307,38 @@ def fresh(template: nn.Module) -> nn.Module:
     return module
 
 
+_HMC = declarations(HMC)
+
+
+def _are_widths(value: Any) -> bool:
+    several = isinstance(value, list | tuple)
+    return several and all(type(width) is int and width >= 1 for width in value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainstReference(Config):
+    """Options of `reference`, the examination."""
+
+    called = "reference"
+    chains: int = option(USUAL["num_modes"], ge=1, doc="chains of the reference")
+    trajectories: int = option(USUAL["epochs"], ge=1, doc="trajectories of each chain")
+    leapfrog_steps: int = option(USUAL["leapfrog_steps"], ge=1, doc="of a trajectory, mean")
+    draws: int = option(USUAL["samples_per_mode"], ge=1, doc="kept draws of each chain")
+    mass: str = option(HMC.mass, choices=_HMC["mass"].choices, doc="as in `hmc`")
+    seed: int = option(
+        1000, ge=0, doc="of the reference, not one of the posteriors compared with it"
+    )
+    net: str | None = option(
+        None, doc="of `pm.nets`, the reference's network", none="takes the posterior's"
+    )
+    hidden: Sequence[int] | None = option(
+        None,
+        rule=rule("integers of at least 1", _are_widths),
+        doc="its hidden layers, if it has such an option",
+        none="is the usual of `net`",
+    )
+
+
 @EXAMINATIONS.register(
     "reference",
     summary="distance of the predictions to those of HMC on the same task, network and prior",
@@ -326,45 +359,26 @@ def fresh(template: nn.Module) -> nn.Module:
             for place, text in (("ood", "all OOD sets of the task together"),)
         },
     },
+    options=AgainstReference,
 )
-def against_reference(
-    post: Posterior,
-    task: Task,
-    *,
-    chains: int = USUAL["num_modes"],
-    trajectories: int = USUAL["epochs"],
-    leapfrog_steps: int = USUAL["leapfrog_steps"],
-    draws: int = USUAL["samples_per_mode"],
-    mass: str = HMC.mass,
-    seed: int = 1000,
-    net: str | None = None,
-    hidden: Sequence[int] | None = None,
-) -> Findings:
+def against_reference(post: Posterior, task: Task, options: AgainstReference) -> Findings:
     """Return the distance of predictions from the reference's, on test and OOD inputs.
 
     The reference has the network and the `prior_precision` of the posterior; it is fitted at the
     first call and cached.
-
-    Args:
-        chains, trajectories, leapfrog_steps, draws: of the reference: number of chains,
-            trajectories per chain, mean leapfrog steps, and kept draws per chain.
-        mass: of the reference, as in `hmc`.
-        seed: of the reference, different from the seeds of the posteriors compared with it.
-        net: of `pm.nets`, the reference's network; None takes the posterior's.
-        hidden: its hidden layers, if it has such an option.
     """
     if task.test is None:
         raise ValueError(f"task '{task.name}' has no test data: give pm.Task(test=...)")
     yardstick = reference(
         task,
-        net=_network(post, net, hidden),
-        seed=seed,
+        net=_network(post, options.net, options.hidden),
+        seed=options.seed,
         progress="silent",
-        num_modes=chains,
-        epochs=trajectories,
-        leapfrog_steps=leapfrog_steps,
-        samples_per_mode=draws,
-        mass=mass,
+        num_modes=options.chains,
+        epochs=options.trajectories,
+        leapfrog_steps=options.leapfrog_steps,
+        samples_per_mode=options.draws,
+        mass=options.mass,
         prior_precision=float(post.config.get("prior_precision", 1.0)),
     )
     rows = list(_distances(post.predict(task.test), yardstick.predict(task.test), ""))
@@ -376,7 +390,7 @@ def against_reference(
     for name in ("r_hat", "r_hat_median"):
         row = yardstick.convergence[name]
         rows.append(measure(f"reference_{name}", row.value, direction="down", n=row.n))
-    if chains > 1:
+    if options.chains > 1:
         rows.append(_yardstick(yardstick.post, task.test))
     return Findings(tuple(rows))
 

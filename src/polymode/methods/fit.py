@@ -38,7 +38,7 @@ from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import Choice, check_trainable, head_names
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
-from polymode.tasks.augment import augmentation
+from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
@@ -194,6 +194,11 @@ def _units(net: Any, task: Task, trained: bool) -> Units:
 
 def _check_targets(augment: Any, units: Units) -> None:
     """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if isinstance(augment, Augmentation) and units.likelihood.num_axes > 1:
+        raise ValueError(
+            f"{augment!r} moves pixels of inputs, but not of the targets at these positions; give"
+            " a function of your own with a method pairs(x, y, generator) that moves both"
+        )
     if getattr(augment, "moves_targets", False) and units.scaling is not None:
         raise ValueError(
             f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
@@ -241,6 +246,8 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
+    if task.weighting is not None:
+        data = task.weighting(data).to(stack.dtype, stack.device)
     first = next(iter(data.batches(config.batch_size)))
     target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
     units = units._replace(likelihood=likelihood)
@@ -300,6 +307,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
+        encoder=task.encoder,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )

@@ -8,9 +8,8 @@ from typing import Any
 
 from polymode.core.columns import left_table, terminal_width
 from polymode.core.html import html_block, html_table
-from polymode.core.options import declarations
+from polymode.core.options import Config, declarations
 from polymode.methods.method import METHODS
-from polymode.training.options import Passes
 
 _HEADER = ("option", "default", "allowed", "meaning")
 
@@ -65,7 +64,7 @@ class Options:
         return html_block(f"Options of {self.method}", html_table(_HEADER, rows))
 
 
-def options(method: str | type[Passes] | Passes) -> Options:
+def options(method: str | type[Config] | Config) -> Options:
     """Return the options of a method, its own first; the value prints itself as a table.
 
     Args:
@@ -78,15 +77,17 @@ def options(method: str | type[Passes] | Passes) -> Options:
     kind: type = method if isinstance(method, type) else type(method)
     if isinstance(method, str):
         name, kind = method, METHODS.get(method).value.config
-    elif issubclass(kind, Passes):
-        names = {METHODS.get(entry).value.config: entry for entry in METHODS.names()}
-        name = names.get(kind, kind.__name__)
+    elif issubclass(kind, Config):
+        names: dict[type, str] = {
+            METHODS.get(entry).value.config: entry for entry in METHODS.names()
+        }
+        name = names.get(kind) or kind.called or kind.__name__
     else:
         raise ValueError(
             f"options takes a method's name such as 'forde', got a {type(method).__name__};"
             " see pm.list_methods()"
         )
-    return Options(name, _entries(kind, method if isinstance(method, Passes) else kind))
+    return Options(name, _entries(kind, method if isinstance(method, Config) else kind))
 
 
 def _entries(kind: type, values: Any) -> tuple[Option, ...]:

@@ -17,13 +17,15 @@ The canonical forms of a reference and the distances within it are kept for the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from polymode.examinations.examination import EXAMINATIONS, check_counts
+from polymode.core.options import Config, option, rule
+from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, NotApplicable, measure
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
@@ -50,25 +52,44 @@ class _Held(NamedTuple):
 _held: dict[tuple[Any, ...], _Held] = {}
 
 
-def check(*, zoo: str, against: str, lengthscales: str, **options: Any) -> None:
-    """Refuse options that cannot be."""
-    for name, folder, remedy in (
-        ("zoo", zoo, "a folder or the name of a recipe; an open zoo has its own in zoo.folder"),
-        ("against", against, "the folder of a posterior that was saved: other.save(FOLDER)"),
-    ):
-        if not isinstance(folder, str):
-            raise ValueError(
-                f"`{name}` of symmetry must be {remedy}, got a {type(folder).__name__}"
-            )
-    if bool(zoo) == bool(against):
-        raise ValueError("symmetry needs one reference: zoo=FOLDER or RECIPE, or against=FOLDER")
-    counts = ("num_reference", "num_permutations")
-    check_counts("symmetry", 2, **{key: options[key] for key in counts})
-    check_counts("symmetry", 1, samples_per_mode=options["samples_per_mode"] or 1)
-    if lengthscales not in ("cross", "reference"):
-        raise ValueError(
-            f'`lengthscales` of symmetry must be "cross" or "reference", got {lengthscales!r}'
-        )
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symmetry(Config):
+    """Options of `symmetry`."""
+
+    called = "symmetry"
+    zoo: str = option(
+        "",
+        rule=rule(
+            "a folder or the name of a recipe; an open zoo has its own in zoo.folder", _is_text
+        ),
+        doc="folder of a zoo, or a recipe, which is trained if it is not there yet",
+    )
+    against: str = option(
+        "",
+        rule=rule("the folder of a posterior that was saved: other.save(FOLDER)", _is_text),
+        doc="folder of a posterior that `save` wrote, of the same network",
+    )
+    num_reference: int = option(1000, ge=2, doc="networks of the zoo")
+    num_permutations: int = option(100, ge=2, doc="divisions at random for the null")
+    lengthscales: str = option(
+        "cross",
+        choices=("cross", "reference"),
+        doc="found for each comparison, or the same for all",
+    )
+    samples_per_mode: int | None = option(
+        None, ge=1, doc="L", none="is that of the posterior's predictions"
+    )
+
+    rules = (
+        rule(
+            "{name} needs one reference: zoo=FOLDER or RECIPE, or against=FOLDER",
+            lambda options: bool(options.zoo) != bool(options.against),
+        ),
+    )
 
 
 MEASURES = {
@@ -95,39 +116,20 @@ for _form, _words in FORMS.items():
     "symmetry",
     summary="MMD of the weights to a zoo of independent networks, with symmetries and without",
     measures=MEASURES,
-    check=check,
+    options=Symmetry,
 )
-def symmetry(
-    post: Posterior,
-    task: Task,
-    *,
-    zoo: str = "",
-    against: str = "",
-    num_reference: int = 1000,
-    num_permutations: int = 100,
-    lengthscales: str = "cross",
-    samples_per_mode: int | None = None,
-) -> Findings:
-    """Return how far the posterior's networks are from a reference; see the module.
-
-    Args:
-        zoo: folder of a zoo, or a recipe, which is trained if it is not there yet.
-        against: folder of a posterior that `save` wrote, of the same network.
-        num_reference: how many networks of the zoo, ≥ 2.
-        num_permutations: divisions at random for the null, ≥ 2.
-        lengthscales: "cross", found for each comparison, or "reference", the same for all.
-        samples_per_mode: L; by default that of the posterior's predictions.
-    """
-    stack = networks_of(post, samples_per_mode)
+def symmetry(post: Posterior, task: Task, options: Symmetry) -> Findings:
+    """Return how far the posterior's networks are from a reference; see the module."""
+    stack = networks_of(post, options.samples_per_mode)
     if stack.num_modes < 2:
         raise NotApplicable("symmetry needs at least 2 samples; this posterior has 1")
     modes = torch.arange(post.num_modes).repeat(stack.num_modes // post.num_modes)
-    held = _reference(post, zoo, against, num_reference, lengthscales == "reference")
+    held = _reference(post, options)
     rows: list[Row] = []
     arrays: dict[str, np.ndarray] = {}
     for form, reference in held.forms.items():
         params = in_form(form, stack, held.first, post.input_shape)
-        quality = reference.compare(params, modes=modes, num_permutations=num_permutations)
+        quality = reference.compare(params, modes=modes, num_permutations=options.num_permutations)
         rows += _rows(form, quality, stack.num_modes, post.num_modes)
         arrays |= _arrays(form, quality)
     smallest, layers = 1.0, hidden_layers(stack, post.input_shape)
@@ -166,17 +168,18 @@ def _arrays(form: str, quality: Quality) -> dict[str, np.ndarray]:
     }
 
 
-def _reference(post: Posterior, zoo: str, against: str, number: int, fixed: bool) -> _Held:
+def _reference(post: Posterior, options: Symmetry) -> _Held:
     """Return the reference, made once."""
-    if zoo:
-        reference_zoo = find_zoo(zoo, number)
+    number, fixed = options.num_reference, options.lengthscales == "reference"
+    if options.zoo:
+        reference_zoo = find_zoo(options.zoo, number)
         key: tuple[Any, ...] = (str(reference_zoo.folder), reference_zoo.digest, number, fixed)
         stack = None if key in _held else reference_zoo.stack(0, number)
     else:
-        path = Path(against) / "posterior.json"
+        path = Path(options.against) / "posterior.json"
         key = (str(path), path.stat().st_mtime_ns if path.exists() else 0, number, fixed)
         if key not in _held:
-            posterior = load(against, net=post[:1].members[0])
+            posterior = load(options.against, net=post[:1].members[0])
             stack = networks_of(posterior)
             stack = stack[: min(number, stack.num_modes)]
     if key not in _held:

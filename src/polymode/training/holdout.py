@@ -238,7 +238,8 @@ class Selection:
                 self.likelihood.log_prob(outputs, y, stack.extra).double().flatten(1).sum(1)
                 for outputs, y in parts
             ]
-            losses = -torch.stack(sums).sum(0) / evidence.examples
+            numbers = [_observations(self.likelihood, outputs, y) for outputs, y in parts]
+            losses = -torch.stack(sums).sum(0) / sum(numbers)
             return losses.cpu().nan_to_num(torch.inf), {}
         outputs = torch.cat([part for part, _ in parts], 1)
         y = torch.cat([part for _, part in parts], 1 if evidence.by_member else 0)
@@ -297,11 +298,8 @@ class Selection:
 
 def _gain(likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack) -> Tensor:
     """Return what outputs (M, B, K) gain over the best constant at targets, (M, B)."""
-    y = (
-        y.expand(len(outputs), *y.shape)
-        if y.dim() < outputs.dim() - likelihood.classification
-        else y
-    )
+    if y.dim() < (2 if likelihood.classification else 3):  # members have the same examples
+        y = y.expand(len(outputs), *y.shape)
     if likelihood.classification:
         classes = int(y.max()) + 1
         counts = torch.stack([torch.bincount(row, minlength=classes) for row in y])
@@ -313,6 +311,11 @@ def _gain(likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack) -> T
     scale = centred.square().mean((0, 1)).clamp_min(1e-30)
     errors = (components.loc - y).square()
     return ((centred.square() - errors) / scale).sum(-1)
+
+
+def _observations(likelihood: Likelihood, outputs: Tensor, y: Any) -> Tensor | float:
+    """Return how many observations the examples of outputs (M, B, ...) have, (M,) or one number."""
+    return outputs.shape[1] / likelihood.examples_per_observation(y)
 
 
 def _what_changes(stack: Stack) -> dict[str, Tensor]:
@@ -327,7 +330,8 @@ def fitted_noise(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack
 ) -> dict[str, Tensor]:
     """Return the learned noise that maximises the likelihood of outputs (M, H, D), by Newton."""
-    spread = (likelihood.squared_errors(outputs, y) / outputs.shape[1]).sqrt()
+    number = torch.as_tensor(_observations(likelihood, outputs, y)).unsqueeze(-1)
+    spread = (likelihood.squared_errors(outputs, y) / number).sqrt()
     start = likelihood.init(stack.num_modes, spread.shape[-1], torch.float64, spread.cpu())
     noise = {name: tensor.to(outputs.device) for name, tensor in start.items()}
     wide = outputs.double()

@@ -104,6 +104,8 @@ class Zoo:
             "tensors": entries,
             "weights": {"kind": "samples", "numbers": {"samples_per_mode": 1}},
             "dtype": "float64" if self.about["dtype"] == "float64" else "float32",
+            "input_shape": list(shape),
+            "output": None,
             "target_size": size,
             "channels_last": None,
             "seed": self.about["seed"],
