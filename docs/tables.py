@@ -22,6 +22,7 @@ from typing import Any
 
 from docs.defaults_table import defaults_tables
 from docs.speed_tables import (
+    executions_table,
     forde_tables,
     kernels_table,
     laplace_table,
@@ -56,6 +57,7 @@ VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
+EXECUTIONS = ROOT / "results" / "executions.json"
 FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
@@ -365,6 +367,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (KERNELS, "kernels", kernels_table(report)),
         (TOMOGRAPHY, "tomography", tomography_table(report)),
         (WHICH, "defaults", defaults_tables(json.loads(DEFAULTS.read_text())["rows"])),
+        (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),
     ]
