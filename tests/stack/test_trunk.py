@@ -348,3 +348,18 @@ def test_heads_on_shared_features_are_one_layer(monkeypatch) -> None:
     stack = Stack(lambda: nn.Linear(1024, 64), 4, execution="batched", dtype=torch.float64)
     stack(features)
     assert len(calls) == 2  # of many outputs nothing is gained
+
+
+def test_what_was_trained_is_told() -> None:
+    body = nn.Linear(6, 8)
+    post = pm.fit(
+        "deep_ensemble", net=lambda: nn.Sequential(body, nn.Linear(8, 2)), task=TASK,
+        trainable="head", num_modes=2, **SHORT,
+    )  # fmt: skip
+    assert "18 of 74 parameters, the rest held once" in repr(post)
+    assert "18 of 74, the rest held once" in post._repr_html_()
+    assert post.config["trained"] == "18 of 74 parameters, the rest held once"
+    task = pm.Task(train=(X, Y), test=(X, Y), likelihood="categorical")
+    cost = pm.evaluate(post, task).cost
+    assert cost.parameters == 2 * 18
+    assert cost.memory_bytes == 4 * (2 * 18 + 56)
