@@ -4,6 +4,7 @@
 # make test-data   statistics of the real data sets in $POLYMODE_DATA; those that are not there are skipped
 # make test-hub   publishing and loading through huggingface_hub, in an environment of its own
 # make test-ray   cells and shards on a local Ray cluster of two workers, in an environment of its own
+# make test-hf   networks of transformers, peft and timm, in an environment of its own; no downloads of models
 # make test-cuda   devices: on `meta`, and on a GPU, which must be there
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
@@ -11,7 +12,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 
-.PHONY: help demo test test-browser test-data test-hub test-ray test-cuda check bench docs clean
+.PHONY: help demo test test-browser test-data test-hub test-ray test-hf test-cuda check bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -43,6 +44,13 @@ test-hub test-ray: test-%:
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,$*]'
 	.venv-$*/bin/python -m pytest -rs $(TESTS_$*)
 
+# timm asks for torchvision, which none of its models needs: see tests/hf/conftest.py
+test-hf:
+	python3 -m venv .venv-hf
+	.venv-hf/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,hf]'
+	.venv-hf/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0'
+	.venv-hf/bin/python -m pytest tests/hf
+
 TESTS_hub := tests/posterior/test_hub.py
 TESTS_ray := tests/runs/test_ray.py
 
@@ -61,4 +69,4 @@ docs: $(STAMP)
 	$(PYTHON) -m docs.tables
 
 clean:
-	rm -rf $(VENV) .venv-hub .venv-ray runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-hub .venv-ray .venv-hf runs .pytest_cache .mypy_cache .ruff_cache

@@ -152,3 +152,21 @@ def test_batches_of_different_lengths(method, tmp_path) -> None:
     resumed = fit(method, Tokens, Batches(True), **options)
     for name, tensor in whole.weights.tensors().items():
         assert torch.equal(tensor, resumed.weights.tensors()[name]), name
+
+
+def test_every_member_shuffles_batches_of_different_lengths(method) -> None:
+    """Members' batches cannot be stacked then, and members run one by one, whatever `execution` is.
+    Methods in which members meet share their batches."""
+    rows = torch.utils.data.DataLoader(range(16), 4, shuffle=True, collate_fn=_padded)
+    several = fit(method, Tokens, rows)
+    again = fit(method, Tokens, rows, execution="loop")
+    for name, tensor in several.stack.tensors().items():
+        torch.testing.assert_close(again.stack.tensors()[name], tensor, msg=name)
+    mean = several.predict({"input_ids": IDS, "attention_mask": MASK}).mean
+    torch.testing.assert_close(mean.sum(1), torch.ones(16))
+
+
+def _padded(rows: list[int]) -> dict[str, Tensor]:
+    length = int(MASK[rows].sum(1).max())
+    batch = {"input_ids": IDS[rows, :length], "attention_mask": MASK[rows, :length]}
+    return batch | {"labels": LABELS[rows]}

@@ -74,6 +74,10 @@ def test_how_inputs_differ_from_what_is_expected() -> None:
     assert "no 'size' and a surplus 'sizes'" in str(
         why_not_same(as_rows({"sizes": SIZE, "ids": IDS}), shapes)
     )
+    assert "no 'size' (expected" in str(why_not_same(as_rows({"ids": IDS}), shapes))
+    assert "a surplus 'x' (expected" in str(
+        why_not_same(as_rows({"size": SIZE, "ids": IDS, "x": IDS}), shapes)
+    )
     assert "'size' of shape (B, 1) where (B) is expected" in str(
         why_not_same(as_rows({"size": SIZE[:, None], "ids": IDS}), shapes)
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polymode.prediction import CategoricalPrediction
 from polymode.recalibration import recalibrate
-from polymode.recalibration.affine import fit
+from polymode.recalibration.affine import Affine, fit
 
 KINDS = ("vector", "matrix", "dirichlet")
 FLOOR = math.log(1e-30)
@@ -60,7 +60,7 @@ def fitted(parameters: dict) -> tuple[Tensor, Tensor]:
 def test_the_gradient_is_zero(kind, seed, n, classes, samples, penalty) -> None:
     """Also where labels are separable (few examples) and where classes have none."""
     log_probs, labels = draw(samples, n, classes, seed)
-    weight, bias = fitted(fit(log_probs, labels, kind=kind, penalty=penalty))
+    weight, bias = fitted(fit(log_probs, labels, Affine(penalty=penalty), kind=kind))
     value = loss(log_probs.clamp(min=FLOOR), labels, kind, penalty, weight, bias)
     for gradient in torch.autograd.grad(value, (weight, bias)):
         assert gradient.abs().max() < 1e-8
@@ -73,7 +73,7 @@ def test_the_gradient_is_zero(kind, seed, n, classes, samples, penalty) -> None:
 def test_against_scipy(kind, samples) -> None:
     """BFGS on the plain objective from the identity ends at the same map."""
     log_probs, labels = draw(samples, 300, 4)
-    weight, bias = fitted(fit(log_probs, labels, kind=kind, penalty=0.3))
+    weight, bias = fitted(fit(log_probs, labels, Affine(penalty=0.3), kind=kind))
     shapes = [weight.shape, bias.shape]
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -94,7 +94,7 @@ def test_against_scikit_learn() -> None:
     from sklearn.linear_model import LogisticRegression
 
     log_probs, labels = draw(1, 400, 3)
-    tiny = fit(log_probs, labels, kind="matrix", penalty=1e-5)
+    tiny = fit(log_probs, labels, Affine(penalty=1e-5), kind="matrix")
     oracle = LogisticRegression(C=1e5, tol=1e-10, max_iter=10_000).fit(log_probs[0], labels)
     weight, bias = fitted(tiny)
     ours = (log_probs[0] @ weight.T + bias).softmax(-1).detach()
@@ -135,10 +135,10 @@ def test_strong_penalties() -> None:
     """Vector and matrix become the identity; Dirichlet a diagonal map without intercept."""
     log_probs, labels = draw(1, 200, 3)
     for kind in ("vector", "matrix"):
-        weight, bias = fitted(fit(log_probs, labels, kind=kind, penalty=1e9))
+        weight, bias = fitted(fit(log_probs, labels, Affine(penalty=1e9), kind=kind))
         eye = torch.ones(3) if kind == "vector" else torch.eye(3)
         assert (weight - eye).abs().max() < 1e-5 and bias.abs().max() < 1e-5
-    weight, bias = fitted(fit(log_probs, labels, kind="dirichlet", penalty=1e9))
+    weight, bias = fitted(fit(log_probs, labels, Affine(penalty=1e9), kind="dirichlet"))
     assert (weight - weight.diagonal().diag()).abs().max() < 1e-5 and bias.abs().max() < 1e-5
     assert (weight.diagonal() - 1).abs().max() > 0.05
 
@@ -152,20 +152,20 @@ def test_penalty_by_cross_validation() -> None:
     """
     log_probs, labels = draw(1, 3000, 3)
     choice = (1e-6, 1e4)
-    assert fit(log_probs, labels, kind="dirichlet", penalty=choice)["penalty"] == 1e-6
+    assert fit(log_probs, labels, Affine(penalty=choice), kind="dirichlet")["penalty"] == 1e-6
     generator = torch.Generator().manual_seed(0)
     right = torch.randn(1, 20, 5, generator=generator, dtype=torch.float64).log_softmax(-1)
     few = torch.multinomial(right[0].exp(), 1, generator=generator)[:, 0]
-    assert fit(right, few, kind="dirichlet", penalty=choice)["penalty"] == 1e4
+    assert fit(right, few, Affine(penalty=choice), kind="dirichlet")["penalty"] == 1e4
     with pytest.raises(ValueError, match="needs >= 5 examples, got 4"):
-        fit(log_probs[:, :4], labels[:4], kind="dirichlet", penalty=choice)
+        fit(log_probs[:, :4], labels[:4], Affine(penalty=choice), kind="dirichlet")
 
 
 @pytest.mark.parametrize("penalty", [0.0, -1.0, math.inf, math.nan, ()])
 def test_bad_penalty(penalty) -> None:
     log_probs, labels = draw(1, 20, 3)
     with pytest.raises(ValueError, match="finite and > 0"):
-        fit(log_probs, labels, kind="matrix", penalty=penalty)
+        fit(log_probs, labels, Affine(penalty=penalty), kind="matrix")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,7 +76,7 @@ def test_wrong_calls() -> None:
         recalibrate(classes, torch.tensor([0]), "isotonic_cdf")
     with pytest.raises(ValueError, match="regression; take 'scale'"):
         recalibrate(given, values, "isotonic")
-    with pytest.raises(ValueError, match="`num_levels` must be an integer of at least 2, got 1"):
+    with pytest.raises(ValueError, match="`num_levels` of quantile_cdf must be an integer of"):
         recalibrate(given, values, "quantile_cdf", num_levels=1)
     map_ = recalibrate(given, values, "isotonic_cdf")
     with pytest.raises(ValueError, match="mapped already"):

@@ -126,7 +126,7 @@ def test_errors() -> None:
         recalibrate(prediction, labels, "isotonic", apply_to="samples")
     with pytest.raises(ValueError, match="'mean' or 'samples', got 'logits'"):
         recalibrate(prediction, labels, apply_to="logits")
-    with pytest.raises(ValueError, match="is not an option of temperature; it takes none"):
+    with pytest.raises(ValueError, match="for recalibration 'temperature'. Options: none"):
         recalibrate(prediction, labels, penalty=1.0)
     with pytest.raises(ValueError, match="Did you mean 'num_bins'"):
         recalibrate(prediction, labels, "histogram_binning", num_bin=3)

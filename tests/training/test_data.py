@@ -16,6 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from polymode.core.rows import Ragged
 from polymode.likelihoods.scaling import Scaling
 from polymode.training.data import Arrays, Examples, Loader, Pixels, as_data, spans
 
@@ -145,7 +146,7 @@ def test_own_orders_of_a_loader_with_workers_that_persist() -> None:
     assert loader.persistent_workers
 
 
-def test_own_batches_of_different_shapes_cannot_be_stacked() -> None:
+def test_own_batches_of_different_shapes_come_one_by_one() -> None:
     rows = [torch.zeros(length, 2) for length in (3, 3, 3, 5, 5, 5)]
 
     class OneLengthABatch:
@@ -159,8 +160,12 @@ def test_own_batches_of_different_shapes_cannot_be_stacked() -> None:
             return 2
 
     loader = DataLoader(list(zip(rows, Y, strict=False)), batch_sampler=OneLengthABatch())
-    with pytest.raises(ValueError, match="different shapes.*data_order='shared'"):
-        list(as_data(loader).epoch_each(3, list(range(10))))
+    data, seeds = as_data(loader), list(range(10))
+    orders = [[x.shape for x, _ in data.epoch(3, seed)] for seed in seeds]
+    assert len(set(map(tuple, orders))) == 2
+    batches = list(data.epoch_each(3, seeds))
+    assert [[x[k].shape for x, _ in batches] for k in seeds] == orders
+    assert isinstance(batches[0][0], Ragged) and isinstance(batches[0][1], torch.Tensor)
 
 
 def test_kinds_of_sources() -> None:

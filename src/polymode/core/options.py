@@ -173,7 +173,11 @@ class Config:
     def __init_subclass__(cls) -> None:
         """Append the declared options to the class's help."""
         super().__init_subclass__()
-        fields = {k: v for k, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
+        fields = {
+            name: field
+            for name, field in vars(cls).items()
+            if isinstance(field, dataclasses.Field) and field.init
+        }
         cls.declared = tuple(fields)
         texts = [_help(name, field.metadata) for name, field in fields.items()]
         if texts and cls.__doc__:

@@ -310,9 +310,8 @@ def why_not_same(x: Inputs, shapes: Shapes) -> str | None:
     expected, held = shapes_by_name(shapes), x.named()
     missing, surplus = sorted(set(expected) - set(held)), sorted(set(held) - set(expected))
     if missing or surplus:
-        parts = [f"no '{missing[0]}'"] * bool(missing) + [f"a surplus '{surplus[0]}'"] * bool(
-            surplus
-        )
+        parts = [f"no '{name}'" for name in missing[:1]]
+        parts += [f"a surplus '{name}'" for name in surplus[:1]]
         return f"{' and '.join(parts)} (expected {', '.join(expected)}; got {', '.join(held)})"
     for name, leaf in held.items():
         if leaf.dim() - 1 != len(expected[name]):
@@ -335,14 +334,60 @@ def _require_same(first: Rows, part: Rows, *, joined: bool = False) -> None:
             )
 
 
+class Ragged:
+    """Batches of M members that cannot be stacked, because they differ in size.
+
+    `ragged[k]` is the batch of member k. It has no common tensor, so members run one by one.
+
+    Attributes:
+        parts: each member's batch under a member axis of 1, (1, B, ...).
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Iterable[Inputs]) -> None:
+        self.parts = tuple(parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, members: Any) -> Any:
+        if isinstance(members, slice):
+            return Ragged(self.parts[members])
+        return self.parts[members][0]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Ragged:
+        """Return function(leaf) of every leaf of every member."""
+        return Ragged(map_leaves(part, function) for part in self.parts)
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        return tuple(leaf for part in self.parts for leaf in leaves_of(part))
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(leaf.requires_grad for leaf in self.leaves)
+
+
+def stacked(parts: Sequence[Inputs]) -> Any:
+    """Return one batch per member with a member axis, as `Ragged` where they differ in size.
+
+    >>> len(stacked([torch.zeros(4, 7), torch.zeros(4, 9)]))
+    2
+    """
+    if len({tuple(leaf.shape for leaf in leaves_of(part)) for part in parts}) == 1:
+        return torch.stack(list(parts))  # type: ignore[arg-type]
+    return Ragged(part[None] for part in parts)
+
+
 def map_leaves(x: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return function(x) of a tensor, or of each leaf."""
-    return x.map(function) if isinstance(x, Rows) else function(x)
+    return x.map(function) if isinstance(x, (Rows, Ragged)) else function(x)
 
 
-def leaves_of(x: Inputs) -> tuple[Tensor, ...]:
+def leaves_of(x: Any) -> tuple[Tensor, ...]:
     """Return the tensors that inputs consist of."""
-    return x.leaves if isinstance(x, Rows) else (x,)
+    return x.leaves if isinstance(x, (Rows, Ragged)) else (x,)
 
 
 def spread(x: Any, num_modes: int) -> Any:

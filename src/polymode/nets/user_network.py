@@ -17,6 +17,7 @@ from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
+from polymode.stack.vocabulary import explain_ids
 from polymode.tracing.calling import Calling, UnclearOutput, output_name, pick
 
 
@@ -101,7 +102,12 @@ def check_network(
             out = pick(out)
     except UnclearOutput:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except IndexError as error:
+        explain_ids(error, stack, x[:2])
+        raise ValueError(
+            f"the network cannot evaluate inputs of shape {_described(x)}: {error}"
+        ) from error
+    except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(
             f"the network cannot evaluate inputs of shape {_described(x)}:"
             f" {str(error).splitlines()[0]}"

@@ -39,7 +39,10 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.stack.stack import Stack
-from polymode.training.data import Arrays, Loader, as_data
+from polymode.stack.vocabulary import explain_ids
+from polymode.tasks.frames.columns import is_frame
+from polymode.tasks.frames.encoder import TableEncoder
+from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
@@ -62,6 +65,7 @@ class Posterior:
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
+        encoder: what made the inputs of a table, or None; with it, tables are predicted from.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Posterior:
         input_scaling: Scaling | None = None,
         target_scaling: Scaling | None = None,
         history: History | None = None,
+        encoder: TableEncoder | None = None,
     ) -> None:
         self.weights = weights
         self.likelihood = likelihood
@@ -84,6 +89,7 @@ class Posterior:
         self.input_shape, self.target_size = input_shape, target_size
         self.input_scaling, self.target_scaling = input_scaling, target_scaling
         self.history = history or History()
+        self.encoder = encoder
 
     def __repr__(self) -> str:
         samples, like = self.weights.samples_per_mode, self.weights.like
@@ -154,16 +160,16 @@ class Posterior:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
         Args:
-            x: an array or tensor, a dictionary or tuple of them where the networks take several,
-                data (`task.test`), or a loader of inputs, with or without targets: these are
-                ignored.
+            x: an array or tensor, a dictionary or tuple of them where the networks take several, a
+                DataFrame if the task had one, data (`task.test`), or a loader of inputs, with or
+                without targets: these are ignored.
             samples_per_mode: L; by default the number that the method was given.
             seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        data = _as_source(x)
+        data = self._encoded(_as_source(x))
         if not isinstance(data, (Arrays, Loader)):
             data = self._read(data)
         with self.weights.in_step():
@@ -238,6 +244,9 @@ class Posterior:
             with torch.inference_mode(False), torch.no_grad():
                 try:
                     prediction = predictor(batch.clone() if batch.is_inference() else batch)
+                except IndexError as error:
+                    explain_ids(error, weights.like, batch)
+                    raise
                 except RuntimeError as error:
                     if isinstance(batch, Rows) or batch.is_floating_point():
                         raise
@@ -293,7 +302,7 @@ class Posterior:
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
         """Yield inputs as the networks take them, checked."""
-        data = _as_source(x)
+        data = self._encoded(_as_source(x))
         if isinstance(data, Loader):
             parts: Iterable[Any] = map(self._inputs, data.inputs(batch_size))
         elif isinstance(data, Arrays):
@@ -301,6 +310,17 @@ class Posterior:
         else:
             parts = self._inputs(data).split(batch_size)
         yield from parts
+
+    def _encoded(self, x: Any) -> Any:
+        """Return a table as inputs, and anything else as it is."""
+        if not is_frame(x):
+            return x
+        if self.encoder is None:
+            raise ValueError(
+                "this posterior was not fitted on a table with names of columns; give an array, or"
+                " fit on pm.Task.from_frame(df, target=...)"
+            )
+        return self.encoder(x, "the table")
 
     def _read(self, x: Any) -> Any:
         """Return arrays in memory as inputs, one tensor or several."""
@@ -311,6 +331,8 @@ class Posterior:
                     f" in a {'dictionary' if isinstance(self.input_shape, dict) else 'tuple'}, got"
                     f" {shown(x)}"
                 )
+            if isinstance(x, Mapping) and isinstance(self.input_shape, Mapping):
+                x = {n: v for n, v in x.items() if n in self.input_shape or n not in TARGET_NAMES}
             return as_rows(x, lambda leaf, name: as_numbers(f"Inputs '{name}'", leaf))
         if isinstance(x, Rows):
             return x

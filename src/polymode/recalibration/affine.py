@@ -31,32 +31,51 @@ probabilities with Dirichlet calibration, NeurIPS 2019. `S` samples, `n` example
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import inf, log
+from math import log
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymode.core.checks import is_number
+from polymode.core.options import Config, option, rule
 from polymode.recalibration.minimise import Bend, newton
 
 _FLOOR = log(1e-30)
 _FOLDS = 5
 
 
-def fit(
-    log_probs: Tensor, labels: Tensor, *, kind: str, penalty: float | Sequence[float] = 1.0
-) -> dict[str, Any]:
+def _penalties(penalty: Any) -> list[Any]:
+    return [*penalty] if isinstance(penalty, Sequence) else [penalty]
+
+
+def _are_penalties(value: Any) -> bool:
+    choices = _penalties(value)
+    return bool(choices) and all(is_number(choice) and choice > 0 for choice in choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affine(Config):
+    """Options of vector, matrix and Dirichlet scaling."""
+
+    called = "an affine recalibration"
+    penalty: float | Sequence[float] = option(
+        1.0,
+        rule=rule("finite and > 0, or several such numbers", _are_penalties),
+        doc="of the distance from the identity; of several, the one with the highest held-out"
+        " likelihood over five stratified folds of these data",
+    )
+
+
+def fit(log_probs: Tensor, labels: Tensor, options: Affine, *, kind: str) -> dict[str, Any]:
     """Return {"weight": (C,) or (C, C), "bias": (C,), "penalty"} from (S, n, C) and (n,).
 
     Args:
         kind: "vector", "matrix" or "dirichlet".
-        penalty: finite and > 0. Of several, the one with the highest held-out likelihood over five
-            stratified folds of these data is taken.
     """
-    choices = [float(penalty)] if isinstance(penalty, (int, float)) else [*map(float, penalty)]
-    if not choices or not all(0.0 < choice < inf for choice in choices):
-        raise ValueError(f"`penalty` of {kind} scaling must be finite and > 0, got {penalty}")
+    choices = [float(penalty) for penalty in _penalties(options.penalty)]
     logs = log_probs.clamp(min=_FLOOR)
     if len(choices) > 1 and len(labels) < _FOLDS:
         raise ValueError(

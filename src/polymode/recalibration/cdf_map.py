@@ -21,11 +21,13 @@ calibrated regression, ICML 2018. `n` examples, `D` outputs, `K` levels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymode.core.options import Config, option
 from polymode.prediction import MappedPrediction, MixturePrediction
 
 _MOST = 512  # corners of an isotonic map
@@ -37,13 +39,19 @@ def fit_isotonic(prediction: MixturePrediction, values: Tensor) -> dict[str, Any
     return _fit(prediction, values, min(len(values), _MOST) + 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Config):
+    """Options of the map by quantiles."""
+
+    called = "quantile_cdf"
+    num_levels: int = option(20, ge=2, doc="levels, one more than the quantiles at its corners")
+
+
 def fit_quantile(
-    prediction: MixturePrediction, values: Tensor, *, num_levels: int = 20
+    prediction: MixturePrediction, values: Tensor, options: Quantiles
 ) -> dict[str, Any]:
     """Return {"maps": D pairs of levels and heights}, corners at `num_levels` - 1 quantiles."""
-    if isinstance(num_levels, bool) or not isinstance(num_levels, int) or num_levels < 2:
-        raise ValueError(f"`num_levels` must be an integer of at least 2, got {num_levels!r}")
-    return _fit(prediction, values, min(num_levels, len(values) + 1))
+    return _fit(prediction, values, min(options.num_levels, len(values) + 1))
 
 
 def apply(parameters: dict[str, Any], prediction: MixturePrediction) -> MappedPrediction:

@@ -20,11 +20,14 @@ classes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from polymode.core.options import Config, option
 
 
 def fit_isotonic(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -47,19 +50,21 @@ def apply_isotonic(parameters: dict[str, Any], log_probs: Tensor) -> Tensor:
     return _normalised(torch.stack(values, -1), log_probs)
 
 
-def fit_histogram(
-    log_probs: Tensor, labels: Tensor, *, num_bins: int = 15, equal: str = "mass"
-) -> dict[str, Any]:
-    """Return {"edges": C lists between bins, "values": C lists, one longer}, from (1, n, C).
+@dataclass(frozen=True, kw_only=True)
+class Histogram(Config):
+    """Options of histogram binning."""
 
-    Args:
-        num_bins: at least 1; tied probabilities share a bin, so fewer of equal mass may remain.
-        equal: "mass", equally many examples of the fit per bin, or "width", equally wide bins.
-    """
-    if not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"`num_bins` must be an integer of at least 1, got {num_bins!r}")
-    if equal not in ("mass", "width"):
-        raise ValueError(f"`equal` must be 'mass' or 'width', got {equal!r}")
+    called = "histogram_binning"
+    num_bins: int = option(
+        15, ge=1, doc="tied probabilities share a bin, so fewer of equal mass may remain"
+    )
+    equal: str = option(
+        "mass", choices=("mass", "width"), doc="examples of the fit per bin, or widths of bins"
+    )
+
+
+def fit_histogram(log_probs: Tensor, labels: Tensor, options: Histogram) -> dict[str, Any]:
+    """Return {"edges": C lists between bins, "values": C lists, one longer}, from (1, n, C)."""
     probs = log_probs[0].exp()
     hits = one_hot(labels, probs.shape[1]).double()
     edges: list[list[float]] = []
@@ -69,7 +74,7 @@ def fit_histogram(
             edges.append([])
             values.append([])  # no bins: unchanged
             continue
-        cuts = _cuts(of_class, num_bins, equal)
+        cuts = _cuts(of_class, options.num_bins, options.equal)
         bins = torch.bucketize(of_class, cuts, right=True)
         count = bins.bincount(minlength=len(cuts) + 1)
         sums = bins.bincount(hit, minlength=len(cuts) + 1)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.core.registry import Registry, suggest
+from polymode.core.options import Config, build
+from polymode.core.registry import Registry
 from polymode.core.warn import warn
 from polymode.likelihoods.targets import check_as_many, check_labels, check_values
 from polymode.prediction import (
@@ -32,8 +33,13 @@ class Map(NamedTuple):
 
 
 METHODS: Registry[Map] = Registry("recalibration")
-"""Methods by name; `samples`: whether each sample can be mapped, `options`: names of options,
+"""Methods by name; `samples`: whether each sample can be mapped, `options`: their class,
 `densities`: whether it corrects regressions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions(Config):
+    """The options of a recalibration that has none."""
 
 
 def _enter(
@@ -42,28 +48,33 @@ def _enter(
     apply: Any,
     *,
     samples: bool = False,
-    options: tuple[str, ...] = (),
+    options: type[Config] = NoOptions,
     densities: bool = False,
 ) -> None:
     metadata: dict[str, Any] = {"samples": samples, "options": options, "densities": densities}
     METHODS.register(name, **metadata)(Map(fit, apply))
 
 
-_enter("temperature", temperature.fit, temperature.apply, samples=True, options=())
+_enter("temperature", temperature.fit, temperature.apply, samples=True)
 for _kind in ("vector", "matrix", "dirichlet"):
     _fit = partial(affine.fit, kind=_kind)
-    _enter(_kind, _fit, affine.apply, samples=True, options=("penalty",))
-_enter("isotonic", one_vs_rest.fit_isotonic, one_vs_rest.apply_isotonic, samples=False, options=())
+    _enter(_kind, _fit, affine.apply, samples=True, options=affine.Affine)
+_enter("isotonic", one_vs_rest.fit_isotonic, one_vs_rest.apply_isotonic)
 _enter(
     "histogram_binning",
     one_vs_rest.fit_histogram,
     one_vs_rest.apply_histogram,
-    samples=False,
-    options=("num_bins", "equal"),
+    options=one_vs_rest.Histogram,
 )
 _enter("scale", scale.fit, scale.apply, densities=True)
 _enter("isotonic_cdf", cdf_map.fit_isotonic, cdf_map.apply, densities=True)
-_enter("quantile_cdf", cdf_map.fit_quantile, cdf_map.apply, densities=True, options=("num_levels",))
+_enter(
+    "quantile_cdf",
+    cdf_map.fit_quantile,
+    cdf_map.apply,
+    densities=True,
+    options=cdf_map.Quantiles,
+)
 
 
 @dataclass(frozen=True)
@@ -155,12 +166,9 @@ def recalibrate(
     """
     check_call(recalibrate, locals(), but=("prediction",))
     entry = METHODS.get(method)
-    for name in options:
-        if name not in (accepted := entry.metadata["options"]):
-            has = f"takes {', '.join(accepted)}" if accepted else "takes none"
-            raise ValueError(
-                f"`{name}` is not an option of {method}; it {has}.{suggest(name, accepted)}"
-            )
+    kind = entry.metadata["options"]
+    chosen = build(kind, f"recalibration '{method}'", options)
+    arguments = [chosen] if kind.declared else []
     if apply_to not in ("mean", "samples"):
         raise ValueError(f"`apply_to` must be 'mean' or 'samples', got {apply_to!r}")
     if apply_to == "samples" and not entry.metadata["samples"]:
@@ -173,10 +181,10 @@ def recalibrate(
     checked = checked.to(prediction.mean.device)
     check_as_many(len(checked), len(prediction), "target(s)")
     if mixture:
-        parameters = entry.value.fit(prediction, checked, **options)
+        parameters = entry.value.fit(prediction, checked, *arguments)
     else:
         _warn_of_missing(checked, outputs, method)
-        parameters = entry.value.fit(_log_probs(prediction, apply_to), checked, **options)
+        parameters = entry.value.fit(_log_probs(prediction, apply_to), checked, *arguments)
     return Recalibration(method, apply_to, outputs, len(checked), parameters)
 
 

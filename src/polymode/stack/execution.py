@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from polymode.core.memory import keep_freed_memory
 from polymode.core.rng import private_stream
-from polymode.core.rows import copies_of_first, leaves_of, map_leaves, spread
+from polymode.core.rows import Ragged, copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
 from polymode.distributed import ranks
 from polymode.stack.fast.dense import Forward, dense_program
@@ -67,7 +67,7 @@ def outputs(stack: Stack, x: Tensor, per_member: bool, step: int) -> Tensor:
     _check_inputs(stack, x, per_member)
     kind = "graph" if torch.is_grad_enabled() else "outputs"
     job = Job(kind, lambda part, xs, _: _trial(part, xs, per_member, step), x, x, per_member)
-    plan = plan_for(stack, job)
+    plan = _possible(plan_for(stack, job), x)
     streams = streams_of(stack, x, per_member, step)
     with limit_threads(plan.num_threads), _attention(stack, plan.execution, x, per_member):
         return _outputs(stack, plan, x, per_member, streams)
@@ -132,7 +132,7 @@ def gradients(
     def run(part: Stack, xs: Tensor, ys: Tensor) -> Tensor:
         return gradients(part, loss, xs, ys, per_member, step)
 
-    plan = plan_for(stack, Job("gradients", run, x, y, per_member))
+    plan = _possible(plan_for(stack, Job("gradients", run, x, y, per_member)), x)
     batch = _Batch(x, y, per_member, streams_of(stack, x, per_member, step))
     by_member = plan.execution in ("loop", "threads")
     compute = _gradients_each if by_member else _gradients_batched
@@ -141,6 +141,12 @@ def gradients(
         return compute(stack, plan, loss, batch)
     with limit_threads(plan.num_threads), attention:
         return compute(stack, plan, loss, batch)
+
+
+def _possible(plan: Plan, x: Any) -> Plan:
+    """Return the plan, or a loop where members' inputs differ in size and cannot be batched."""
+    together = plan.execution in ("batched", "chunked")
+    return plan._replace(execution="loop") if together and isinstance(x, Ragged) else plan
 
 
 @dataclass(frozen=True)

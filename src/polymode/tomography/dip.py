@@ -130,6 +130,8 @@ class Info(NamedTuple):
 class Observed:
     """The data of every step in the form of the training loop: one batch, split by members."""
 
+    can_reorder = True
+
     def __init__(self, inputs: Tensor, y: Tensor) -> None:
         self.inputs, self.y = inputs, y
 

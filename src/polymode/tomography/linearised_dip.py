@@ -20,13 +20,15 @@ Uncertainty estimation for computed tomography with a linearised deep image prio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.core.options import Config, option, rule
 from polymode.core.warn import warn
+from polymode.methods.laplace.linear_model import FORMS
 from polymode.tomography.dip import DIPFit
 from polymode.tomography.filter_prior import KINDS, FilterPrior, Hyper
 from polymode.tomography.image_evidence import (
@@ -74,46 +76,49 @@ class Outcome(NamedTuple):
         )
 
 
-@dataclass
-class LinearisedDIP:
+@dataclass(eq=False)
+class LinearisedDIP(Config):
     """The linear model of one image of a trained deep image prior; kernels are made once.
 
-    Args:
-        fit: the trained networks. image: which of their images; of several networks for an image
-            the first is taken.
-        form: "offset", f = f̂ + J (θ − θ̃); or "jacobian", f = J θ, as in the talk. It matters only
-            with mean="linear": the evidence at θ̃ is the same for both.
-        path: "exact", with dense matrices of observations and pixels; "matrix_free"; or "auto".
-        steps: of the search for hyperparameters, at most.
-        num_samples, probes, solver: of the matrix-free path: samples of the posterior, probes of a
-            gradient, and how K⁻¹ is applied.
-        seed: of probes and samples.
+    The form is f = f̂ + J (θ − θ̃), "offset", or f = J θ as in the talk, "jacobian". It matters only
+    with mean="linear": the evidence at θ̃ is the same for both.
     """
 
-    fit: DIPFit
-    image: int = 0
-    form: str = "offset"
-    path: str = "auto"
-    num_samples: int = 100
-    probes: int = 8
-    steps: int = 40
-    solver: Solver = Solver()
-    seed: int = 0
-    _cache: dict[str, object] = field(default_factory=dict, repr=False)
+    fit: DIPFit = option(
+        MISSING,
+        rule=rule("what `dip` returned", lambda fit: isinstance(fit, DIPFit)),
+        doc="the trained networks",
+    )
+    image: int = option(
+        0, ge=0, doc="which of their images; of several networks for it the first is taken"
+    )
+    form: str = option("offset", choices=FORMS, doc="of the linear model")
+    path: str = option(
+        "auto",
+        choices=PATHS,
+        doc="dense matrices of observations and pixels, products alone, or by the number of pixels",
+    )
+    num_samples: int = option(100, ge=2, doc="of the posterior, on the matrix-free path")
+    probes: int = option(8, ge=2, doc="of a gradient, on the matrix-free path")
+    steps: int = option(40, ge=1, doc="of the search for hyperparameters, at most")
+    solver: Solver = option(
+        Solver(),
+        rule=rule("a Solver", lambda solver: isinstance(solver, Solver)),
+        doc="how K⁻¹ is applied, on the matrix-free path",
+    )
+    seed: int = option(0, doc="of probes and samples")
+    _cache: dict[str, object] = field(default_factory=dict, repr=False, init=False)
+
+    rules = (
+        rule(
+            "`image` of {name} must be one of the {config.fit.num_images} that were fitted, got"
+            " {config.image}",
+            lambda config: config.image < config.fit.num_images,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        if self.path not in PATHS:
-            raise ValueError(f"`path` must be one of {', '.join(PATHS)}, got '{self.path}'")
-        if not 0 <= self.image < self.fit.num_images:
-            raise ValueError(
-                f"`image` must be one of the {self.fit.num_images} that were fitted, got"
-                f" {self.image}"
-            )
-        for name, least in (("steps", 1), ("num_samples", 2), ("probes", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"`{name}` of LinearisedDIP must be at least {least}, got {getattr(self, name)}"
-                )
+        super().__post_init__()
         scan = self.fit.scan
         self.model = Linearised(
             self.fit.stack,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.rows import Inputs, map_leaves
+from polymode.core.rows import map_leaves
 
 Pair = tuple[Any, Tensor]  # inputs, a tensor or `Rows`, and targets
 
@@ -26,13 +26,6 @@ def spans(num_examples: int, batch_size: int) -> list[tuple[int, int]]:
     if len(edges) > 2 and edges[-1] - edges[-2] == 1 and batch_size > 1:
         del edges[-2]
     return list(zip(edges, edges[1:], strict=False))
-
-
-def sizes_of(x: Inputs) -> str:
-    """Return the sizes of a batch, as messages have them."""
-    if isinstance(x, Tensor):
-        return str(tuple(x.shape))
-    return ", ".join(f"'{name}' {tuple(leaf.shape)}" for name, leaf in x.named().items())
 
 
 def listed(names: Iterable[Any]) -> str:

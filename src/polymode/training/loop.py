@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import fold, generator
+from polymode.core.rows import Rows, as_rows, stacked
 from polymode.core.threads import use_threads
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.distributed.meeting import Meeting
 from polymode.stack.execution import limit_threads
 from polymode.stack.stack import Stack
+from polymode.stack.vocabulary import explain_ids
 from polymode.training.checkpoint import claimed, damage_named, load_training, save_training
 from polymode.training.events import Observer, Reporter
 from polymode.training.history import Recorder
@@ -165,6 +167,9 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
             except ValueError as error:
                 _explain_batch_of_one(error, batch)
                 raise
+            except IndexError as error:
+                explain_ids(error, state.stack, batch.x[0] if batch.own else batch.x)
+                raise
             if state.step == first + 1:  # the execution is chosen in the first step
                 use_threads(state.stack.num_threads)
             losses, all_losses = info.loss.tolist(), meeting.seen(info.loss)
@@ -199,7 +204,7 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
 
 def _explain_batch_of_one(error: ValueError, batch: Batch) -> None:
     """Raise torch's complaint about a normalised batch of one as ours; leave any other."""
-    rows = batch.y.shape[1 if batch.own else 0]
+    rows = len(batch.y[0] if batch.own else batch.y)
     if rows == 1 and "more than 1 value per channel" in str(error):
         raise ValueError(
             "BatchNorm cannot normalise a batch of 1 example, whose variance is 0: take"
@@ -221,18 +226,19 @@ def _batches(course: _Course, stack: Stack, epoch: int, position: int) -> Iterat
         if augment is not None and by_member:
             streams = [generator(member, "augment", epoch, number) for member in stack.seeds]
             augmented = [_augmented(augment, x[k], y[k], g) for k, g in enumerate(streams)]
-            x, y = (torch.stack(part) for part in zip(*augmented, strict=True))
+            x, y = (stacked(part) for part in zip(*augmented, strict=True))
         elif augment is not None:
             x, y = _augmented(augment, x, y, generator(seed, "augment", epoch, number))
         yield Batch(x, y, by_member)
 
 
-def _augmented(
-    augment: Augment, x: Tensor, y: Tensor, stream: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _augmented(augment: Augment, x: Any, y: Tensor, stream: torch.Generator) -> tuple[Any, Tensor]:
     """Return the augmented batch; an augmentation with a method `pairs` moves targets as well."""
     pairs = getattr(augment, "pairs", None)
-    return (augment(x, stream), y) if pairs is None else pairs(x, y, stream)
+    several = isinstance(x, Rows)
+    inputs = x.tree if isinstance(x, Rows) else x  # functions take what users gave
+    changed, y = (augment(inputs, stream), y) if pairs is None else pairs(inputs, y, stream)
+    return (as_rows(changed) if several else changed), y
 
 
 @contextmanager
