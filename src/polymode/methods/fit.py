@@ -296,6 +296,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
+        encoder=task.encoder,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )

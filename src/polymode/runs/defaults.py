@@ -82,7 +82,7 @@ DEFAULTS: dict[str, Defaults] = {
     **dict.fromkeys(
         ("uci_boston", "uci_concrete", "uci_energy", "uci_wine", "uci_yacht"), _table(200)
     ),
-    **dict.fromkeys(("uci_kin8nm", "uci_naval", "uci_power", "table"), _table(40)),
+    **dict.fromkeys(("uci_kin8nm", "uci_naval", "uci_power", "table", "frame"), _table(40)),
     "uci_protein": _table(20),
 }
 
