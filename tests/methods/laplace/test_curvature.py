@@ -23,7 +23,7 @@ from polymode.stack.stack import Stack
 from polymode.training.data import Arrays
 
 from ...curvature.cases import CASES
-from ...curvature.test_tangent import one_by_one, stack_of
+from ...curvature.stacks import one_by_one, stack_of
 
 OUTPUTS = torch.tensor([[0.3, -1.2, 0.8], [2.0, 0.1, -0.4]], dtype=torch.float64)
 
