@@ -167,10 +167,12 @@ class Posterior:
         if not isinstance(data, (Arrays, Loader)):
             data = self._read(data)
         with self.weights.in_step():
-            if not isinstance(data, Loader) or data.is_counted_unread:
+            counted = not isinstance(data, Loader) or data.is_counted_unread
+            if counted:
                 self._require_room(len(data), samples)
+            stream = self._stream if counted else self._bounded
             parts = [
-                Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
+                Prediction.cat(list(stream(part, data, samples, seed, batch_size)))
                 for part in self.weights.parts()
             ]
             return self.weights.meet(parts)
