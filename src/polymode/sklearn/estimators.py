@@ -55,8 +55,8 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (64, 64),
         net: Any = None,
         likelihood: str | Likelihood = "auto",
-        numeric: str = "quantile",
-        most_categories: int = 64,
+        numeric: str = Encoding.numeric,
+        most_categories: int = Encoding.most_categories,
         options: Mapping[str, Any] | None = None,
         random_state: Any = 0,
     ) -> None:

@@ -230,7 +230,7 @@ class Task:
                 "heteroscedastic_gaussian" for numbers; "gaussian" learns its noise.
             columns: names of the input columns; by default all but the target.
             drop: names of columns to leave out.
-            **options: `numeric` ("quantile", "standard", "piecewise"), `num_bins`,
+            **options: `numeric` ("piecewise", "standard", "quantile"), `num_bins`,
                 `most_categories`, `test_fraction`, `val_fraction` (0.1 each), `split`; and what
                 `Task` takes, such as `name` and `target_unit`.
         """
