@@ -53,6 +53,7 @@ from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
+    bundle_of,
     history_of,
     input_scaling_of,
     likelihood_of,
@@ -95,6 +96,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if post.bundle is not None:
+        post.bundle.check(post.likelihood.classification, post.target_size)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
@@ -160,6 +163,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "network": type(stack.template).__name__,
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
+        "bundle": post.bundle and post.bundle.to_dict(),
     }
 
 
@@ -260,7 +264,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
     shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, device)
-    return Posterior(
+    post = Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards.checked(),
         likelihood,
         method=manifest["method"],
@@ -272,6 +276,8 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         target_scaling=scaling_of(folder, manifest),
         history=history_of(folder, manifest),
     )
+    post.bundle = bundle_of(folder, manifest, likelihood)
+    return post
 
 
 class Shards(Weights):

@@ -36,6 +36,7 @@ from polymode.core.rows import (
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
+from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.stack.stack import Stack
@@ -63,7 +64,10 @@ class Posterior:
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
+        bundle: the rules of `answer`, or None; saved and loaded with the posterior.
     """
+
+    bundle: Bundle | None = None
 
     def __init__(
         self,
@@ -136,6 +140,7 @@ class Posterior:
         part.weights = self.weights[modes]
         part.config = {**self.config, "num_modes": part.num_modes}
         part.history = self.history.of_modes(modes)
+        part.bundle = None  # chosen on the predictions of all modes
         return part
 
     def predict(
@@ -169,6 +174,31 @@ class Posterior:
                 for part in self.weights.parts()
             ]
             return self.weights.meet(parts)
+
+    def answer(
+        self,
+        x: Any,
+        *,
+        samples_per_mode: int | None = None,
+        seed: Seed = 0,
+        batch_size: Count = _BATCH,
+    ) -> Answer:
+        """Return the corrected prediction at inputs `x`, its set or interval, and whether to accept
+        it, by the rules of `bundle`.
+
+        Args:
+            x, samples_per_mode, batch_size: as of `predict`.
+            seed: of the samples, and of randomised sets.
+        """
+        check_call(Posterior.answer, locals(), but=_CHECKED)
+        if self.bundle is None:
+            raise ValueError(
+                "this posterior has no rules to answer by: set post.bundle = pm.Bundle(...), or use"
+                " predict"
+            )
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        prediction = self.predict(x, samples_per_mode=samples_per_mode, **options)
+        return self.bundle(prediction, seed=seed)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int

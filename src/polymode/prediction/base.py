@@ -44,6 +44,7 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
+    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -217,6 +218,24 @@ class Prediction(ABC):
         }
         examples = places // math.prod(sizes[1:])
         return Observations(Prediction.from_arrays(rows, metadata), flat[places], examples)
+
+    def as_rows(self) -> Prediction:
+        """Return all positions as rows, (S, B |E|, ...)."""
+        if self.num_axes == 0:
+            return self
+        tensors, metadata = self._parts()
+        last = self.num_axes + 1
+        return Prediction.from_arrays({k: t.flatten(1, last) for k, t in tensors.items()}, metadata)
+
+    def at_positions(self, sizes: Sequence[int]) -> Prediction:
+        """Return rows as positions of examples, sizes (B, *E): what `as_rows` undoes."""
+        if len(sizes) == 1:
+            return self
+        tensors, metadata = self._parts()
+        if not self._has_positions:
+            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
+        rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
+        return Prediction.from_arrays(rows, metadata)
 
     @property
     def _shape(self) -> torch.Size:
