@@ -21,6 +21,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from docs.speed_tables import (
+    executions_table,
     forde_tables,
     kernels_table,
     laplace_table,
@@ -55,6 +56,7 @@ VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
+EXECUTIONS = ROOT / "results" / "executions.json"
 FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
@@ -361,6 +363,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (SYMMETRIES, "speed", symmetry_table(report)),
         (KERNELS, "kernels", kernels_table(report)),
         (TOMOGRAPHY, "tomography", tomography_table(report)),
+        (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),
     ]

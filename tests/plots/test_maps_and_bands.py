@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -220,3 +222,14 @@ def test_the_epistemic_share_is_a_mean_of_shares():
     part = std * np.sqrt([0.8, 0.2])
     told = _epistemic({"std": std, "epistemic std": part, "x": np.array([0.0, 1.0])}, 2)
     assert "50 % of the predictive variance is epistemic" in told
+
+
+def test_errors_and_widths_of_seeds_are_pooled_as_squares(made):
+    n = 50
+    several = [
+        made.results({"test": made.normals(np.zeros(n), scale, np.full(n, error))})
+        for scale, error in ((1.0, 3.0), (7.0, 4.0))
+    ]
+    data = plots.regression_calibration(several).data
+    assert data["rmse"][0] == pytest.approx(math.sqrt((9 + 16) / 2))
+    assert data["sharpness"][0] == pytest.approx(math.sqrt((1 + 49) / 2))

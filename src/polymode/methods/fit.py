@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
@@ -28,6 +28,7 @@ from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
+from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
@@ -78,6 +79,7 @@ def fit(
     on_event: Observer | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
+    strict: bool = False,
     **options: Any,
 ) -> Posterior:
     """Fit an approximate posterior and return it.
@@ -111,6 +113,9 @@ def fit(
         checkpoint: folder in which the run is kept; the same call continues from there. If
             options are chosen by a search, every candidate has its own folder in it.
         checkpoint_seconds: time between checkpoints.
+        strict: raise where the look at the finished posterior (`methods/look.py`) finds it
+            doubtful, in place of a warning: predictions that are not finite or no better than a
+            constant, samples far apart, no spread.
 
     Returns:
         The posterior, a source of networks that predicts, saves and loads.
@@ -155,7 +160,12 @@ def fit(
             checkpoint_seconds, trainable,
         )  # fmt: skip
         with ranks.sharing(share):
-            return _train(plan, stack)
+            post, steps, held_out = _train(plan, stack)
+        concerns = look_at(post, task.train, steps, held_out)
+        if concerns:
+            post.config["concerns"] = [concern._asdict() for concern in concerns]
+        tell(concerns, strict)
+        return post
 
     with ranks.in_step():
         if search is None:
@@ -230,8 +240,9 @@ class _Plan:
     trainable: str | None = None
 
 
-def _train(plan: _Plan, stack: Stack) -> Posterior:
-    """Train the stack, unless it is ready, and return it as a posterior."""
+def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
+    """Train the stack, unless it is ready; return it as a posterior, how many steps there were, and
+    what members gain over a constant at examples that they left out."""
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
@@ -287,7 +298,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
     if selection is not None:
         done["stopping"] = selection.facts()
-    return Posterior(
+    post = Posterior(
         on_all_ranks(weights),
         units.likelihood,
         method=plan.name,
@@ -296,9 +307,11 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
+        encoder=task.encoder,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+    return post, state.step, None if selection is None else selection.gain(state.stack)
 
 
 def num_observations(data: Data, likelihood: Likelihood, batch_size: int) -> float:
