@@ -46,13 +46,12 @@ if TYPE_CHECKING:
     from polymode.methods import fit, options
     from polymode.metrics import compare, evaluate
     from polymode.posterior import Posterior, load
-    from polymode.posterior.bundle import Bundle
     from polymode.prediction import Prediction
     from polymode.report import cite, list_methods, report
     from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Bundle", "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare",
     "conformal", "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods",
     "list_methods", "list_tasks", "load", "methods", "metrics", "nets", "options", "plots",
     "recalibration", "reference", "report", "symmetry", "task", "tasks", "tomography", "zoo",
@@ -62,7 +61,6 @@ __all__ = [
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
-    "Bundle": "posterior.bundle",
     "Posterior": "posterior",
     "Prediction": "prediction",
     "Task": "tasks",

@@ -17,6 +17,7 @@ from polymode.core.safe_files import FileProblem, read_json, write_json
 from polymode.likelihoods import Gaussian
 from polymode.metrics.score import NotDefined
 from polymode.metrics.selective import coverage_at_risk, threshold_at_risk
+from polymode.posterior.bundle import Bundle
 from polymode.posterior.manifest import SCHEMA
 from polymode.prediction import CategoricalPrediction
 
@@ -44,8 +45,7 @@ def bundled_classes() -> pm.Posterior:
     fixed = pm.recalibration.recalibrate(prediction, LABELS[60:])
     corrected = fixed(prediction)
     sets = pm.conformal.conformal_sets(corrected, LABELS[60:], 0.8, "aps")
-    post.bundle = pm.Bundle(fixed, sets, threshold=0.7)
-    return post
+    return post.bundled(recalibration=fixed, conformal=sets, threshold=0.7)
 
 
 def bundled_values() -> pm.Posterior:
@@ -54,8 +54,7 @@ def bundled_values() -> pm.Posterior:
     prediction = post.predict(X[60:])
     fixed = pm.recalibration.recalibrate(prediction, VALUES[60:], "scale")
     intervals = pm.conformal.conformal_intervals(fixed(prediction), VALUES[60:], 0.9, "scaled")
-    post.bundle = pm.Bundle(fixed, intervals, threshold=0.8)
-    return post
+    return post.bundled(recalibration=fixed, conformal=intervals, threshold=0.8)
 
 
 def test_answers_of_classes_are_its_parts() -> None:
@@ -115,7 +114,7 @@ def test_older_files_have_none(tmp_path) -> None:
     write_json(path, manifest)
     loaded = pm.load(tmp_path, net=net)
     assert loaded.bundle is None
-    with pytest.raises(ValueError, match="no rules to answer by: set post.bundle"):
+    with pytest.raises(ValueError, match="no rules to answer by: give it some"):
         loaded.answer(X)
 
 
@@ -148,8 +147,8 @@ def test_damaged_bundles_are_refused_in_one_line(damage, tmp_path) -> None:
 def test_a_vacuous_rule_survives_json() -> None:
     post = bundled_values()
     rule = dataclasses.replace(post.bundle.conformal, quantile=(math.inf, 0.5))  # type: ignore
-    bundle = pm.Bundle(conformal=rule)
-    again = pm.Bundle.from_dict(json.loads(json.dumps(bundle.to_dict(), allow_nan=False)))
+    bundle = Bundle(conformal=rule)
+    again = Bundle.from_dict(json.loads(json.dumps(bundle.to_dict(), allow_nan=False)))
     assert again == bundle
 
 
@@ -159,7 +158,7 @@ def test_positions_are_answered_one_by_one() -> None:
     rows = post.predict(IMAGES).observations(MASKS)
     fixed = pm.recalibration.recalibrate(rows.prediction, rows.targets)
     sets = pm.conformal.conformal_sets(fixed(rows.prediction), rows.targets, 0.9, "thr")
-    post.bundle = pm.Bundle(fixed, sets, threshold=0.6)
+    post = post.bundled(recalibration=fixed, conformal=sets, threshold=0.6)
     answer = post.answer(IMAGES)
     assert answer.region.members.shape == (12, 4, 4, 2)  # type: ignore[union-attr]
     assert answer.accepted.shape == (12, 4, 4)  # type: ignore[union-attr]
@@ -179,12 +178,15 @@ def test_positions_are_answered_one_by_one() -> None:
 )
 def test_wrong_parts(options, message) -> None:
     with pytest.raises(ValueError, match=message):
-        pm.Bundle(**options)
+        Bundle(**options)
 
 
-def test_rules_of_another_posterior_are_not_saved(tmp_path) -> None:
-    post = bundled_classes()
-    post.bundle = bundled_values().bundle
+def test_rules_of_another_posterior_are_neither_taken_nor_saved(tmp_path) -> None:
+    post, other = bundled_classes(), bundled_values().bundle
+    assert other is not None
+    with pytest.raises(ValueError, match="scale cannot recalibrate a prediction of classes"):
+        post.bundled(recalibration=other.recalibration)
+    post.bundle = other
     with pytest.raises(ValueError, match="scale cannot recalibrate a prediction of classes"):
         post.save(tmp_path)
 

@@ -1,7 +1,6 @@
 """What ships with a posterior: the correction of its predictions, and when to trust them.
 
-    post.bundle = pm.Bundle(recalibration=fixed, conformal=sets, threshold=0.8)
-    post.save("model/")
+    post.bundled(recalibration=fixed, conformal=sets, threshold=0.8).save("model/")
     answer = pm.load("model/", net=net).answer(x)
     answer.prediction.mean, answer.region.members, answer.accepted
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from polymode.conformal.prediction_intervals import ConformalIntervals
+from polymode.conformal.prediction_sets import ConformalSets
 from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
@@ -39,6 +41,7 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
 from polymode.tasks.frames.columns import is_frame
@@ -188,6 +191,29 @@ class Posterior:
             ]
             return self.weights.meet(parts)
 
+    def bundled(
+        self,
+        *,
+        recalibration: Recalibration | None = None,
+        conformal: ConformalSets | ConformalIntervals | None = None,
+        threshold: float | None = None,
+    ) -> Posterior:
+        """Return this posterior with rules for its answers, which are saved with it.
+
+        Args:
+            recalibration: what `pm.recalibration.recalibrate` returned, or None.
+            conformal: what `pm.conformal.conformal_sets` or `conformal_intervals` returned for
+                corrected predictions, or None.
+            threshold: the least confidence that is accepted, in [0, 1]; of regressions the largest
+                predictive standard deviation of any output; None for no rejection. See
+                `metrics.selective.threshold_at_risk`.
+        """
+        bundle = Bundle(recalibration, conformal, threshold)
+        bundle.check(self.likelihood.classification, self.target_size)
+        ship = copy.copy(self)
+        ship.bundle = bundle
+        return ship
+
     def answer(
         self,
         x: Any,
@@ -206,7 +232,7 @@ class Posterior:
         check_call(Posterior.answer, locals(), but=_CHECKED)
         if self.bundle is None:
             raise ValueError(
-                "this posterior has no rules to answer by: set post.bundle = pm.Bundle(...), or use"
+                "this posterior has no rules to answer by: give it some, post.bundled(...), or use"
                 " predict"
             )
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
