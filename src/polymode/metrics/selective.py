@@ -250,7 +250,7 @@ def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05
 def threshold_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05) -> float:
     """Return the least confidence at which the accepted examples have at most this risk.
 
-    The confidence at the end of `coverage_at_risk`, for `post.bundled(threshold=...)`. All examples of
+    That at the end of `coverage_at_risk`, for `post.bundled(threshold=...)`. All examples of
     equal confidence are accepted or none.
 
     Traps: chosen on these examples, so the risk on new ones is higher; take data set aside.
