@@ -218,10 +218,8 @@ class Prediction(ABC):
 
         Args:
             targets: as the task holds them: labels (B, *E), where -100 is no target, or values (B,
-                *E, D), where NaN is none. Without axes of positions nothing changes.
+                *E, D), where NaN is none. Nothing changes where all inputs have one target.
         """
-        if self.num_axes == 0:
-            return Observations(self, targets, torch.arange(len(self), device=targets.device))
         sizes = self._shape[1:-1]
         if targets.shape[: len(sizes)] != sizes:
             need, got = tuple(sizes), tuple(targets.shape)
@@ -231,6 +229,8 @@ class Prediction(ABC):
         if flat.is_floating_point():
             observed = ~flat.isnan().flatten(1).all(1) if flat.dim() > 1 else ~flat.isnan()
         places = observed.nonzero().squeeze(1)
+        if self.num_axes == 0 and len(places) == len(self):
+            return Observations(self, targets, places)
         tensors, metadata = self._parts()
         rows = {
             key: tensor.flatten(1, self.num_axes + 1).index_select(1, places.to(tensor.device))
