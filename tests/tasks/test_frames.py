@@ -238,6 +238,7 @@ BAD = [
     ({}, {"target": "city", "likelihood": "gaussian"}, "holds category values; gaussian needs"),
     ({"price": np.ones(N)}, {}, "target 'price' has one value in all rows"),
     ({}, {"test_fraction": 2}, "`test_fraction` of FrameOptions must be in \\[0, 1\\), got 2"),
+    ({}, {"test_fractoin": 0.2}, "no option 'test_fractoin'. Did you mean 'test_fraction'"),
     ({}, {"numeric": "ranks"}, "`numeric` of FrameOptions must be one of"),
 ]
 

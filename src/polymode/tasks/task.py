@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -236,6 +237,11 @@ class Task:
         """
         from polymode.tasks.frames.from_frame import FrameOptions, task_from_frame
 
+        accepted = {**declarations(FrameOptions), **signature(cls.__init__).parameters}
+        for key in options:
+            if key not in accepted:
+                near = suggest(key, accepted)
+                raise ValueError(f"from_frame has no option '{key}'.{near} See its help.")
         stated = {key: options.pop(key) for key in [*options] if key in declarations(FrameOptions)}
         return task_from_frame(
             frame,
