@@ -30,6 +30,7 @@ from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
+from polymode.nets.standardised import standardised
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.on_trunk import behind
@@ -40,6 +41,7 @@ from polymode.stack.trainable import Choice, check_trainable, head_names
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
+from polymode.tasks.row_scales import scales_text
 from polymode.tasks.task import Task
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.code import network_mark
@@ -143,6 +145,9 @@ def fit(
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
+        if task.inner_scaling is not None and not trained:
+            networks = standardised(networks, task.inner_scaling)
+            warn(scales_text(task.inner_scaling))
         share = ranks.share_of(number)
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
