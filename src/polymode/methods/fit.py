@@ -260,6 +260,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
         _require_trainable(stack)
     identity = _identity(plan, data, stack) if plan.folder is not None else {}
     val = None if task.val is None else _in_units(task.val, units, stack)
+    given, trained = data, {"trained": stack.trained} if stack.frozen else {}
     trunk = _trunk(plan, stack, first[0])
     if trunk is not None:
         stack, data = trunk.late, _features(trunk, data, plan.observers)
@@ -267,7 +268,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
-    number = num_observations(data, likelihood, config.batch_size) * share
+    number = num_observations(given, likelihood, config.batch_size) * share
     problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
@@ -301,6 +302,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
         weights = core.finish(config, problem._replace(data=reported), state)
         weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    done |= trained
     if selection is not None:
         done["stopping"] = selection.facts()
     post = Posterior(

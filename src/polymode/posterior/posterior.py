@@ -96,8 +96,14 @@ class Posterior:
         drawn = f" × {samples} samples" if samples > 1 else ""
         return (
             f"Posterior({self.method}: {self.num_modes} × {type(like.template).__name__},"
-            f" {like.num_parameters:,} parameters each{drawn}, {self.likelihood.name})"
+            f" {self._trained}{drawn}, {self.likelihood.name})"
         )
+
+    @property
+    def _trained(self) -> str:
+        """What each network has that was trained."""
+        like = self.weights.like
+        return like.trained if like.frozen else f"{like.trained} each"
 
     def _repr_html_(self) -> str:
         """Return what it is made of, for notebooks."""
@@ -105,7 +111,7 @@ class Posterior:
         facts = {
             "networks": f"{self.num_modes:,} × {type(like.template).__name__}",
             "samples": f"{self.num_samples:,}, {self.weights.samples_per_mode:,} per mode",
-            "parameters": f"{like.num_parameters:,} each",
+            "parameters": self._trained.replace(" parameters", ""),
             "likelihood": self.likelihood.name,
             "inputs": shapes_text(self.input_shape),
             "classes" if self.likelihood.classification else "outputs": f"{self.target_size:,}",
@@ -167,10 +173,12 @@ class Posterior:
         if not isinstance(data, (Arrays, Loader)):
             data = self._read(data)
         with self.weights.in_step():
-            if not isinstance(data, Loader) or data.is_counted_unread:
+            counted = not isinstance(data, Loader) or data.is_counted_unread
+            if counted:
                 self._require_room(len(data), samples)
+            stream = self._stream if counted else self._bounded
             parts = [
-                Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
+                Prediction.cat(list(stream(part, data, samples, seed, batch_size)))
                 for part in self.weights.parts()
             ]
             return self.weights.meet(parts)
