@@ -7,13 +7,6 @@ from typing import Any
 
 from polymode.core.warn import warn
 from polymode.distributed import ranks
-from polymode.methods.fit_warnings import (
-    require_trainable,
-    warn_of_divergence,
-    warn_of_idle_options,
-    warn_of_little_effect,
-    warn_of_one_order,
-)
 from polymode.stack.stack import Stack
 from polymode.tasks.task import Task
 from polymode.training.data import Examples, Loader
