@@ -183,7 +183,7 @@ def no_better(seen: Seen) -> Concern | None:
     if mean <= CONFIDENCE * error:
         examples, why = f"{len(seen.gain)} training", f"nothing was learnt in {seen.steps:,} steps"
     else:
-        if seen.held_out is None or mean > WEAK:
+        if seen.held_out is None or len(seen.held_out) < LEAST or mean > WEAK:
             return None
         mean, error = _mean(seen.held_out)
         if mean > CONFIDENCE * error:
