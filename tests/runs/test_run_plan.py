@@ -135,3 +135,30 @@ def test_the_augmentation_of_the_task_is_taken_unless_another_is_named(monkeypat
     assert augment("augment=rotate:10") == "rotate:10" and augment("augment=null") is None
     with pytest.raises(UsageProblem, match="Unknown augmentation 'flp'. Did you mean 'flip'"):
         augment("augment=flp")
+
+
+def test_options_of_fit_are_in_the_key_of_every_cell():
+    usual = plan_of("two_moons", ["map"]).cells()[0]
+    plan = plan_of("two_moons", ["map"], "0", "fit.trainable=head", "fit.output=logits")
+    (cell,) = plan.cells()
+    assert plan.recipe.fit_options == {"trainable": "head", "output": "logits"}
+    assert (
+        len(
+            {usual.key, cell.key, plan_of("two_moons", ["map"], "0", "fit.output=1").cells()[0].key}
+        )
+        == 3
+    )
+    assert "--set fit.trainable=head --set fit.output=logits" in plan.command("x")
+    assert plan.describe(cell)["fit"] == {"trainable": "head", "output": "logits"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("fit.outputs=logits", "Unknown option 'outputs' of fit. Did you mean 'output'"),
+        ("fit.trainable=[", "`trainable` is not a regular expression"),
+    ],
+)
+def test_options_of_fit_are_checked(setting, message):
+    with pytest.raises(UsageProblem, match=message):
+        plan_of("two_moons", ["map"], "0", setting)

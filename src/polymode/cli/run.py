@@ -35,7 +35,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=",
+        help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=, fit.KEY=",
     ),
 ]
 ConfigFile = Annotated[

@@ -26,6 +26,7 @@ from polymode.metrics.text_table import align
 from polymode.runs.defaults import defaults_for
 from polymode.runs.part import Arm, Experiment, Part, Request
 from polymode.runs.settings import Setting, UsageProblem, span
+from polymode.stack.trainable import check_trainable
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 from polymode.tasks.augment import Augmentation
@@ -33,6 +34,7 @@ from polymode.tracing.modules import not_too_large
 from polymode.training.data import Arrays
 
 NOISE = 0.1  # dropout of a network that has none, for methods that need it
+FIT_OPTIONS = ("trainable", "output")  # of `pm.fit`, which every method takes
 EVERY_CELL = "convergence"  # the examination that is made of all that is trained
 
 
@@ -59,6 +61,7 @@ class Recipe(NamedTuple):
     """What all cells share, by name, so that another process can build it.
 
     Cells of an experiment call `function`; it has the place of the task, and no network.
+    `fit_options` are those of `FIT_OPTIONS` that every fit gets.
     """
 
     task_name: str
@@ -69,6 +72,7 @@ class Recipe(NamedTuple):
     validation: bool = False
     examine: tuple[str, ...] = ()
     function: Callable[..., Findings] | None = None
+    fit_options: dict[str, Any] = {}
 
     def task(self) -> Task | None:
         """Build the task; an experiment has none."""
@@ -137,6 +141,8 @@ class Plan:
                     config = asdict(with_augmentation(METHODS.get(method).value.config(**options)))
                 facts = {**common, "net": self.recipe.of(arm).net_label}
                 facts |= {"method": method, "config": json_safe(config)}
+                if self.recipe.fit_options:
+                    facts["fit"] = self.recipe.fit_options
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
                 setup = _hash(facts)
@@ -172,6 +178,7 @@ class Plan:
             "seeds": list(self.seeds),
             "preset": self.preset,
             "device": self.recipe.device,
+            **({"fit": self.recipe.fit_options} if self.recipe.fit_options else {}),
             "examine": list(self.recipe.examine),
         }
 
@@ -183,6 +190,7 @@ class Plan:
             "net": self.recipe.of(cell).net_label,
             "method": cell.method,
             "options": cell.options,
+            **({"fit": self.recipe.fit_options} if self.recipe.fit_options else {}),
             "seed": cell.seed,
         }
 
@@ -295,12 +303,15 @@ def _plan_of(
         for name, arm in part.arms.items()
     }
     of_nets = [net_options, *(arm.net_options for arm in arms.values() if arm.net_options)]
-    _apply(settings, {"task": [task_options], "net": of_nets}, arms)
+    fit_options: dict[str, Any] = {}
+    _apply(settings, {"task": [task_options], "net": of_nets, "fit": [fit_options]}, arms)
+    _check_fit(fit_options)
     named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
     examinations = tuple(text for text in named if text != EVERY_CELL)
     recipe = Recipe(
-        part.task, task_options, part.net, net_options, device, part.validation, examinations
-    )
+        part.task, task_options, part.net, net_options, device, part.validation, examinations,
+        fit_options=fit_options,
+    )  # fmt: skip
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
@@ -333,6 +344,17 @@ def _apply(
             )
         for options in owners[owner]:
             options[key] = value
+
+
+def _check_fit(options: dict[str, Any]) -> None:
+    """Refuse what `pm.fit` does not take of a run's cells."""
+    for key in options:
+        if key not in FIT_OPTIONS:
+            raise UsageProblem(
+                f"Unknown option '{key}' of fit.{suggest(key, FIT_OPTIONS)} Options:"
+                f" {', '.join(FIT_OPTIONS)}; those of a method have its name before them"
+            )
+    check_trainable(options.get("trainable"))
 
 
 def _build(recipe: Recipe) -> Task:
