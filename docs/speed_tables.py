@@ -49,6 +49,33 @@ def speed_table(report: dict[str, Any]) -> str:
     return "\n\n".join([markdown(rows), "\n".join(lines), about])
 
 
+def executions_table(report: dict[str, Any]) -> str:
+    """Return the rule's execution and what it costs, beside the best of the others."""
+    points = report["points"]
+    others = median(
+        time["others"] for point in points for times in point["ways"].values() for time in times
+    )
+    figure, named = ("cpu_ms", "CPU time") if others > 0.1 else ("wall_ms", "Wall-clock time")
+    works = list(dict.fromkeys(point["work"] for point in points))
+    cells: dict[str, list[str]] = {}
+    for point in points:
+        taken = {way: min(t[figure] for t in times) for way, times in point["ways"].items()}
+        best, rule = min(taken.values()), point["rule"]
+        rest = sorted((ms / best, way) for way, ms in taken.items() if way != rule)
+        beside = f"; {rest[0][1]} {rest[0][0]:.2f}" if rest else ""
+        text = f"**{rule} {taken[rule] / best:.2f}**{beside}"
+        cells.setdefault(point["network"], []).append(text)
+    threads = "one thread" if report["threads"] == 1 else f"{report['threads']} threads"
+    rounds = min(len(times) for point in points for times in point["ways"].values())
+    about = (
+        f"{named} in units of the best way, least of {rounds} rounds: in bold the rule's, then the"
+        f" best of the others. {threads}, {report['cores']} cores, torch {report['torch']},"
+        f" {report['date'][:10]}; other processes took {others:.2g} of a core meanwhile (median)."
+    )
+    rows = [["networks", *works], *([name, *texts] for name, texts in cells.items())]
+    return f"{markdown(rows)}\n\n{about}"
+
+
 def _other(case: dict[str, Any]) -> str:
     """Return how long polymode takes, and against whom it was measured."""
     first = next(iter(case["contenders"]))

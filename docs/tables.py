@@ -20,7 +20,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from docs.defaults_table import defaults_tables
 from docs.speed_tables import (
+    executions_table,
     forde_tables,
     kernels_table,
     laplace_table,
@@ -55,10 +57,13 @@ VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
+EXECUTIONS = ROOT / "results" / "executions.json"
 FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
+WHICH = ROOT / "docs" / "which_method.md"
+DEFAULTS = ROOT / "results" / "defaults.json"
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
@@ -361,6 +366,8 @@ def sections() -> list[tuple[Path, str, str]]:
         (SYMMETRIES, "speed", symmetry_table(report)),
         (KERNELS, "kernels", kernels_table(report)),
         (TOMOGRAPHY, "tomography", tomography_table(report)),
+        (WHICH, "defaults", defaults_tables(json.loads(DEFAULTS.read_text())["rows"])),
+        (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),
     ]

@@ -42,6 +42,18 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+@pytest.mark.cpu_seconds(6)
+def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> None:
+    """Its blocks in order, as one program; what it says of sizes and storage is so."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frozen-bodies.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', "".join(blocks)), names)
+    assert "1,290 of 50,826 parameters, the rest held once" in repr(names["post"])
+    assert names["post"].weights.kind == "on_trunk/samples"
+    assert names["adapters"].stack.shares
+
+
 def test_the_code_of_the_reference_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.S)
     names: dict[str, Any] = {}

@@ -22,7 +22,7 @@ ORDER = [
     "chains", "nets", "equivariance", "tasks", "prediction",
     "recalibration", "conformal", "posterior",
     "methods", "tomography", "zoo", "metrics", "symmetry", "adversary", "examinations", "plots",
-    "runs", "studies", "report", "cli", "__init__", "__main__",
+    "sklearn", "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 
@@ -165,3 +165,10 @@ def test_functions_take_few_arguments() -> None:
     counts = [(path.name, *count) for path in FILES for count in contents(path).counts]
     long = [f"{file}:{function}" for file, function, count in counts if count > 6]
     assert len(long) <= LONG_CALLS, long
+
+
+def test_tests_do_not_import_each_other() -> None:
+    """What several share is a module without tests."""
+    importing = re.compile(r"^from \.+[\w.]*\btest_\w+ import", re.M)
+    tests = Path(__file__).parent.rglob("*.py")
+    assert not [str(path) for path in tests if importing.search(path.read_text())]

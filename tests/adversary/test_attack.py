@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import polymode as pm
@@ -17,6 +18,7 @@ from polymode.adversary.gradient_steps import pgd
 from polymode.adversary.objective import Aim
 from polymode.adversary.search import Search
 from polymode.adversary.victim import Victim
+from polymode.prediction import CategoricalPrediction
 
 from .small_posteriors import CLASSES, SHAPES, posterior
 
@@ -388,3 +390,24 @@ def test_flags_of_networks_that_hide_their_gradients(wrap, names):
         hidden = pm.fit("map", net=wrap(post.members[0]), task=task, epochs=0, progress="silent")
     found = attack(hidden, x, y, eps=0.2, steps=3, checks="full")
     assert names <= {flag.name for flag in found.flags}
+
+
+def test_starts_are_uniform_in_a_euclidean_ball():
+    """The d-th power of the radius is uniform: Kolmogorov-Smirnov, false alarms 1 in 10⁶; the
+    direction has mean 0, five standard errors."""
+    centre = torch.full((2000, 1, 1, 3), 0.5, dtype=torch.float64)
+    streams = [torch.Generator().manual_seed(seed) for seed in range(2000)]
+    ball = Ball(centre, 0.2, "l2", box=None)
+    x = ball.random(streams)
+    assert stats.kstest((ball.distances(x) / 0.2) ** 3, "uniform").pvalue > 1e-6
+    moved = (x - centre).flatten(1)
+    assert (moved.mean(0).abs() < 5 * moved.std(0) / 2000**0.5).all()
+
+
+def test_an_adaptive_aim_takes_off_the_score_times_its_weight():
+    stream = torch.Generator().manual_seed(0)
+    probs = torch.rand(3, 5, CLASSES, generator=stream, dtype=torch.float64)
+    prediction = CategoricalPrediction.from_probs(probs / probs.sum(-1, keepdim=True))
+    aim = Aim(torch.zeros(5, dtype=torch.long), score="predictive_entropy")
+    one, more = (aim._replace(weight=weight).rise(prediction) for weight in (1.0, 3.5))
+    torch.testing.assert_close(one - more, 2.5 * prediction.predictive_entropy)

@@ -7,13 +7,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from polymode.conformal import conformal_quantile, conformal_rank
 
 
+@example(99, 70)
 @given(st.integers(0, 10_000), st.integers(1, 999))
 def test_rank_is_that_of_the_level_as_written(n, thousandths) -> None:
     """0.07 * 100 is 7.000000000000001 in floating point, and would be rank 8."""

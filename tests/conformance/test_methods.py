@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import signal
 
 import pytest
 import torch
@@ -19,13 +17,21 @@ from polymode.core.safe_files import read_tensors
 from polymode.likelihoods.kinds import Gaussian
 from polymode.methods import METHODS
 from polymode.training.checkpoint import axis_of_modes
-from polymode.training.events import Event
 
-STREAM = torch.Generator().manual_seed(0)
-X = torch.randn(48, 4, generator=STREAM)
-LABELS = (X[:, 0] + X[:, 1] > 0).long()
+from .small_fits import (
+    LABELS,
+    X,
+    assert_same,
+    check_resume,
+    classes,
+    fit,
+    net_for,
+    noisy_mlp,
+    tensors,
+    with_policies,
+)
+
 VALUES = X[:, :2].sin()
-SHORT = {"epochs": 4, "batch_size": 16, "progress": "silent"}
 
 pytestmark = [
     pytest.mark.parametrize("method", METHODS.names()),
@@ -33,47 +39,8 @@ pytestmark = [
 ]
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-def noisy_mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
-
-
-def net_for(method: str):
-    """A small network that the method takes."""
-    return noisy_mlp if METHODS.get(method).metadata.get("needs") == "noise" else mlp
-
-
-def with_policies() -> nn.Module:
-    """BatchNorm and dropout, the layers that have a policy."""
-    return nn.Sequential(
-        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
-    )
-
-
-def classes() -> pm.Task:
-    return pm.Task(train=(X, LABELS), likelihood="categorical")
-
-
 def values() -> pm.Task:
     return pm.Task(train=(X, VALUES), likelihood=Gaussian(noise="learned"))
-
-
-def fit(method: str, **options) -> pm.Posterior:
-    return pm.fit(method, **({"net": net_for(method), "task": classes()} | SHORT | options))
-
-
-def tensors(post: pm.Posterior) -> dict[str, torch.Tensor]:
-    """Everything that is saved: samples that were kept, spreads, networks."""
-    return post.weights.tensors()
-
-
-def assert_same(a: pm.Posterior, b: pm.Posterior) -> None:
-    assert tensors(a).keys() == tensors(b).keys()
-    for name, tensor in tensors(a).items():
-        assert torch.equal(tensor, tensors(b)[name]), name
 
 
 def test_shapes(method) -> None:
@@ -132,23 +99,6 @@ def test_save_and_load(method, tmp_path) -> None:
 
 def test_resume_equals_an_uninterrupted_run(method, tmp_path) -> None:
     check_resume(method, tmp_path)
-
-
-def check_resume(method: str, tmp_path) -> None:
-    whole = fit(method, net=with_policies, epochs=12)
-
-    def interrupt(event: Event) -> None:
-        if event.kind == "checkpoint" and event.step >= 25:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    options = {"net": with_policies, "epochs": 12, "checkpoint": tmp_path, "checkpoint_seconds": 0}
-    with pytest.raises(KeyboardInterrupt):
-        fit(method, on_event=interrupt, **options)
-    events: list[Event] = []
-    resumed = fit(method, on_event=events.append, **options)
-    assert events[0].kind == "resume"
-    assert 25 <= events[0].step < 36
-    assert_same(whole, resumed)
 
 
 def test_predictions_do_not_depend_on_the_batch_size(method) -> None:

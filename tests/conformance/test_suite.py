@@ -13,8 +13,8 @@ from polymode.methods import MAP, METHODS, sghmc
 from polymode.methods import map as map_
 from polymode.methods.method import Method
 
-from .test_methods import check_resume
-from .test_options import dead_options
+from .option_effects import dead_options
+from .small_fits import check_resume
 
 
 def test_a_sampler_that_loses_its_samples_on_resume_fails(tmp_path) -> None:

@@ -135,3 +135,10 @@ def test_what_cannot_be_is_refused() -> None:
     assert set(value_scores(drawn(4, 5, 3), haar)) == {"error"}
     with pytest.raises(ValueError, match="not closed"):
         orbit_deviation(drawn(4, 5, 3), haar)
+
+
+def test_deviation_of_an_orbit_of_three_is_the_root_of_the_mean_square() -> None:
+    """Of (0, 0, 3) it is √2, where the mean distance is 4/3; outputs of several numbers add up."""
+    one = torch.tensor([[0.0], [0.0], [3.0]])
+    assert orbit_deviation(one).each.tolist() == pytest.approx([math.sqrt(2.0)])
+    assert orbit_deviation(one[..., None].expand(-1, -1, 2)).each.tolist() == pytest.approx([2.0])

@@ -465,3 +465,17 @@ def test_an_empty_batch_has_no_examples_and_no_mean(likelihood: Likelihood) -> N
     empty = outputs[:, :0], targets[:0], params
     assert likelihood.log_prob(*empty).shape == (4, 0)
     assert likelihood.nll(*empty).isnan().all() and likelihood.nll(*empty).shape == (4,)
+
+
+@pytest.mark.parametrize("num_classes", [3, 40])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_log_probabilities_do_not_depend_on_the_memory_format(num_classes, by_rows) -> None:
+    """Oracle: the definition in float64; products of batched layers have rows last in memory."""
+    outputs = torch.randn(2, 7, num_classes, generator=torch.Generator().manual_seed(0)) * 20
+    given = outputs.transpose(1, 2).contiguous().transpose(1, 2) if by_rows else outputs
+    found = Categorical().components(given, {})
+    exact = outputs.double()
+    normalizer = exact.exp().sum(-1).log()
+    torch.testing.assert_close(found.log_probs.double(), exact - normalizer[..., None], rtol=1e-6,
+                               atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(found.log_normalizer.double(), normalizer, rtol=1e-6, atol=1e-5)

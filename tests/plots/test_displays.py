@@ -32,7 +32,7 @@ def test_svg_is_deterministic_valid_and_small(display):
     first = display.to_svg()
     assert first == display.to_svg()
     ET.fromstring(first)
-    assert "Date" not in first
+    assert "dc:date" not in first
     assert len(first) < LIMITS[display.dense]
     assert "prefers-color-scheme:dark" in first
     paths = re.findall(r' d="([^"]*)"', first)

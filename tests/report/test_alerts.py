@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polymode.metrics import Results, compare
@@ -133,6 +135,35 @@ def test_a_loss_that_still_falls_clearly_is_not_converged(slope, error, told) ->
     if told:
         assert "map by 0.1 ± 0.01 nats/example, 10 % of its whole fall" in found[0].text
         assert "--set epochs" in found[0].text
+
+
+@pytest.mark.parametrize(("loss", "told"), [(0.4, True), (0.25, False)])
+def test_a_method_far_behind_the_others_is_perhaps_undertrained(loss, told) -> None:
+    """By a fifth of the others' fall, 0.9; bounds and energies are not compared."""
+    ends = {"map": 0.1, "forde": 0.12, "swag": loss, "vi": 2.0, "mile": 3.0}
+    options = {"optimizer": "adam"}
+    more = {"vi": {"kl_weight": 1.0}, "mile": {"temperature": 1.0}}
+    found = []
+    for method, end in ends.items():
+        rows = curves(train_loss=(end, 0.01), train_drop=(0.9, None))
+        for seed in (0, 1):
+            cell = result(method, seed, 0.1 + seed / 100, *rows)
+            found.append(replace(cell, config=options | more.get(method, {})))
+    told_of = [a for a in alerts(compare(found)) if a.title == "Undertrained?"]
+    assert len(told_of) == told
+    if told:
+        assert "swag 0.4, the others 0.11 nats/example" in told_of[0].text
+
+
+def test_concerns_of_the_look_are_repeated_with_their_seeds() -> None:
+    concern = {"name": "a point", "text": "each mode has one sample"}
+    cells = [
+        replace(result("swag", seed, 0.1), config={"concerns": [concern]} if seed else {})
+        for seed in range(3)
+    ]
+    (found,) = (a for a in alerts(compare(cells)) if a.title.startswith("Doubtful"))
+    assert found.title == "Doubtful: swag, a point"
+    assert found.text == "2 of 3 seeds; seed 1: each mode has one sample."
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 import polymode as pm
-from polymode.cli.arguments import parse_settings
 from polymode.runs import cell
-from polymode.runs.part import Request
-from polymode.runs.run_plan import make_plan
 
 
 @pytest.fixture
@@ -30,11 +27,3 @@ def test_predictions_under_shifts_are_kept_up_to_a_size(fitted, monkeypatch):
     results = pm.evaluate(post, task, keep=cell._kept(post, task))
     assert sorted(results.kept) == ["examples", "plane", "test", "train"]
     assert {row.dataset for row in results.rows} == {"test", "shift:s:1", "shift:s:2"}
-
-
-def test_a_cell_is_fitted_with_the_options_of_fit(tmp_path):
-    settings = tuple(parse_settings(["fit.trainable=head", "epochs=1"]))
-    plan = make_plan(Request("two_moons", ("map",), (0,), settings))
-    (first,) = plan.cells()
-    results = cell._results(plan.recipe, plan.task, first, tmp_path, lambda event: None)
-    assert results.cost.parameters == 2 * (64 + 1)  # of the last layer of an mlp

@@ -109,6 +109,8 @@ def test_command_runs_the_same_plan():
             "Unknown option 'hiden' for net 'mlp'. Did you mean 'hidden'",
         ),
         (("two_moons", ["map"], "0", "net.hidden=3"), "net mlp|hidden"),
+        (("two_moons", ["map"], "0", "fit.trainble=head"), "Did you mean 'trainable'"),
+        (("two_moons", ["map"], "0", "fit.trainable=["), "not a regular expression"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(arguments, message):
@@ -137,28 +139,16 @@ def test_the_augmentation_of_the_task_is_taken_unless_another_is_named(monkeypat
         augment("augment=flp")
 
 
-def test_options_of_fit_are_in_the_key_of_every_cell():
-    usual = plan_of("two_moons", ["map"]).cells()[0]
-    plan = plan_of("two_moons", ["map"], "0", "fit.trainable=head", "fit.output=logits")
-    (cell,) = plan.cells()
-    assert plan.recipe.fit_options == {"trainable": "head", "output": "logits"}
-    assert (
-        len(
-            {usual.key, cell.key, plan_of("two_moons", ["map"], "0", "fit.output=1").cells()[0].key}
-        )
-        == 3
-    )
-    assert "--set fit.trainable=head --set fit.output=logits" in plan.command("x")
-    assert plan.describe(cell)["fit"] == {"trainable": "head", "output": "logits"}
+def test_what_is_trained_is_in_the_key_of_every_cell():
+    plans = [plan_of("two_moons", ["map", "sgld"], "0", *s) for s in ((), ("fit.trainable=head",))]
+    usual, head = ([cell.key for cell in plan.cells()] for plan in plans)
+    assert len({*usual, *head}) == 4
+    assert all(cell.options["trainable"] == "head" for cell in plans[1].cells())
+    assert "--set fit.trainable=head" in plans[1].command("out")
+    assert "trainable=head" in plans[1].text()
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("fit.outputs=logits", "Unknown option 'outputs' of fit. Did you mean 'output'"),
-        ("fit.trainable=[", "`trainable` is not a regular expression"),
-    ],
-)
-def test_options_of_fit_are_checked(setting, message):
-    with pytest.raises(UsageProblem, match=message):
-        plan_of("two_moons", ["map"], "0", setting)
+def test_the_output_is_in_the_key_of_every_cell():
+    plans = [plan_of("two_moons", ["map"], "0", *s) for s in ((), ("fit.output=logits",))]
+    usual, named = (plan.cells()[0] for plan in plans)
+    assert usual.key != named.key and named.options["output"] == "logits"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from polymode.studies.table_cells import (
     Column,
     by_seed,
     column_cells,
+    compare_published,
     count_seeds,
     difference_text,
     judge_equal,
@@ -112,3 +114,22 @@ def test_modules_may_lack_figures_and_comparisons(runs) -> None:
     assert functions["claims"](runs) == ["c", "c"]
     assert functions["comparisons"]("cpu", runs) == ["cpu"]
     assert present({"a": None, "b": 0}) == {"b": 0}
+
+
+class Printed(NamedTuple):
+    """A line of a paper's table."""
+
+    rate: float
+    loss: float
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "aupr", "aupr_in", "auroc", "nll", "ece"])
+def test_published_numbers_are_compared_in_the_direction_of_their_metric(metric) -> None:
+    (row,) = compare_published(
+        {"p": {"a": Printed(0.5, 1.0)}},
+        {"rate": 0.1},
+        lambda part: {"x": Column("test", metric, field="rate"), "y": Column("t", "nll")},
+        lambda column, part, line: [0.2, 0.4],
+    )
+    assert row.direction == ("up" if metric.startswith(("acc", "aupr")) else "down")
+    assert (row.paper, row.ours) == (0.5, pytest.approx(0.3))

@@ -255,3 +255,17 @@ def test_the_minimum_with_products_and_powers_is_that_of_a_general_optimiser(nam
     best = optimize.minimize(mass, start, jac=True, method="BFGS", options={"gtol": 1e-9})
     assert float(cost.minimum) == pytest.approx(best.fun, rel=1e-8)
     assert float(cost.residual) < 1e-11 and float(cost.mass) > float(cost.minimum)
+
+
+def test_what_dies_by_turns_vanishes_too() -> None:
+    """Unit 1 leads nowhere, and unit 0 to unit 3 of the next layer alone, which leads nowhere: the
+    weights into both vanish, those into unit 0 after those into unit 3."""
+    stack = randomised(lambda: chain(3, 4, 4, 2), 2)
+    with torch.no_grad():
+        stack.params["2.weight"][:, :, 1] = 0
+        stack.params["2.weight"][:, :3, 0] = 0
+        stack.params["4.weight"][:, :, 3] = 0
+    cost = sym.representation_cost(stack)
+    first, second = (stack.params[f"{layer}.weight"].detach() for layer in (0, 2))
+    lost = (first[:, :2] ** 2).sum((1, 2)) + (second[:, 3] ** 2).sum(1)
+    assert torch.allclose(cost.vanishing, lost, rtol=1e-12)

@@ -103,8 +103,9 @@ def test_everything_that_is_predicted_takes_several_inputs() -> None:
 @pytest.mark.parametrize("name", ["attack", "equivariance", "symmetry"])
 def test_examinations_of_one_input_do_not_apply(name) -> None:
     source = task(((A, B), LABELS), test=((A, B), LABELS))
+    options = {"against": "folder"} if name == "symmetry" else {}
     with pytest.raises(NotApplicable, match=r"these networks take several: 0 \(B, 3\), 1 \(B, 2\)"):
-        examine(fit(source), source, name)
+        examine(fit(source), source, name, **options)
 
 
 def test_attacks_and_symmetries_say_why_not() -> None:

@@ -38,7 +38,8 @@ def test_a_posterior_of_all_networks(made):
     zoo = Zoo(made)
     assert len(zoo) == 9 and len(zoo.shards) == 3 and len(set(zoo.seeds)) == 9
     post, task = zoo.posterior(), zoo.recipe.make_task()
-    assert post.num_modes == 9
+    assert post.num_modes == post.config["num_modes"] == 9
+    assert [entry["modes"] for entry in post.weights.entries] == [[0, 3], [3, 6], [6, 9]]
     prediction = post.predict(task.test.x)
     right = (prediction.log_probs.argmax(-1) == task.test.y).double().mean(1)
     assert np.allclose(zoo.accuracy, right, atol=1e-6)

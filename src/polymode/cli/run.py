@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,15 @@ StudyName = Annotated[
 TaskName = Annotated[
     str | None, typer.Option(metavar="TASK", help="what to learn; see `polymode list tasks`")
 ]
+TableFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="a csv or Parquet file with columns of any kind, as the task"
+    ),
+]
+TargetColumn = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="the column of --table to predict")
+]
 MethodNames = Annotated[
     list[str] | None,
     typer.Option(metavar="METHOD", help="see `polymode list methods`; repeat it for several"),
@@ -35,7 +45,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=, fit.KEY=",
+        help="an option of every method; of one: METHOD.KEY=VALUE, task.KEY=, net.KEY=",
     ),
 ]
 ConfigFile = Annotated[
@@ -82,6 +92,8 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only the path 
 def run(
     study: StudyName = None,
     task: TaskName = None,
+    table: TableFile = None,
+    target: TargetColumn = None,
     method: MethodNames = None,
     seeds: Seeds = None,
     set_: Settings = None,
@@ -108,6 +120,7 @@ def run(
     Examples:
       polymode run --task digits --method map --method deep_ensemble --seeds 0-2
       polymode run --task digits --method map --set epochs=20 --out runs/short --dry-run
+      polymode run --table houses.csv --target price --method deep_ensemble
       polymode run forde --preset smoke
     """
     from polymode.cli.request import request
@@ -122,7 +135,13 @@ def run(
     )
     if study is not None:
         _refuse_other_names(study)
-        chosen = {"--task": task, "--method": method, "--net": net, "--config": config}
+        chosen = {
+            "--task": task,
+            "--table": table,
+            "--method": method,
+            "--net": net,
+            "--config": config,
+        }
         _refuse_beside_study(study, chosen)
         from polymode.cli.run_study import run_study
         from polymode.studies.study_folder import StudyRequest
@@ -139,11 +158,12 @@ def run(
         )
         run_study(study_request, folder_of(out, study, preset), options)
     _refuse_without_study(part)
+    settings = [*table_settings(task, table, target), *(set_ or [])]
     wanted = request(
-        task=task,
-        methods=method or [],
+        task=task if table is None else "frame",
+        methods=method or ([] if table is None else ["deep_ensemble"]),
         seeds=seeds,
-        settings=set_ or [],
+        settings=settings,
         net=net,
         preset=preset,
         out=out,
@@ -154,6 +174,19 @@ def run(
         say(line)
     plan = make_plan(wanted, device)
     run_task(plan, folder_of(wanted.out, wanted.task, wanted.preset), options)
+
+
+def table_settings(task: str | None, table: Path | None, target: str | None) -> list[str]:
+    """Return what --table and --target stand for, as --set takes it."""
+    if table is None and target is None:
+        return []
+    if table is None:
+        raise UsageProblem("--target is a column of --table FILE: give the file, too")
+    if task is not None:
+        raise UsageProblem("--table is the task itself: leave out --task")
+    if target is None:
+        raise UsageProblem(f"--table {table} needs --target COLUMN, the column to predict")
+    return [f"task.path={json.dumps(str(table))}", f"task.target={json.dumps(target)}"]
 
 
 def _check_jobs(jobs: int) -> None:

@@ -253,6 +253,21 @@ class Record(NamedTuple):
             return fixed.mT @ fixed
         return gram(self.fixed[None]) / self.positions
 
+    def weighted_factor(self, weights: Tensor, reduce: bool) -> Tensor:
+        """Return `fixed_factor` in which examples count by their weights (B, E), position by
+        position where this operation has the same number of them, else by their mean."""
+        if weights.shape[1] != self.positions:
+            weights = weights.mean(1, keepdim=True)
+        if self.labels:
+            flat = weights.expand(self.fixed.shape).flatten()
+            counts = torch.bincount(self.fixed.flatten(), flat, self.width)
+            return counts.to(self.moving.dtype)[None] / self.positions
+        fixed = self.fixed * weights.sqrt().unsqueeze(-1).to(self.fixed)
+        if reduce and self.positions > 1:
+            fixed = fixed.mean(2)
+            return fixed.mT @ fixed
+        return gram(fixed[None]) / self.positions
+
 
 def gram(vectors: Tensor) -> Tensor:
     """Return Σ_{r b t} v vᵀ of (R, G, B, T, F), (G, F, F)."""

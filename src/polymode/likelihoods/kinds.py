@@ -98,7 +98,7 @@ class Categorical(_Classification):
         return losses, gradient.mT if axis == -2 else gradient
 
     def components(self, outputs: Tensor, params: Params) -> Categories:
-        log_probs = outputs.log_softmax(-1)
+        log_probs = _log_softmax(outputs)
         return Categories(log_probs, outputs[..., 0] - log_probs[..., 0])
 
     def _costs(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -111,6 +111,18 @@ class Categorical(_Classification):
             logits, labels = outputs.flatten(0, -2), targets.flatten()
         costs = F.cross_entropy(logits, labels, reduction="none", ignore_index=_NO_LABEL)
         return costs.view(targets.shape)
+
+
+def _log_softmax(outputs: Tensor) -> Tensor:
+    """Return outputs (..., B, C) less their log-sum-exp over classes.
+
+    For few classes, and for products that have B last in memory, torch is up to 26 times faster
+    over the last axis but one, where it vectorises over B.
+    """
+    by_rows = outputs.dim() > 2 and outputs.stride(-2) == 1
+    if by_rows or (outputs.dim() > 1 and outputs.shape[-1] < _VECTOR_WIDTH):
+        return outputs.transpose(-1, -2).log_softmax(-2).transpose(-1, -2)
+    return outputs.log_softmax(-1)
 
 
 @dataclasses.dataclass(frozen=True)

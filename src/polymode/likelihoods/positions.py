@@ -30,12 +30,14 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import as_numbers, shown
+from polymode.core.rows import Rows, as_rows
 from polymode.likelihoods.base import Likelihood, Params
 from polymode.likelihoods.components import Categories, Components, Moments
 from polymode.likelihoods.kinds import LIKELIHOODS, Categorical, likelihood_from_config
 from polymode.likelihoods.options import count, positive
 from polymode.likelihoods.targets import NOT_OBSERVED
 
+Targets = Tensor | Rows
 _LAYOUTS = ("first", "last", "none")
 _VOID = 255  # masks in bytes use it for pixels without a label
 
@@ -249,20 +251,36 @@ class Positions(Likelihood):
             return targets != NOT_OBSERVED
         return ~targets.isnan().all(-1)
 
-    def weights_of(self, targets: Tensor) -> Tensor:
+    def weighted(self, targets: Tensor, weights: Tensor) -> Any:
+        """Return `Rows` of targets and weights (B,) or (B, *E), which take the place of targets."""
+        sizes = targets.shape if self.classification else targets.shape[:-1]
+        weights = weights.view(*weights.shape, *[1] * (len(sizes) - weights.dim())).expand(sizes)
+        if not self.classification:
+            weights = weights.unsqueeze(-1)  # so that batches lie along the same axis of both
+        return as_rows({"target": targets, "weight": weights})
+
+    def weights_of(self, targets: Targets) -> Tensor:
         """Return the weights of observations (..., B, *E), 0 where there is none."""
+        targets, given = _apart(targets)
+        weights = self._class_weights_of(targets)
+        if given is None:
+            return weights
+        return weights * (given if self.classification else given.squeeze(-1))
+
+    def _class_weights_of(self, targets: Tensor) -> Tensor:
         observed = self._is_observed(targets)
         if self.class_weights is None:
             return observed.to(torch.get_default_dtype() if self.classification else targets.dtype)
         table = torch.tensor(self.class_weights, device=targets.device)
         return table[targets.where(observed, 0)] * observed
 
-    def num_observations(self, targets: Tensor) -> float:
+    def num_observations(self, targets: Targets) -> float:
         """Return the sum of the weights."""
         return self.weights_of(targets).double().sum().item()
 
-    def examples_per_observation(self, targets: Tensor) -> Tensor | float:
+    def examples_per_observation(self, targets: Targets) -> Tensor | float:
         total = self.weights_of(targets).flatten(-1 - self.axes).sum(-1)
+        targets = _apart(targets)[0]
         return targets.shape[self.batch_axis] / total.where(total > 0, 1.0)
 
     # ------------------------------------------------------------------------ likelihoods
@@ -283,24 +301,24 @@ class Positions(Likelihood):
     def scaled(self, scale: Tensor, target_size: int) -> Likelihood:
         return dataclasses.replace(self, base=self.base.scaled(scale, target_size))
 
-    def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+    def log_prob(self, outputs: Tensor, targets: Targets, params: Params) -> Tensor:
         """Return the weighted log-likelihood of each example, (..., B), summed over positions."""
         logs, weights = self._logs(outputs, targets, params)
         return self.by_example(logs * weights, targets)
 
-    def by_example(self, values: Tensor, targets: Tensor) -> Tensor:
+    def by_example(self, values: Tensor, targets: Targets) -> Tensor:
         """Return numbers of observations (..., P) summed by example, (..., B)."""
-        sizes = targets.shape[self.batch_axis :][: 1 + self.axes]
+        sizes = _apart(targets)[0].shape[self.batch_axis :][: 1 + self.axes]
         by_position = values.unflatten(-1, sizes)
         return by_position.flatten(-self.axes).sum(-1) if self.axes else by_position
 
-    def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+    def nll(self, outputs: Tensor, targets: Targets, params: Params) -> Tensor:
         """Return the weighted mean of -log p over observations, (...); 0 if there is none."""
         logs, weights = self._logs(outputs, targets, params)
         total = weights.sum(-1)
         return -(logs * weights).sum(-1) / total.where(total > 0, 1.0)
 
-    def squared_errors(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def squared_errors(self, outputs: Tensor, targets: Targets) -> Tensor:
         rows, values, weights = self.rows(outputs, targets)
         means = rows[..., : values.shape[-1]]
         return ((means - values).double().square() * weights.unsqueeze(-1)).sum(-2)
@@ -326,19 +344,19 @@ class Positions(Likelihood):
             return outputs.squeeze(-1)
         return outputs.movedim(-1, -1 - self.axes) if self.outputs == "first" else outputs
 
-    def _logs(self, outputs: Tensor, targets: Tensor, params: Params) -> tuple[Tensor, Tensor]:
+    def _logs(self, outputs: Tensor, targets: Targets, params: Params) -> tuple[Tensor, Tensor]:
         """Return the log-likelihood and the weight of each observation, (..., P) both."""
         rows, filled, weights = self.rows(outputs, targets)
         return self.base.log_prob(rows, filled, params), weights.to(rows.dtype)
 
-    def rows(self, outputs: Tensor, targets: Tensor) -> Observed:
+    def rows(self, outputs: Tensor, targets: Targets) -> Observed:
         """Return outputs and targets as rows, one for each position of each example."""
         rows, sizes = self.output_rows(outputs)
-        axis = self.batch_axis
+        weights = self.weights_of(targets).flatten(-1 - self.axes)
+        targets, axis = _apart(targets)[0], self.batch_axis
         if targets.shape[axis : axis + 1 + self.axes or None] != sizes:
             need, got = tuple(sizes), tuple(targets.shape)
             raise ValueError(f"Outputs at positions {need} need targets there, got {got}.")
-        weights = self.weights_of(targets).flatten(-1 - self.axes)
         observed = self._is_observed(targets)
         if self.classification:
             return Observed(rows, targets.where(observed, 0).flatten(-1 - self.axes), weights)
@@ -361,13 +379,13 @@ class Positions(Likelihood):
 
     # ------------------------------------------------------------------------ networks, files
 
-    def placed(self, outputs: Tensor, targets: Tensor, target_size: int) -> Positions:
+    def placed(self, outputs: Tensor, targets: Targets, target_size: int) -> Positions:
         """Return the likelihood with the layout that a network's outputs (B, ...) have.
 
         Raises:
             ValueError: if no layout fits, or several do and none was named.
         """
-        number = self.base.num_outputs(target_size)
+        number, targets = self.base.num_outputs(target_size), _apart(targets)[0]
         sizes, shape = tuple(targets.shape[1 : 1 + self.axes]), tuple(outputs.shape[1:])
         more = isinstance(self.base, Categorical)  # a network may have classes that data lack
         fits = {
@@ -416,6 +434,14 @@ class Positions(Likelihood):
 
 
 LIKELIHOODS[Positions.name] = Positions
+
+
+def _apart(targets: Targets) -> tuple[Tensor, Tensor | None]:
+    """Return targets without their weights, and the weights, None where each weighs 1."""
+    if isinstance(targets, Tensor):
+        return targets, None
+    named = targets.named()
+    return named["target"], named["weight"]
 
 
 def _at_positions(parts: Categories | Components, sizes: torch.Size) -> Categories | Components:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymode._version import __version__
 from polymode.core.checks import Count, Seed, check_call
@@ -28,6 +28,7 @@ from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
+from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.user_network import check_network, networks_for
 from polymode.posterior import Posterior
@@ -37,7 +38,7 @@ from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import Choice, check_trainable, head_names
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
-from polymode.tasks.augment import augmentation
+from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
@@ -78,6 +79,7 @@ def fit(
     on_event: Observer | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
+    strict: bool = False,
     **options: Any,
 ) -> Posterior:
     """Fit an approximate posterior and return it.
@@ -111,6 +113,9 @@ def fit(
         checkpoint: folder in which the run is kept; the same call continues from there. If
             options are chosen by a search, every candidate has its own folder in it.
         checkpoint_seconds: time between checkpoints.
+        strict: raise where the look at the finished posterior (`methods/look.py`) finds it
+            doubtful, in place of a warning: predictions that are not finite or no better than a
+            constant, samples far apart, no spread.
 
     Returns:
         The posterior, a source of networks that predicts, saves and loads.
@@ -155,7 +160,12 @@ def fit(
             checkpoint_seconds, trainable,
         )  # fmt: skip
         with ranks.sharing(share):
-            return _train(plan, stack)
+            post, steps, held_out = _train(plan, stack)
+        concerns = look_at(post, task.train, steps, held_out)
+        if concerns:
+            post.config["concerns"] = [concern._asdict() for concern in concerns]
+        tell(concerns, strict)
+        return post
 
     with ranks.in_step():
         if search is None:
@@ -184,6 +194,11 @@ def _units(net: Any, task: Task, trained: bool) -> Units:
 
 def _check_targets(augment: Any, units: Units) -> None:
     """Refuse targets that are to move with their inputs, but were scaled entry by entry."""
+    if isinstance(augment, Augmentation) and units.likelihood.num_axes > 1:
+        raise ValueError(
+            f"{augment!r} moves pixels of inputs, but not of the targets at these positions; give"
+            " a function of your own with a method pairs(x, y, generator) that moves both"
+        )
     if getattr(augment, "moves_targets", False) and units.scaling is not None:
         raise ValueError(
             f"{augment!r} acts on targets, but these are shifted and scaled for training, with"
@@ -225,11 +240,14 @@ class _Plan:
     trainable: str | None = None
 
 
-def _train(plan: _Plan, stack: Stack) -> Posterior:
-    """Train the stack, unless it is ready, and return it as a posterior."""
+def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
+    """Train the stack, unless it is ready; return it as a posterior, how many steps there were, and
+    what members gain over a constant at examples that they left out."""
     core, config, task, units = plan.core, plan.config, plan.task, plan.units
     assert task.train is not None
     data = _in_units(task.train, units, stack)
+    if task.weighting is not None:
+        data = task.weighting(data).to(stack.dtype, stack.device)
     first = next(iter(data.batches(config.batch_size)))
     target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
     units = units._replace(likelihood=likelihood)
@@ -237,6 +255,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         _require_trainable(stack)
     identity = _identity(plan, data, stack) if plan.folder is not None else {}
     val = None if task.val is None else _in_units(task.val, units, stack)
+    given, trained = data, {"trained": stack.trained} if stack.frozen else {}
     trunk = _trunk(plan, stack, first[0])
     if trunk is not None:
         stack, data = trunk.late, _features(trunk, data, plan.observers)
@@ -244,7 +263,7 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
     division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
-    number = num_observations(data, likelihood, config.batch_size) * share
+    number = num_observations(given, likelihood, config.batch_size) * share
     problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
@@ -278,9 +297,10 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         weights = core.finish(config, problem._replace(data=reported), state)
         weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
+    done |= trained
     if selection is not None:
         done["stopping"] = selection.facts()
-    return Posterior(
+    post = Posterior(
         on_all_ranks(weights),
         units.likelihood,
         method=plan.name,
@@ -289,9 +309,11 @@ def _train(plan: _Plan, stack: Stack) -> Posterior:
         input_shape=task.input_shape,
         target_size=target_size,
         input_scaling=task.input_scaling,
+        encoder=task.encoder,
         target_scaling=units.scaling,
         history=joined_histories(ranks.everyones(recorder.history())),
     )
+    return post, state.step, None if selection is None else selection.gain(state.stack)
 
 
 def num_observations(data: Data, likelihood: Likelihood, batch_size: int) -> float:

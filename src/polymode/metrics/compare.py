@@ -145,7 +145,7 @@ def setup_of(results: Results) -> dict[str, Any]:
     The options chosen by a search, and its scores, belong to a seed and not to the setup.
     """
     search = results.config.get("search", {})
-    searched = {"search", *search.get("chosen", ())}
+    searched = {"search", "stopping", "concerns", *search.get("chosen", ())}  # facts of one fit
     options = {name: value for name, value in results.config.items() if name not in searched}
     return {"method": results.method, "net": results.net, **options}
 

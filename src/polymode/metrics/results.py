@@ -323,10 +323,18 @@ def _is_number_or_none(value: Any) -> bool:
     return value is None or _is_number(value)
 
 
+def _is_concern(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_text(value.get(key)) for key in ("name", "text"))
+
+
 _RESULTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("task", "method", "net", "label"), _is_text),
     "seed": _is_integer,
-    "config": lambda value: isinstance(value, dict) and isinstance(value.get("search", {}), dict),
+    "config": lambda value: (
+        isinstance(value, dict)
+        and isinstance(value.get("search", {}), dict)
+        and all(_is_concern(concern) for concern in value.get("concerns", ()))
+    ),
     **dict.fromkeys(("near_ood", "class_names"), lambda value: all(map(_is_text, value))),
     "target_scale": lambda value: all(map(_is_number, value or ())),
 }

@@ -53,6 +53,7 @@ from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
+    encoder_of,
     history_of,
     input_scaling_of,
     likelihood_of,
@@ -147,6 +148,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "output": stack.calling and stack.calling.output,
         "target_size": post.target_size,
         "input_scaling": post.input_scaling and post.input_scaling.to_dict(),
+        "encoder": post.encoder and post.encoder.to_dict(),
         "target_scaling": post.target_scaling and post.target_scaling.to_dict(),
         "num_modes": post.num_modes,
         "dtype": type_name(stack.dtype),
@@ -271,6 +273,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         input_scaling=input_scaling_of(folder, manifest),
         target_scaling=scaling_of(folder, manifest),
         history=history_of(folder, manifest),
+        encoder=encoder_of(folder, manifest),
     )
 
 

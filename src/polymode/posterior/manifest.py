@@ -13,6 +13,7 @@ from polymode.core.safe_files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
 from polymode.stack.gathering import Types
+from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.history import History
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {  # that earlier release
         lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("digest"), str)),
         "an object with a digest or null",
     ),
+    "encoder": (lambda v: v is None or isinstance(v, dict), "an object or null"),
     "trainable": (
         lambda v: v is None or _is_list(v, lambda name: isinstance(name, str)),
         "a list of names or null",
@@ -194,6 +196,19 @@ def input_scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
     """Return the scaling that inputs have had, None where there is none or the file is older."""
     numbers = manifest.get("input_scaling")
     return _read_field(folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers))
+
+
+def encoder_of(folder: Path, manifest: dict[str, Any]) -> TableEncoder | None:
+    """Return what encodes tables, None where there is nothing or the file is older."""
+    stored = manifest.get("encoder")
+    encoder = _read_field(folder, "encoder", lambda: stored and TableEncoder.from_dict(stored))
+    width = [len(encoder.feature_names)] if encoder else None
+    if encoder and manifest["input_shape"] != width:
+        raise FileProblem(
+            f"{folder / MANIFEST}: `encoder` gives {width} inputs, the networks take"
+            f" {manifest['input_shape']!r:.40}"
+        )
+    return encoder
 
 
 def history_of(folder: Path, manifest: dict[str, Any]) -> History | None:

@@ -40,6 +40,8 @@ from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
+from polymode.tasks.frames.columns import is_frame
+from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
 
@@ -63,6 +65,7 @@ class Posterior:
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
+        encoder: what made the inputs of a table, or None; with it, tables are predicted from.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Posterior:
         input_scaling: Scaling | None = None,
         target_scaling: Scaling | None = None,
         history: History | None = None,
+        encoder: TableEncoder | None = None,
     ) -> None:
         self.weights = weights
         self.likelihood = likelihood
@@ -85,14 +89,21 @@ class Posterior:
         self.input_shape, self.target_size = input_shape, target_size
         self.input_scaling, self.target_scaling = input_scaling, target_scaling
         self.history = history or History()
+        self.encoder = encoder
 
     def __repr__(self) -> str:
         samples, like = self.weights.samples_per_mode, self.weights.like
         drawn = f" × {samples} samples" if samples > 1 else ""
         return (
             f"Posterior({self.method}: {self.num_modes} × {type(like.template).__name__},"
-            f" {like.num_parameters:,} parameters each{drawn}, {self.likelihood.name})"
+            f" {self._trained}{drawn}, {self.likelihood.name})"
         )
+
+    @property
+    def _trained(self) -> str:
+        """What each network has that was trained."""
+        like = self.weights.like
+        return like.trained if like.frozen else f"{like.trained} each"
 
     def _repr_html_(self) -> str:
         """Return what it is made of, for notebooks."""
@@ -100,7 +111,7 @@ class Posterior:
         facts = {
             "networks": f"{self.num_modes:,} × {type(like.template).__name__}",
             "samples": f"{self.num_samples:,}, {self.weights.samples_per_mode:,} per mode",
-            "parameters": f"{like.num_parameters:,} each",
+            "parameters": self._trained.replace(" parameters", ""),
             "likelihood": self.likelihood.name,
             "inputs": shapes_text(self.input_shape),
             "classes" if self.likelihood.classification else "outputs": f"{self.target_size:,}",
@@ -149,23 +160,25 @@ class Posterior:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
         Args:
-            x: an array or tensor, a dictionary or tuple of them where the networks take several,
-                data (`task.test`), or a loader of inputs, with or without targets: these are
-                ignored.
+            x: an array or tensor, a dictionary or tuple of them where the networks take several, a
+                DataFrame if the task had one, data (`task.test`), or a loader of inputs, with or
+                without targets: these are ignored.
             samples_per_mode: L; by default the number that the method was given.
             seed: seed of the samples, if the posterior draws; the same seed gives the same ones.
             batch_size: rows evaluated at a time; the result does not depend on it.
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        data = _as_source(x)
+        data = self._encoded(_as_source(x))
         if not isinstance(data, (Arrays, Loader)):
             data = self._read(data)
         with self.weights.in_step():
-            if not isinstance(data, Loader) or data.is_counted_unread:
+            counted = not isinstance(data, Loader) or data.is_counted_unread
+            if counted:
                 self._require_room(len(data), samples)
+            stream = self._stream if counted else self._bounded
             parts = [
-                Prediction.cat(list(self._bounded(part, data, samples, seed, batch_size)))
+                Prediction.cat(list(stream(part, data, samples, seed, batch_size)))
                 for part in self.weights.parts()
             ]
             return self.weights.meet(parts)
@@ -291,7 +304,7 @@ class Posterior:
 
     def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
         """Yield inputs as the networks take them, checked."""
-        data = _as_source(x)
+        data = self._encoded(_as_source(x))
         if isinstance(data, Loader):
             parts: Iterable[Any] = map(self._inputs, data.inputs(batch_size))
         elif isinstance(data, Arrays):
@@ -299,6 +312,17 @@ class Posterior:
         else:
             parts = self._inputs(data).split(batch_size)
         yield from parts
+
+    def _encoded(self, x: Any) -> Any:
+        """Return a table as inputs, and anything else as it is."""
+        if not is_frame(x):
+            return x
+        if self.encoder is None:
+            raise ValueError(
+                "this posterior was not fitted on a table with names of columns; give an array, or"
+                " fit on pm.Task.from_frame(df, target=...)"
+            )
+        return self.encoder(x, "the table")
 
     def _read(self, x: Any) -> Any:
         """Return arrays in memory as inputs, one tensor or several."""

@@ -15,6 +15,7 @@ from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.targets import NOT_OBSERVED
+from polymode.prediction.decisions import Decision, abstentions
 
 SHOWN = 8  # inputs that a notebook shows
 
@@ -158,6 +159,25 @@ class Prediction(ABC):
         if not 0.0 < level < 1.0:
             raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
+
+    def abstain(self, cost: float) -> Tensor:
+        """Return where abstaining at `cost` is better than the best answer, bool (B,).
+
+        A wrong class costs 1, a value its squared error, summed over the outputs.
+        """
+        return abstentions(self._expected_loss(), cost)
+
+    def act(self, utility: Any) -> Decision:
+        """Return the actions of highest expected utility.
+
+        Args:
+            utility: (A, C) table of what action a gives if the class is c; costs are negative.
+        """
+        raise ValueError("Only classes have a table of utilities; use `quantile` or `sample`.")
+
+    def _expected_loss(self) -> Tensor:
+        """Return the expected loss of the best answer: squared error of the mean, (B,)."""
+        return self.variance.sum(-1)
 
     @property
     def num_outputs(self) -> int:

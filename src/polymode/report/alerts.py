@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 from polymode.chains.examination import r_hat_of
@@ -14,6 +15,7 @@ SMALL = 0.01  # members that differ less than this on every data set are one fun
 UNMIXED = 1.1  # R-hat above it: chains have not found the same distribution
 FALLING = 0.05  # share of the whole fall of a train loss, in the last fifth of training
 RISING, LEAST_RISE = 0.05, 0.02  # of a validation NLL above its best: a share, and in nats
+BEHIND, LEAST_BEHIND = 0.2, 0.05  # of a train loss above others: share of their fall, nats
 EARLY = 0.9  # share of training before which the best moment must lie
 CURVES = f"{EXAMINED}convergence"
 NAMED = 4  # of a longer list, only these are named
@@ -37,7 +39,9 @@ def alerts(board: Leaderboard, failures: Failures = 0) -> list[Alert]:
         *_one_seed(board),
         *(alert for entry in board.entries for alert in _unmixed(entry)),
         *(alert for entry in board.entries for alert in _too_alike(entry)),
+        *(alert for entry in board.entries for alert in _doubtful(entry)),
         *_not_converged(board),
+        *_undertrained(board),
         *_overfits(board),
         *_backwards(board),
         *_within_noise(board),
@@ -82,6 +86,17 @@ def _one_seed(board: Leaderboard) -> Iterator[Alert]:
             f"{listed(single)}: the spread over seeds is unknown, so a difference may be luck. Run"
             " at least three seeds.",
         )
+
+
+def _doubtful(entry: Entry) -> Iterator[Alert]:
+    """Repeat what the look at a posterior, right after its fit, was concerned about."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for results in entry.results:
+        for concern in results.config.get("concerns", ()):
+            found.setdefault(concern["name"], []).append((results.seed, concern["text"]))
+    for name, seeds in found.items():
+        text = f"{len(seeds)} of {len(entry.results)} seeds; seed {seeds[0][0]}: {seeds[0][1]}."
+        yield Alert(f"Doubtful: {entry.label}, {name}", text)
 
 
 def _unmixed(entry: Entry) -> Iterator[Alert]:
@@ -155,6 +170,38 @@ def _not_converged(board: Leaderboard) -> Iterator[Alert]:
             "Not converged",
             f"The train loss was still falling over the last fifth of training: {listed(labels)}."
             " Train for more epochs (--set epochs=...), or with a larger learning rate.",
+        )
+
+
+def _undertrained(board: Leaderboard) -> Iterator[Alert]:
+    """Warn of methods whose train loss ends far above that of the others.
+
+    Bounds of variational methods and energies of samplers are higher by nature, so they are left
+    out.
+    """
+    ends = {}
+    for entry in board.entries:
+        loss, drop = (_curve(board, entry.label, name) for name in ("train_loss", "train_drop"))
+        options = entry.results[0].config
+        descends = "optimizer" in options and not {"kl_weight", "temperature"} & options.keys()
+        if loss is not None and drop is not None and descends:
+            ends[entry.label] = (loss, drop)
+    behind = []
+    for label, (loss, _) in ends.items():
+        others = [value for name, value in ends.items() if name != label]
+        if len(others) < 2:
+            continue
+        usual = median(value for value, _ in others)
+        fall = median(drop for _, drop in others)
+        error = 2 * _largest_error(board, label, "train_loss")
+        if loss - usual > max(BEHIND * fall, LEAST_BEHIND) + error:
+            behind.append(f"{label} {loss:.3g}, the others {usual:.3g} nats/example")
+    if behind:
+        yield Alert(
+            "Undertrained?",
+            f"The train loss ends far above that of the other methods: {listed(behind)}. Its scores"
+            " may say more about the length of training than about the method: give it more epochs"
+            " or a larger rate (--set METHOD.epochs=...).",
         )
 
 

@@ -65,7 +65,6 @@ def _results(recipe: Recipe, task: Task, cell: Cell, checkpoint: Path, tell: Obs
         progress="silent",
         on_event=tell,
         checkpoint=checkpoint,
-        **recipe.fit_options,
         **cell.options,
     )
     seconds = time.perf_counter() - started

@@ -85,7 +85,6 @@ def probe(pace: Pace, recipe: Recipe, task: Task, cells: Iterable[Cell]) -> None
                 device=recipe.device,
                 progress="silent",
                 on_event=watch,
-                **recipe.fit_options,
                 **cell.options,
             )
         except _Enough:

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from polymode.tracing.modules import not_too_large
 from polymode.training.data import Arrays
 
 NOISE = 0.1  # dropout of a network that has none, for methods that need it
-FIT_OPTIONS = ("trainable", "output")  # of `pm.fit`, which every method takes
+OF_FIT = ("trainable", "output")  # arguments of `fit` that a command line sets, as fit.NAME
 EVERY_CELL = "convergence"  # the examination that is made of all that is trained
 
 
@@ -61,7 +61,6 @@ class Recipe(NamedTuple):
     """What all cells share, by name, so that another process can build it.
 
     Cells of an experiment call `function`; it has the place of the task, and no network.
-    `fit_options` are those of `FIT_OPTIONS` that every fit gets.
     """
 
     task_name: str
@@ -72,7 +71,6 @@ class Recipe(NamedTuple):
     validation: bool = False
     examine: tuple[str, ...] = ()
     function: Callable[..., Findings] | None = None
-    fit_options: dict[str, Any] = {}
 
     def task(self) -> Task | None:
         """Build the task; an experiment has none."""
@@ -138,11 +136,11 @@ class Plan:
             for name, arm in self.arms.items():
                 config, (method, options, net_options) = arm.options, arm
                 if self.recipe.function is None:
-                    config = asdict(with_augmentation(METHODS.get(method).value.config(**options)))
+                    config = asdict(with_augmentation(_config(method, options)))
                 facts = {**common, "net": self.recipe.of(arm).net_label}
                 facts |= {"method": method, "config": json_safe(config)}
-                if self.recipe.fit_options:
-                    facts["fit"] = self.recipe.fit_options
+                if of_fit := {key: options[key] for key in OF_FIT if key in options}:
+                    facts["fit"] = of_fit
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
                 setup = _hash(facts)
@@ -178,7 +176,6 @@ class Plan:
             "seeds": list(self.seeds),
             "preset": self.preset,
             "device": self.recipe.device,
-            **({"fit": self.recipe.fit_options} if self.recipe.fit_options else {}),
             "examine": list(self.recipe.examine),
         }
 
@@ -190,7 +187,6 @@ class Plan:
             "net": self.recipe.of(cell).net_label,
             "method": cell.method,
             "options": cell.options,
-            **({"fit": self.recipe.fit_options} if self.recipe.fit_options else {}),
             "seed": cell.seed,
         }
 
@@ -303,15 +299,14 @@ def _plan_of(
         for name, arm in part.arms.items()
     }
     of_nets = [net_options, *(arm.net_options for arm in arms.values() if arm.net_options)]
-    fit_options: dict[str, Any] = {}
-    _apply(settings, {"task": [task_options], "net": of_nets, "fit": [fit_options]}, arms)
-    _check_fit(fit_options)
+    of_fit = [arm.options for arm in arms.values()]
+    _apply(settings, {"task": [task_options], "net": of_nets, "fit": of_fit}, arms)
+    _check_fit(settings)
     named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
     examinations = tuple(text for text in named if text != EVERY_CELL)
     recipe = Recipe(
-        part.task, task_options, part.net, net_options, device, part.validation, examinations,
-        fit_options=fit_options,
-    )  # fmt: skip
+        part.task, task_options, part.net, net_options, device, part.validation, examinations
+    )
     built = _build(recipe)
     if isinstance(built.augment, Augmentation):  # the task's own, where nobody says anything
         usual = {"augment": built.augment.to_config()}
@@ -346,17 +341,6 @@ def _apply(
             options[key] = value
 
 
-def _check_fit(options: dict[str, Any]) -> None:
-    """Refuse what `pm.fit` does not take of a run's cells."""
-    for key in options:
-        if key not in FIT_OPTIONS:
-            raise UsageProblem(
-                f"Unknown option '{key}' of fit.{suggest(key, FIT_OPTIONS)} Options:"
-                f" {', '.join(FIT_OPTIONS)}; those of a method have its name before them"
-            )
-    check_trainable(options.get("trainable"))
-
-
 def _build(recipe: Recipe) -> Task:
     try:
         return build_task(recipe.task_name, **recipe.task_options)
@@ -384,13 +368,31 @@ def _noise_for(method: str, net: str) -> dict[str, Any]:
 def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options, _ in plan.arms.values():
-        check_options(method, options)
+        check_options(method, [name for name in options if name not in OF_FIT])
         try:
-            with_augmentation(METHODS.get(method).value.config(**options))
+            with_augmentation(_config(method, options))
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
     for arm in plan.arms.values():
         _check_net(plan.recipe.of(arm), task)
+
+
+def _config(method: str, options: Mapping[str, Any]) -> Any:
+    """Return the options object of a method, without arguments of `fit`."""
+    own = {name: value for name, value in options.items() if name not in OF_FIT}
+    return METHODS.get(method).value.config(**own)
+
+
+def _check_fit(settings: Sequence[Setting]) -> None:
+    """Refuse arguments of `fit` that a command line does not set, and wrong values of others."""
+    for owner, key, value in settings:
+        if owner == "fit" and key not in OF_FIT:
+            raise UsageProblem(
+                f"--set fit.{key}: there is no such argument.{suggest(key, OF_FIT)}"
+                f" Arguments: {', '.join(OF_FIT)}"
+            )
+        if owner == "fit" and key == "trainable":
+            check_trainable(value)
 
 
 def _check_net(recipe: Recipe, task: Task) -> None:

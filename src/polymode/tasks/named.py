@@ -12,7 +12,13 @@ from polymode.core.registry import Registry, suggest
 from polymode.tasks.task import Task
 
 TASKS: Registry[Callable[..., Task]] = Registry(
-    "task", ["polymode.tasks.toy", "polymode.tasks.images", "polymode.tasks.tables"]
+    "task",
+    [
+        "polymode.tasks.toy",
+        "polymode.tasks.images",
+        "polymode.tasks.tables",
+        "polymode.tasks.frames.from_frame",
+    ],
 )
 """Builders `(*, seed, **options) -> Task`, each with the metadata description, source, licence,
 kind ("toy" or "real"), size (examples in train / val / test at the default options) and, for those

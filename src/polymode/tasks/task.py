@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import Count, OnlyTensor, check_call
+from polymode.core.options import declarations
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
 from polymode.core.rows import (
@@ -33,7 +34,15 @@ from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Bernoulli, Likelihood, as_likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.likelihoods.targets import NOT_OBSERVED
-from polymode.tasks.observations import look_at_masks, observed_by, with_class_weights
+from polymode.tasks.frames.sets import as_arrays
+from polymode.tasks.observations import (
+    Weighting,
+    look_at_masks,
+    observed_by,
+    weighting_of,
+    with_class_weights,
+    without_weights,
+)
 from polymode.training.data import TARGET_NAMES, Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
@@ -77,7 +86,8 @@ class Task:
         train: (x, y) arrays or tensors with x of shape (N, *input_shape), a `Dataset`, a
             `DataLoader`, or `core.data` objects. Networks of several inputs get them as a
             dictionary or a tuple instead of x, ((a, b), y). A set, or each batch of a loader, may
-            also be one dictionary with the targets under the name `target`. Floating-point inputs
+            also be one dictionary with the targets under the name `target`. A DataFrame for x is
+            encoded, see `from_frame`; names of classes for y become labels. Floating-point inputs
             are cast to the type of the network later, integers (token identifiers) stay integers;
             uint8 images are refused, scale them (`x / 255`).
         likelihood: a `Likelihood`, or the name of one that has no options ("categorical").
@@ -108,8 +118,10 @@ class Task:
             `fit(..., augment=task.augment)`.
         ignore_index: the label that stands for "no target here", such as 255 in masks; labels of
             -100 always do. For values the number that does, such as float("nan"); none by default.
-        weights: class -> weight of an observation of it, 1 for those that are left out. Weights of
-            2 are two equal observations, so N is the sum of the weights.
+        weights: of training observations, one of 2 counts as two equal ones, so that N is the sum
+            of all: {class: weight}, with 1 for those that are left out; an array (N,), or (N, *E)
+            at positions; or the name of the weights among named arrays or in a loader's
+            dictionaries, where they are no inputs. Metrics do not use them.
 
     Attributes:
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
@@ -119,6 +131,9 @@ class Task:
         input_shape: shape of one example; of several inputs their shapes, by name or by position.
             num_outputs: K that the network must give.
         target_scaling: the `Scaling`, or None. scales_itself: whether it was found here.
+        encoder: what made the inputs of DataFrames, or None. row_numbers: of `from_frame`, the rows
+            of each set in the table.
+        weighting: what gives training data the weights of their observations, or None.
 
     >>> Task(train=([[0.0], [1.0], [2.0]], [0, 1, 1]), likelihood="categorical").num_outputs
     2
@@ -146,22 +161,31 @@ class Task:
         class_names: Sequence[Any] | str | None = None,
         augment: Augment | None = None,
         ignore_index: int | float | None = None,
-        weights: Mapping[int, float] | None = None,
+        weights: Any = None,
     ) -> None:
         check_call(Task.__init__, locals())
         self.name, self.description = plain(name), plain(description)
         self.truth, self.exact = truth, exact
         self.likelihood = as_likelihood(likelihood)
         self._target = target
-        data = _read(train, "train", target)
+        sets = as_arrays(train, {"val": val, "test": test})
+        self.encoder, self.row_numbers = sets.encoder, dict[str, Tensor]()
+        train, val, test = sets.by_name["train"], sets.by_name["val"], sets.by_name["test"]
+        target_size = target_size or (len(sets.classes) if sets.classes else None)
+        self._weights_name = weights if isinstance(weights, str) else None
+        data = self._read(train, "train")
         x, y = _look(data, "train")
         check_inputs(x, None, "train")
         self.input_shape: Shapes = shapes_of(x)
         self.likelihood = observed_by(self.likelihood, y, self.input_shape, ignore_index)
         y = check_targets(self.likelihood, target_size, y, "train")
         self.target_size = target_size or self._count(data, y)
-        if weights is not None:
+        self.weighting: Weighting | None = None
+        if isinstance(weights, Mapping):
             self.likelihood = with_class_weights(self.likelihood, weights, self.target_size)
+        elif weights is not None:
+            self.weighting = weighting_of(self.likelihood, weights, train, data, y)
+            self.likelihood = self.weighting.likelihood
         self.num_outputs = self.likelihood.num_outputs(self.target_size)
         if isinstance(data, Arrays):
             look_at_masks(self.likelihood, y, "train")
@@ -180,7 +204,48 @@ class Task:
         self.scales_itself = target_scaling == "auto" and not self.likelihood.classification
         self.target_scaling = self._target_scaling(target_scaling)
         self.target_unit = target_unit
-        self.class_names = self._class_names(class_names)
+        self.class_names = self._class_names(class_names or sets.classes)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        target: str | Sequence[str],
+        *,
+        likelihood: Likelihood | str = "auto",
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        **options: Any,
+    ) -> Task:
+        """Return the task of a table with columns of any kind.
+
+        Numbers, truth values, dates and categories, with missing values, are encoded as
+        `tasks/frames/encoder.py` says, learned on the training rows. The encoder stays with the
+        task and its posteriors: `post.predict(df)` takes tables.
+
+        Args:
+            frame: a DataFrame (pandas, polars) or a dictionary from names to columns.
+            target: name of the column to predict, or of several for a regression.
+            likelihood: "auto" is "categorical" for categories and truth values, and
+                "heteroscedastic_gaussian" for numbers; "gaussian" learns its noise.
+            columns: names of the input columns; by default all but the target.
+            drop: names of columns to leave out.
+            **options: `numeric` ("quantile", "standard", "piecewise"), `num_bins`,
+                `most_categories`, `test_fraction`, `val_fraction` (0.1 each), `split`; and what
+                `Task` takes, such as `name` and `target_unit`.
+        """
+        from polymode.tasks.frames.from_frame import FrameOptions, task_from_frame
+
+        stated = {key: options.pop(key) for key in [*options] if key in declarations(FrameOptions)}
+        return task_from_frame(
+            frame,
+            target,
+            likelihood=likelihood,
+            columns=columns,
+            drop=drop,
+            options=FrameOptions(**stated),
+            **options,
+        )
 
     def check_batch(self, x: Inputs, y: Tensor) -> Pair:
         """Return (x, canonical y) of one batch, or say what is wrong with it; see `check_batch`."""
@@ -222,9 +287,13 @@ class Task:
             )
         return size
 
+    def _read(self, source: Any, what: str) -> Data:
+        """Return a set as data; weights that it names are no inputs."""
+        return without_weights(source, self._weights_name, lambda s: _read(s, what, self._target))
+
     def _checked(self, source: Any, what: str) -> Data:
         """Return a set with the task's input shape and kind of targets."""
-        data = _read(source, what, self._target)
+        data = self._read(source, what)
         if isinstance(data, Loader):
             check_batch(*self._sizes, *_look(data, what), what=what)
             return data.checked_by(self.check_batch)
@@ -276,7 +345,7 @@ class Task:
             x = _arrays((source, torch.zeros(_length(source))), what).x
             check_inputs(x, self.input_shape, what)
             return x
-        data = _read(source, what, self._target)
+        data = self._read(source, what)
         if isinstance(data, Loader):
             with global_stream(None):
                 check_inputs(next(data.inputs(PROBE)), self.input_shape, what)

@@ -153,7 +153,7 @@ class Arrays:
     def fingerprint(self) -> str:
         """Return a hash of names, shapes, types and values."""
         names = () if isinstance(self._stored, Tensor) else self._stored.named()
-        return _digest(*leaves_of(self._stored), self.y, names=names)
+        return _digest(*leaves_of(self._stored), *leaves_of(self.y), names=names)
 
 
 class Pixels(Arrays):

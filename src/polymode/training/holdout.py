@@ -26,6 +26,7 @@ from torch import Tensor
 from polymode.core.options import Config, option
 from polymode.core.rng import generator
 from polymode.distributed import ranks
+from polymode.likelihoods.components import Components
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 from polymode.training.batches import Pair, spans
@@ -237,7 +238,8 @@ class Selection:
                 self.likelihood.log_prob(outputs, y, stack.extra).double().flatten(1).sum(1)
                 for outputs, y in parts
             ]
-            losses = -torch.stack(sums).sum(0) / evidence.examples
+            numbers = [_observations(self.likelihood, outputs, y) for outputs, y in parts]
+            losses = -torch.stack(sums).sum(0) / sum(numbers)
             return losses.cpu().nan_to_num(torch.inf), {}
         outputs = torch.cat([part for part, _ in parts], 1)
         y = torch.cat([part for _, part in parts], 1 if evidence.by_member else 0)
@@ -251,6 +253,24 @@ class Selection:
         if self.score.isfinite().all():
             for name, tensor in _what_changes(stack).items():
                 tensor.copy_(self.best[name])
+
+    @torch.no_grad()
+    def gain(self, stack: Stack) -> Tensor | None:
+        """Return by how much members are better than the best constant on their examples, (n,).
+
+        In nats for classes; for values in squared units of the targets' standard deviation. None
+        where an example has several observations, or weights.
+        """
+        if self.likelihood.num_axes:
+            return None
+        parts = list(self.evidence.batches())
+        if not all(isinstance(y, Tensor) for _, y in parts):
+            return None
+        by_member = self.evidence.by_member
+        outputs = torch.cat([outputs_of(stack, x, own=by_member) for x, _ in parts], 1)
+        y = torch.cat([part for _, part in parts], 1 if by_member else 0)
+        stack.eval()
+        return ranks.gather(_gain(self.likelihood, outputs, y, stack).flatten())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that the rest of the run needs, (M, ...) each."""
@@ -276,6 +296,28 @@ class Selection:
         }
 
 
+def _gain(likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack) -> Tensor:
+    """Return what outputs (M, B, K) gain over the best constant at targets, (M, B)."""
+    if y.dim() < (2 if likelihood.classification else 3):  # members have the same examples
+        y = y.expand(len(outputs), *y.shape)
+    if likelihood.classification:
+        classes = int(y.max()) + 1
+        counts = torch.stack([torch.bincount(row, minlength=classes) for row in y])
+        shares = (counts / counts.sum(1, keepdim=True)).log()
+        return likelihood.log_prob(outputs, y, stack.extra) - shares.gather(1, y)
+    components = likelihood.components(outputs, stack.extra)
+    assert isinstance(components, Components)
+    centred = y - y.mean(1, keepdim=True)
+    scale = centred.square().mean((0, 1)).clamp_min(1e-30)
+    errors = (components.loc - y).square()
+    return ((centred.square() - errors) / scale).sum(-1)
+
+
+def _observations(likelihood: Likelihood, outputs: Tensor, y: Any) -> Tensor | float:
+    """Return how many observations the examples of outputs (M, B, ...) have, (M,) or one number."""
+    return outputs.shape[1] / likelihood.examples_per_observation(y)
+
+
 def _what_changes(stack: Stack) -> dict[str, Tensor]:
     """Return all that training changes, (M, ...) each, sharing memory."""
     network = {
@@ -288,7 +330,8 @@ def fitted_noise(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack
 ) -> dict[str, Tensor]:
     """Return the learned noise that maximises the likelihood of outputs (M, H, D), by Newton."""
-    spread = (likelihood.squared_errors(outputs, y) / outputs.shape[1]).sqrt()
+    number = torch.as_tensor(_observations(likelihood, outputs, y)).unsqueeze(-1)
+    spread = (likelihood.squared_errors(outputs, y) / number).sqrt()
     start = likelihood.init(stack.num_modes, spread.shape[-1], torch.float64, spread.cpu())
     noise = {name: tensor.to(outputs.device) for name, tensor in start.items()}
     wide = outputs.double()

@@ -58,6 +58,8 @@ class Loader:
             )
         self.loader, self.target = loader, target
         self._check: Callable[[Any, Tensor], Pair] | None = None
+        self._weights: str | None = None
+        self._join: Callable[[Tensor, Any], Any] | None = None
         self._scaling: Scaling | None = None
         self._function: Callable[[Any], Any] | None = None
         self._dtype: torch.dtype | None = None
@@ -83,7 +85,8 @@ class Loader:
         if self.is_counted_unread:  # the sampler tells which rows, and reads none
             batches: Iterable[Any] = self.loader.batch_sampler  # type: ignore[attr-defined]
             return sum(len(rows) for rows in batches)
-        return sum(len(inputs_alone(batch, self.target)) for batch in self.loader)
+        batches = (self._without_weights(batch)[0] for batch in self.loader)
+        return sum(len(inputs_alone(batch, self.target)) for batch in batches)
 
     def _generators(self) -> list[torch.Generator]:
         """Return the streams that shuffle: the loader's, and those of its samplers."""
@@ -117,6 +120,32 @@ class Loader:
         mapped._function = function
         return mapped
 
+    def weighted_by(self, name: str, join: Callable[[Tensor, Any], Any] | None) -> Loader:
+        """Return a loader whose batches have weights of their targets under `name`.
+
+        They are no inputs. Targets come as join(y, weights); None leaves the weights out.
+        """
+        weighted = copy.copy(self)
+        weighted._weights, weighted._join = name, join
+        return weighted
+
+    def _without_weights(self, batch: Any) -> tuple[Any, Any]:
+        """Return a batch without its weights, and the weights."""
+        if self._weights is None:
+            return batch, None
+        if not isinstance(batch, Mapping):
+            raise ValueError(
+                f"weights='{self._weights}' names an entry of dictionaries, but the loader yields"
+                f" {_kind(batch)}"
+            )
+        if self._weights not in batch and self._join is not None:
+            raise ValueError(
+                f"the data have no '{self._weights}', which `weights` names; they have"
+                f" {listed(batch)}"
+            )
+        rest = {name: part for name, part in batch.items() if name != self._weights}
+        return rest, batch.get(self._weights)
+
     def num_batches(self, batch_size: int) -> int:
         try:
             return len(self.loader)  # type: ignore[arg-type]
@@ -130,7 +159,7 @@ class Loader:
     def inputs(self, batch_size: int) -> Iterator[Any]:
         """Yield the inputs alone, in the loader's order; batches need no targets."""
         for batch in self.loader:
-            x = inputs_alone(batch, self.target)
+            x = inputs_alone(self._without_weights(batch)[0], self.target)
             yield cast(x, self._dtype, self._device)
 
     def epoch(
@@ -210,11 +239,14 @@ class Loader:
         return f"loader of {len(self)} examples"
 
     def _ready(self, batch: Any) -> Pair:
+        batch, weights = self._without_weights(batch)
         x, y = pair(batch, self.target)
         if self._check is not None:
             x, y = self._check(x, y)
         if self._scaling is not None:
             y = self._scaling(y)
+        if self._join is not None:
+            y = self._join(y, weights)
         x, y = cast(x, self._dtype, self._device), cast(y, self._dtype, self._device)
         return (x if self._function is None else self._function(x)), y
 
@@ -254,7 +286,7 @@ class Examples(Loader):
     def inputs(self, batch_size: int) -> Iterator[Any]:
         rows = [list(range(i, j)) for i, j in spans(len(self), batch_size)]
         for batch in DataLoader(self.dataset, batch_sampler=rows):
-            x = inputs_alone(batch, self.target)
+            x = inputs_alone(self._without_weights(batch)[0], self.target)
             yield cast(x, self._dtype, self._device)
 
     def epoch(

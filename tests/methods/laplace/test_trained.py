@@ -17,7 +17,7 @@ from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 from polymode.training.data import Arrays
 
-from .test_laplace import LABELS, STRUCTURES, VALUES, X, fit, net
+from .small_problem import LABELS, STRUCTURES, VALUES, X, fit, net
 
 NOISE = 0.4
 

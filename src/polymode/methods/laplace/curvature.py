@@ -181,14 +181,26 @@ Parts = Iterator[Iterator[tuple[str, Record]]]
 _OVERSAMPLING = 10  # further directions that make the leading ones converge faster
 
 
-def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
-    """Return Kronecker factors of matrices and biases, and diagonals of the rest."""
+def kron(
+    parts: Parts,
+    tangent: Tangent,
+    reduce: bool,
+    weights_of_part: Callable[[], Tensor | None] = lambda: None,
+) -> tuple[Block, ...]:
+    """Return Kronecker factors of matrices and biases, and diagonals of the rest.
+
+    Args:
+        parts: of the data, whose records have the roots of weights in them.
+        weights_of_part: gives weights (B, E) of the observations in the present part, None where
+            all are 1: the inputs of a layer count as often as its gradients.
+    """
     moving: Tensors = {}  # by the first of the parameters that the same gradients come back to
     fixed: Tensors = {}
     diagonals: Tensors = {}
     about: dict[str, tuple[str, bool]] = {}  # that first one, and the layout
-    number = 0
+    number: float = 0
     for part in parts:
+        weights = weights_of_part()
         sources: dict[tuple[int, ...], str] = {}
         for name, record in part:
             if tangent.survey.kinds[name] not in ("matrix", "bias"):
@@ -197,9 +209,15 @@ def kron(parts: Parts, tangent: Tangent, reduce: bool) -> tuple[Block, ...]:
             source = sources.setdefault(_memory(record.moving), name)
             if source == name:
                 _add(moving, name, record.moving_factor(reduce))
-            _add(fixed, name, record.fixed_factor(reduce))
+            factor = record.fixed_factor(reduce)
+            if weights is not None:
+                factor = record.weighted_factor(weights, reduce)
+            _add(fixed, name, factor)
             about[name] = source, record.fixed_first
-            number += record.moving.shape[2] if name == next(iter(about)) else 0
+            if name == next(iter(about)):
+                number += (
+                    record.moving.shape[2] if weights is None else float(weights.mean(1).sum())
+                )
     bases = {name: eigen(total) for name, total in moving.items()}
     blocks: list[Block] = []
     for name in tangent.wanted:
@@ -435,7 +453,8 @@ def curvature(
             tangent, setting.rank, setting.passes, generator(problem.seed, *path, "start"),
         )  # fmt: skip
     elif setting.structure == "kron":
-        blocks = SUMS["kron"](source.records(stream), tangent, setting.sharing == "reduce")
+        reduce = setting.sharing == "reduce"
+        blocks = SUMS["kron"](source.records(stream), tangent, reduce, lambda: source.weights)
     elif setting.structure == "subnetwork":
         blocks = SUMS["subnetwork"](source.records(stream), tangent, chosen)
     else:
@@ -452,6 +471,7 @@ class _Source:
         self.setting, self.problem, self.tangent, self.extra = setting, problem, tangent, extra
         self.log_likelihood = self.weighted_error = self.num_values = 0.0
         self.num_examples = 0
+        self.weights: Tensor | None = None
 
     def counts(self) -> tuple[float, int, float, float]:
         """Return the sums of the last pass, in the order of `Curvature`."""
@@ -476,7 +496,8 @@ class _Source:
     def _num_cotangents(self, targets: Tensor) -> int:
         likelihood, positions = self.problem.likelihood, 1
         if isinstance(likelihood, Positions):
-            positions, likelihood = targets[0].numel(), likelihood.base
+            positions = likelihood.weights_of(targets[:1]).numel()
+            likelihood = likelihood.base
         exact = likelihood.num_outputs(self.problem.target_size) * positions
         numbers = {"exact": exact, "mc": self.setting.mc_samples, "empirical": positions}
         drawn = _is_large(self.problem.likelihood, exact)
@@ -487,6 +508,7 @@ class _Source:
         self.num_examples += len(outputs)
         weights = outputs.new_ones(len(outputs))
         if isinstance(likelihood, Positions):
+            self.weights = likelihood.weights_of(y).reshape(len(outputs), -1)
             (outputs, y, weights), likelihood = likelihood.rows(outputs, y), likelihood.base
         if isinstance(likelihood, Gaussian):
             scale = likelihood.components(outputs, self.extra).scale

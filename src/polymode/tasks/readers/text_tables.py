@@ -66,9 +66,9 @@ def _read(
     first = next(text.lines(), None)
     if first is None:
         raise FileProblem(f"{path} is empty")
-    separator = _delimiter(first[1]) if delimiter is None else delimiter
+    separator = delimiter_of(first[1]) if delimiter is None else delimiter
     fields = _split(first[1], separator)
-    header = not any(map(_is_number, fields)) and not all(map(_is_missing, fields))
+    header = not any(map(_is_number, fields)) and not all(map(is_missing_field, fields))
     names = tuple(fields) if header else tuple(map(str, range(len(fields))))
     chosen = _positions(path, columns, names)
     values = text.values(
@@ -135,7 +135,7 @@ class _Text:
                 yield line
 
 
-def _delimiter(line: str) -> str:
+def delimiter_of(line: str) -> str:
     """Return what separates the fields of a line; an empty text stands for white space."""
     return next((mark for mark in (";", "\t", ",") if mark in line), "")
 
@@ -146,7 +146,7 @@ def _split(line: str, separator: str) -> list[str]:
     return [field.strip() for field in next(csv.reader([line], delimiter=separator))]
 
 
-def _is_missing(field: str) -> bool:
+def is_missing_field(field: str) -> bool:
     return field.strip().lower() in _MISSING
 
 
@@ -198,7 +198,7 @@ def _fault(
             return f"{path}, row {number}: {len(fields)} values, {len(names)} expected"
         for position in chosen:
             where = f"row {number}, column '{names[position]}'"
-            if _is_missing(fields[position]):
+            if is_missing_field(fields[position]):
                 missing.append(where)
             elif not _is_number(fields[position]):
                 remaining = [name for name in names if name != names[position]]
