@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import polymode as pm
 from polymode.cli.app import main
 from polymode.training.options import Passes
 
@@ -67,6 +68,28 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examinations.md").read_text(), re.S)
     exec(re.sub(r"epochs=\d+", "epochs=2", block), {})
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.cpu_seconds(6)
+def test_the_code_of_the_positions_page_runs() -> None:
+    """Its blocks in order, as one program, with few epochs."""
+    page = (ROOT / "docs/positions.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = "".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    exec(re.sub(r"epochs=5\b", "epochs=1", blocks), names)
+    assert names["pred"].mean.shape == (8, 16, 16, 2)
+    assert len(names["rows"].prediction) == 8 * 15 * 16
+
+
+@pytest.mark.cpu_seconds(6)
+def test_a_posterior_ships_with_its_rules_as_the_page_says(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/recalibration.md").read_text().split("## Ship it")[1]
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {"pm": pm}
+    exec(block, names)
+    assert names["answer"].region.members.shape == (len(names["task"].test), 10)
+    assert 0 < names["answer"].accepted.sum()
 
 
 def test_the_code_of_the_page_of_zoos_runs(tmp_path, monkeypatch) -> None:

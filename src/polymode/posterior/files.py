@@ -53,6 +53,7 @@ from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
+    bundle_of,
     encoder_of,
     history_of,
     input_scaling_of,
@@ -96,6 +97,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if post.bundle is not None:
+        post.bundle.check(post.likelihood.classification, post.target_size)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
@@ -162,6 +165,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "network": type(stack.template).__name__,
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
+        "bundle": post.bundle and post.bundle.to_dict(),
     }
 
 
@@ -262,7 +266,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
     shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
     shards = Shards(folder, manifest, network, likelihood, device)
-    return Posterior(
+    post = Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards.checked(),
         likelihood,
         method=manifest["method"],
@@ -275,6 +279,8 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         history=history_of(folder, manifest),
         encoder=encoder_of(folder, manifest),
     )
+    post.bundle = bundle_of(folder, manifest, likelihood)
+    return post
 
 
 class Shards(Weights):
