@@ -141,6 +141,9 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint)
     search = core.search(config, task) if core.search is not None else None
 
+    if output is None and isinstance(net, Posterior) and net.weights.like.calling is not None:
+        output = net.weights.like.calling.output
+
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
         share = ranks.share_of(number)
