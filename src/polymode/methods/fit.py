@@ -30,18 +30,18 @@ from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
-from polymode.nets.user_network import check_network, networks_for
+from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
-from polymode.stack.trainable import Choice, check_trainable, head_names
+from polymode.stack.trainable import check_trainable
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task
-from polymode.tracing.calling import Calling, Output, called_by, calling_for
+from polymode.tracing.calling import calling_for
 from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data, Examples, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
@@ -150,7 +150,7 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=_trainable(trainable, task, options, output),
+            trainable=choice_of(trainable, task.train, options.batch_size, output),
         )  # fmt: skip
         stack.call_by(calling_for(stack.template, task.input_shape, output))
         _warn_of_little_effect(options, trained, task)
@@ -556,22 +556,6 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
             " `num_modes` out, or give a factory such as net=lambda: MyNet()"
         )
     return networks, modules, True
-
-
-def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
-    """Return which parameters to train; the head is found in a pass over training inputs."""
-    if trainable != "head":
-        return trainable
-
-    def head(module: nn.Module) -> list[str]:
-        assert task.train is not None
-        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
-        data = task.train.to(like.dtype, like.device)
-        x = next(iter(data.batches(config.batch_size)))[0][:2]
-        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
-            return head_names(module, x)
-
-    return head
 
 
 def _digests(stack: Stack) -> list[str]:
