@@ -180,7 +180,8 @@ from torch import nn
 torch.manual_seed(0)
 x_train, y_train = torch.randn(40, 4), torch.arange(40) % 10
 x_test, y_test, x, y, x_new = x_train, y_train, x_train, x_train[:, :1], x_train
-my_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x_train, y_train), 20)
+data = torch.utils.data.TensorDataset(x_train, y_train)
+my_loader = torch.utils.data.DataLoader(data, 20, shuffle=True)
 def MyNet(width=8):
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 10))
 my_module, a, b, c = MyNet(), MyNet(), MyNet(), MyNet()

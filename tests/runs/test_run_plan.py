@@ -63,7 +63,7 @@ def test_cells_are_told_apart_by_everything_that_matters():
 
     same = keys()
     assert keys() == same
-    assert keys("epochs=100") == same  # the default, said aloud
+    assert keys("epochs=500") == same  # the default, said aloud
     others = [
         keys("epochs=7"),
         keys("task.noise=0.3"),

@@ -43,6 +43,7 @@ from polymode.tasks.observations import (
     with_class_weights,
     without_weights,
 )
+from polymode.tasks.row_scales import standardisation_of_rows
 from polymode.training.data import TARGET_NAMES, Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
@@ -106,6 +107,9 @@ class Task:
             probabilities (N, C), where it is known.
         exact: exact answers of the task's own model, where there are any.
         input_scaling: how the inputs given here were scaled, for users who need the original ones.
+            "auto" looks at rows of numbers (N, D): where a column's root mean square is above 10,
+            or that of all columns below 0.1, new networks standardise their inputs themselves, with
+            a warning; predictions, attacks and files stay in the units given. None leaves it out.
         target_scaling: for regressions. Targets are given in their own units; `fit` trains new
             networks on target_scaling(y), and predictions come back in the units given. "auto"
             standardises with the training targets; the likelihood's noise is in the units of the
@@ -124,6 +128,7 @@ class Task:
             dictionaries, where they are no inputs. Metrics do not use them.
 
     Attributes:
+        inner_scaling: by what new networks standardise their inputs, or None.
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
             or floating-point (N, D); a loader makes them so, and checks them, batch by batch.
         ood: mapping from names to inputs (`Tensor` or `Rows`), `Arrays` or a `Loader`.
@@ -155,7 +160,7 @@ class Task:
         description: str = "",
         truth: Callable[[Tensor], Tensor] | None = None,
         exact: Any = None,
-        input_scaling: Scaling | None = None,
+        input_scaling: Scaling | str | None = "auto",
         target_scaling: Scaling | str | None = "auto",
         target_unit: str = "",
         class_names: Sequence[Any] | str | None = None,
@@ -200,7 +205,9 @@ class Task:
         )
         self.near_ood = _names_among(near_ood, self.ood)
         self.shifts = {key: self._shift(key, levels) for key, levels in (shifts or {}).items()}
-        self.input_scaling, self.augment = input_scaling, augment
+        self.inner_scaling = self._inner_scaling(input_scaling)
+        self.input_scaling = input_scaling if isinstance(input_scaling, Scaling) else None
+        self.augment = augment
         self.scales_itself = target_scaling == "auto" and not self.likelihood.classification
         self.target_scaling = self._target_scaling(target_scaling)
         self.target_unit = target_unit
@@ -316,6 +323,18 @@ class Task:
             return lambda: check(key, source())
         checked = check(key, source)
         return lambda: checked
+
+    def _inner_scaling(self, scaling: Scaling | str | None) -> Scaling | None:
+        """Return what new networks are to standardise their inputs by, None for nothing."""
+        if not isinstance(scaling, str):
+            return None
+        if scaling != "auto":
+            raise ValueError(
+                f'`input_scaling` of Task must be "auto", a Scaling or None, got {scaling!r}'
+            )
+        if self.encoder is not None or self.exact is not None or self.truth is not None:
+            return None
+        return standardisation_of_rows(self.train)
 
     def _target_scaling(self, scaling: Scaling | str | None) -> Scaling | None:
         if isinstance(scaling, str):
