@@ -6,7 +6,8 @@ Read `score` first: what a metric returns, and how it is registered. `classifica
 detects out-of-distribution inputs; `reference` compares with the prediction of a reference
 posterior; `diversity` compares members.
 
-`evaluation` computes every registered metric and returns `results`, with a few `examples`.
+`evaluation` computes every registered metric and returns `results`, with a few `examples`;
+`observed` and `clusters` serve it where an example has several observations.
 `compare` groups results into a `leaderboard`, by the tests of `paired`; `table` formats numbers.
 """
 

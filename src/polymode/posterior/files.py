@@ -39,6 +39,8 @@ from polymode.core.safe_files import (
 from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.scaling import Scaling
+from polymode.nets.standardised import Standardised, standardised
 from polymode.nets.user_network import networks_for
 from polymode.posterior.contents import (
     FAULTS,
@@ -163,6 +165,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "trainable": list(stack.params) if stack.frozen else None,
         "channels_last": stack.channels_last,
         "network": type(stack.template).__name__,
+        "standardised": isinstance(stack.template, Standardised),
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
         "bundle": post.bundle and post.bundle.to_dict(),
@@ -265,6 +268,8 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
     likelihood = likelihood_of(folder, manifest)
     shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
+    if manifest.get("standardised"):  # its tensors are read with those of the network
+        network = standardised(network, Scaling(torch.zeros(shape), torch.ones(shape)))
     shards = Shards(folder, manifest, network, likelihood, device)
     post = Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards.checked(),

@@ -155,6 +155,11 @@ class CategoricalPrediction(Prediction):
         return torch.cat(spread).to(self.log_probs.dtype)
 
     @cached_property
+    def total_epistemic_variance(self) -> Tensor:
+        """Sum of `epistemic_variance` over classes, (B,)."""
+        return self.epistemic_variance.sum(-1)
+
+    @cached_property
     def predictive_entropy(self) -> Tensor:
         return _entropy(self.log_mean, self.mean)
 
@@ -175,6 +180,11 @@ class CategoricalPrediction(Prediction):
         ones = torch.ones_like(votes, dtype=self.mean.dtype)
         counts = torch.zeros_like(self.mean).scatter_add(-1, votes, ones)
         return 1.0 - (counts * (counts - 1.0)).sum(-1) / (samples * (samples - 1))
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether the networks' outputs are known."""
+        return self.log_normalizer is not None
 
     @property
     def energy(self) -> Tensor:
@@ -231,13 +241,13 @@ class CategoricalPrediction(Prediction):
 
     def _labels(self, targets: Tensor) -> Tensor:
         """Return labels as int64 (B, *E); -100 is allowed at positions."""
-        number, shape = self.log_probs.shape[-1], self.log_probs.shape[1:-1]
+        number, shape = self.num_outputs, self.mean.shape[:-1]
         if self.num_axes == 0:
             labels = check_labels(targets, number)
             if len(labels) != len(self):
                 raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
-            return labels.to(self.log_probs.device)
-        labels = as_numbers("Labels", targets).to(self.log_probs.device)
+            return labels.to(self.mean.device)
+        labels = as_numbers("Labels", targets).to(self.mean.device)
         if labels.shape != shape or labels.is_floating_point():
             need, got = tuple(shape), f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(f"Labels must be integers of shape (B, *E) = {need}, got {got}.")
