@@ -387,8 +387,11 @@ class Task:
         if isinstance(source, Mapping):
             names = TARGET_NAMES if self._target is None else (self._target,)
             return not any(name in source for name in names)
-        if isinstance(source, tuple) and not is_one_shape(self.input_shape):
-            return len(source) == len(self.input_shape) and is_several(source)
+        if isinstance(source, tuple) and isinstance(self.input_shape, tuple):
+            shapes = self.input_shape
+            if is_one_shape(shapes) or len(source) != len(shapes) or not is_several(source):
+                return False
+            return not (is_several(source[0]) and is_one_shape(shapes[0]))  # else (inputs, targets)
         return isinstance(source, (Tensor, np.ndarray, list, Rows))
 
     def _shift(self, key: str, levels: Mapping[int, Any]) -> Mapping[int, Arrays]:

@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from polymode.core.checks import check_call
@@ -465,6 +464,8 @@ def _normal_scores(values: np.ndarray) -> tuple[list[float], list[float]]:
     Ten standard deviations beyond each end are added, so that values outside those of training are
     told from them.
     """
+    from scipy.special import ndtri
+
     unique, counts = np.unique(values, return_counts=True)
     shares = (np.cumsum(counts) - 0.5 * counts) / len(values)
     if len(unique) > _KNOTS:
