@@ -70,6 +70,17 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "report.html").is_file()
 
 
+def test_the_code_of_the_page_on_modules_runs(tmp_path, monkeypatch) -> None:
+    """Its blocks in order, as one program; tests/hf runs those that need transformers as well."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/your-module.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    plain = "".join(block for block in blocks if "transformers" not in block)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', plain), names)
+    assert isinstance(names["post"].members[0], names["Encoder"])
+
+
 @pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_positions_page_runs() -> None:
     """Its blocks in order, as one program, with few epochs."""

@@ -89,6 +89,8 @@ def test_weights_of_rows_count() -> None:
     plain = PolymodeRegressor(**options).fit(x, y).predict(x)
     weighed = PolymodeRegressor(**options).fit(x, y, sample_weight=weights).predict(x)
     assert abs(plain.mean() - 0.5) < 0.15 and weighed.mean() > 0.75
+    part = PolymodeRegressor(**options).fit(x, y)
+    np.testing.assert_array_equal(part.predict(x)[::7], part.predict(x[::7]))  # to the last bit
     with pytest.raises(ValueError, match="at least one non-zero"):
         PolymodeRegressor(**options).fit(x, y, sample_weight=np.zeros(80))
 

@@ -38,19 +38,19 @@ from polymode.methods.fit_warnings import (
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.nets.standardised import standardised
-from polymode.nets.user_network import check_network, networks_for
+from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
-from polymode.stack.trainable import Choice, check_trainable, head_names
+from polymode.stack.trainable import check_trainable
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
 from polymode.tasks.row_scales import scales_text
 from polymode.tasks.task import Task
-from polymode.tracing.calling import Calling, Output, called_by, calling_for
+from polymode.tracing.calling import calling_for
 from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
@@ -149,6 +149,9 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint)
     search = core.search(config, task) if core.search is not None else None
 
+    if output is None and isinstance(net, Posterior) and net.weights.like.calling is not None:
+        output = net.weights.like.calling.output
+
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
         if task.inner_scaling is not None and not trained:
@@ -158,7 +161,7 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=_trainable(trainable, task, options, output),
+            trainable=choice_of(trainable, task.train, options.batch_size, output),
         )  # fmt: skip
         stack.call_by(calling_for(stack.template, task.input_shape, output))
         warn_of_little_effect(options, trained, task)
@@ -493,22 +496,6 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
             " `num_modes` out, or give a factory such as net=lambda: MyNet()"
         )
     return networks, modules, True
-
-
-def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
-    """Return which parameters to train; the head is found in a pass over training inputs."""
-    if trainable != "head":
-        return trainable
-
-    def head(module: nn.Module) -> list[str]:
-        assert task.train is not None
-        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
-        data = task.train.to(like.dtype, like.device)
-        x = next(iter(data.batches(config.batch_size)))[0][:2]
-        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
-            return head_names(module, x)
-
-    return head
 
 
 def _digests(stack: Stack) -> list[str]:

@@ -18,6 +18,7 @@ from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
 from polymode.core.rows import Inputs, Rows, is_one_shape
 from polymode.likelihoods.positions import Positions
+from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.clusters import clustered
 from polymode.metrics.examples import Examples
 from polymode.metrics.observed import Observed, predict_observations
@@ -157,6 +158,7 @@ def evaluate(
         target_scale=scale,
         data=marks,
         class_names=tuple(task.class_names or ()),
+        columns=() if task.encoder is None else tuple(task.encoder.column_facts),
         kept=predictions if few is None else {**predictions, "examples": few},
     )
 
@@ -175,7 +177,14 @@ def _piece(post: Posterior, samples_per_mode: int | None) -> int:
 def _examples(task: Task) -> Examples:
     """Return the collector of examples of the test set, whose inputs it stores unscaled."""
     pixels = isinstance(task.test, Pixels)
-    return Examples(task.test.scaling if pixels else task.input_scaling)  # type: ignore[union-attr]
+    if task.encoder is not None:
+        return Examples(task.encoder.decode)
+    scaling = task.test.scaling if pixels else task.input_scaling  # type: ignore[union-attr]
+    return Examples(None if scaling is None else partial(_unscaled, scaling))
+
+
+def _unscaled(scaling: Scaling, x: Tensor) -> Tensor:
+    return scaling.inverse(x) if x.is_floating_point() else x
 
 
 def _check_kinds(post: Any, task: Any) -> Task:

@@ -36,6 +36,7 @@ _STEPS = 4000  # of training by default, as far as epochs are from 10 to 300
 _EPOCHS = (10, 300)
 _BATCH = 64
 _RATE = 3e-3
+_ROWS = 256  # predicted at a time
 _NUMBERS: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
 _FILE = "estimator.json"
 _POSTERIOR = "posterior"
@@ -55,8 +56,8 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
         hidden: Sequence[int] = (64, 64),
         net: Any = None,
         likelihood: str | Likelihood = "auto",
-        numeric: str = "quantile",
-        most_categories: int = 64,
+        numeric: str = Encoding.numeric,
+        most_categories: int = Encoding.most_categories,
         options: Mapping[str, Any] | None = None,
         random_state: Any = 0,
     ) -> None:
@@ -75,7 +76,10 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
     def predict_distribution(self, X: Any) -> Prediction:
         """Return the predictive distribution, with everything that a `Prediction` has."""
         check_is_fitted(self)
-        return self.posterior_.predict(self._encoded(X))
+        x = self._encoded(X)
+        # batches of one size: a row's prediction does not depend on how many others there are
+        padding = x.new_zeros(-len(x) % _ROWS, x.shape[1])
+        return self.posterior_.predict(torch.cat([x, padding]), batch_size=_ROWS)[: len(x)]
 
     def save(self, folder: str | Path) -> None:
         """Write the fitted estimator to a folder: safetensors and JSON, no pickles."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -237,12 +238,17 @@ class Task:
                 "heteroscedastic_gaussian" for numbers; "gaussian" learns its noise.
             columns: names of the input columns; by default all but the target.
             drop: names of columns to leave out.
-            **options: `numeric` ("quantile", "standard", "piecewise"), `num_bins`,
+            **options: `numeric` ("piecewise", "standard", "quantile"), `num_bins`,
                 `most_categories`, `test_fraction`, `val_fraction` (0.1 each), `split`; and what
                 `Task` takes, such as `name` and `target_unit`.
         """
         from polymode.tasks.frames.from_frame import FrameOptions, task_from_frame
 
+        accepted = {**declarations(FrameOptions), **signature(cls.__init__).parameters}
+        for key in options:
+            if key not in accepted:
+                near = suggest(key, accepted)
+                raise ValueError(f"from_frame has no option '{key}'.{near} See its help.")
         stated = {key: options.pop(key) for key in [*options] if key in declarations(FrameOptions)}
         return task_from_frame(
             frame,
@@ -381,8 +387,11 @@ class Task:
         if isinstance(source, Mapping):
             names = TARGET_NAMES if self._target is None else (self._target,)
             return not any(name in source for name in names)
-        if isinstance(source, tuple) and not is_one_shape(self.input_shape):
-            return len(source) == len(self.input_shape) and is_several(source)
+        if isinstance(source, tuple) and isinstance(self.input_shape, tuple):
+            shapes = self.input_shape
+            if is_one_shape(shapes) or len(source) != len(shapes) or not is_several(source):
+                return False
+            return not (is_several(source[0]) and is_one_shape(shapes[0]))  # else (inputs, targets)
         return isinstance(source, (Tensor, np.ndarray, list, Rows))
 
     def _shift(self, key: str, levels: Mapping[int, Any]) -> Mapping[int, Arrays]:
