@@ -76,10 +76,6 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
     for name, net in twos.items():
         assert parts[name].net == net
         assert list(parts[name].arms) == ["DE", SAME_BATCHES, "FoRDE-PCA"]
-            "DE",
-            SAME_BATCHES,
-            "FoRDE-PCA",
-        ]
     mlps = parts["fashion_mnist_mlp"]
     assert mlps.net == "mlp" and len(mlps.seeds) == 8
     assert {arm.options["num_modes"] for arm in mlps.arms.values()} == {10}
