@@ -245,6 +245,10 @@ def _mlp_256() -> nn.Module:
     return mlp(784, 256, 256, 10)
 
 
+def _body_1024() -> nn.Module:
+    return nn.Sequential(mlp(*[1024] * 6), nn.ReLU())
+
+
 def _mlp_20() -> nn.Module:
     return mlp(20, 16, 3)
 
@@ -303,6 +307,14 @@ CASES = {
         Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",
              _mlp_784, _GREY),
         Case("predict_lenet", "predict", "predict 6,000 images with 10 LeNets", lenet, _GREY),
+        *(Case(f"frozen_{kind}", f"frozen_{kind}", f"{title}, a frozen MLP 1024 × 5 under 10 heads",
+               _body_1024, (1024,), num_examples=1024, epochs=epochs, option="1024")
+          for kind, title, epochs in (
+              ("batches", "3 epochs of 1,024 rows, the body run for each batch", 3),
+              ("kept", "100 epochs of 1,024 rows, features computed once", 100),
+              ("predict", "predict 1,024 rows", 1))),
+        Case("frozen_lora", "frozen_lora", "LoRA in 4 layers of 128 units, 10 × 256 sequences",
+             input_shape=(16, 128), num_classes=4, num_examples=256, batch_size=32),
         Case("tiny_networks", "toy", "train 10,000 networks 2-2-1 on 400 points, 10 epochs, SGD",
              _mlp_tiny, (2,), num_modes=10_000, num_examples=400, epochs=10, batch_size=10, lr=2.0),
         Case("loop_overhead_1", "overhead", "training loop on one MLP 20-16-3, 100 epochs",

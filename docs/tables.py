@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from docs.defaults_table import defaults_tables
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -61,6 +62,8 @@ FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
+WHICH = ROOT / "docs" / "which_method.md"
+DEFAULTS = ROOT / "results" / "defaults.json"
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
@@ -151,7 +154,7 @@ def bias_table(found: dict[str, Any]) -> str:
         "N = 100, curvatures of U/N 1 and 0.1, mean variance of the noise 0.1 (batches of 10 whose"
         f" gradients differ by 1), {found['about']['copies']:,} copies, standard errors up to"
         f" {largest:.2f}, for noise growing with θ² up to"
-        f" {max(max(cell['error']) for cell in cells):.2f}; `python -m docs.sampling_bias`."
+        f" {max(max(cell['error']) for cell in cells):.2f}; `python -m benchmarks.sampling_bias`."
     )
     return "\n" + markdown(rows) + "\n\n" + about + "\n"
 
@@ -285,7 +288,7 @@ def tuning_table(found: dict[str, Any]) -> str:
     about = found["about"]
     note = (
         f"Mean ± s.e. over {about['posteriors']} posteriors with one mode, {about['examples']}"
-        " images; `python -m docs.symmetry_tuning`."
+        " images; `python -m benchmarks.symmetry_tuning`."
     )
     return f"\n{markdown(rows)}\n\n{note}\n"
 
@@ -363,6 +366,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (SYMMETRIES, "speed", symmetry_table(report)),
         (KERNELS, "kernels", kernels_table(report)),
         (TOMOGRAPHY, "tomography", tomography_table(report)),
+        (WHICH, "defaults", defaults_tables(json.loads(DEFAULTS.read_text())["rows"])),
         (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),

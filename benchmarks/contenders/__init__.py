@@ -63,6 +63,15 @@ class Kind:
 
 
 KINDS = {
+    **{
+        f"frozen_{name}": Kind({first: f"frozen.{theirs}", "polymode": f"frozen.{ours}"}, "cpu")
+        for name, first, theirs, ours in (
+            ("batches", "loop, body once a batch", "loop_body_once", "fit_batches"),
+            ("kept", "loop on features", "loop_on_features", "fit_arrays"),
+            ("predict", "body, then heads", "loop_predict", "predict"),
+            ("lora", "loop over networks", "loop_adapters", "fit_adapters"),
+        )
+    },
     "train": Kind(
         {
             "plain_loop": "plain_loop.train",

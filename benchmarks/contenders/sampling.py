@@ -64,7 +64,8 @@ def _steps(case: Case, name: str, **options: Any) -> Job:
     """The method's own steps."""
     x, y = data(case)
     method = METHODS.get(name).value
-    config = method.config(lr=RATE, epochs=10**6, samples_per_mode=1, **options)
+    options |= {"lr": RATE, "epochs": 10**6, "samples_per_mode": 1, "step_limit": None}
+    config = method.config(**options)
     problem = Problem(Categorical(), len(x), case.num_classes, case.num_steps)
     state = method.init(config, problem, Stack(case.members()).train())
 

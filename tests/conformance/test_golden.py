@@ -38,6 +38,13 @@ TOLERANCES = {np.dtype("float64"): 1e-7, np.dtype("float32"): 32 * np.finfo(np.f
 SHORT = {"epochs": 3, "batch_size": 16, "progress": "silent", "execution": "loop"}
 FORMER = {"data_order": "shared"}  # defaults when the traces were written
 BEFORE = {**SHORT, **FORMER}
+FORMER_RATES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("sghmc", "sgld", "sgnht"), {"step_limit": None}),
+    **dict.fromkeys(("snapshot", "swag"), {"clip_norm": None}),
+    "cyclical_sgmcmc": {"step_limit": None, "clip_norm": None, "exploration": 0.8},
+    "ivon": {"clip_radius": None},
+    "vi": {"lr": 1e-3, "std_lr": 0.01},
+}
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(48, 4, generator=STREAM, dtype=torch.float64)
@@ -93,7 +100,8 @@ def check(case: str, arrays: dict[str, Any], bits: bool = True) -> None:
 def test_posterior_and_predictions_are_as_before(method) -> None:
     noise = METHODS.get(method).metadata.get("needs") == "noise"
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
-    post = pm.fit(method, net=lambda: mlp(noise), task=task, num_modes=2, seed=3, **BEFORE)
+    options = {**BEFORE, **FORMER_RATES.get(method, {})}
+    post = pm.fit(method, net=lambda: mlp(noise), task=task, num_modes=2, seed=3, **options)
     tensors = {f"weights/{k}": v.detach().numpy() for k, v in post.weights.tensors().items()}
     check(method, {**tensors, "log_probs": post.predict(X, seed=1).log_probs.numpy()})
 
@@ -119,7 +127,8 @@ def test_examinations_are_as_before(name) -> None:
         likelihood="categorical",
     )
     if isinstance(method, str):
-        method = METHODS.get(method).value.config(num_modes=3, epochs=8, batch_size=16, **FORMER)
+        former = {**FORMER, **FORMER_RATES.get(method, {})}
+        method = METHODS.get(method).value.config(num_modes=3, epochs=8, batch_size=16, **former)
     post = pm.fit(method, net=convnet, task=task, seed=3, progress="silent", execution="loop")
     findings = pm.examine(post, task, name, **options)
     rows = {row.metric: row.value for row in findings.rows if row.metric != "train_seconds"}

@@ -70,6 +70,7 @@ def test_steps_are_those_of_the_paper(options) -> None:
     passes and batches, and the first updates, whose average gradient is young."""
     x, y, task = regression()
     usual = {"lr": 0.2, "schedule": "constant", "prior_precision": 3.0, "hessian_memory": 0.9}
+    usual["clip_radius"] = None
     config = IVON(epochs=5, **(usual | options))
     problem, total = problem_of(task), 10
     stack = Stack(linear().double(), seed=3)

@@ -34,7 +34,8 @@ FITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # options, and rate
     "sghmc": ({"lr": 0.05, **STEPS}, ("lr",)),
     "sgnht": ({"lr": 0.05, "thermostat": 0.1, **STEPS}, ("lr", "thermostat")),
     "cyclical_sgmcmc": (
-        {"lr": 0.05, "num_cycles": 2, "exploration": 0.5, "samples_per_cycle": 3}, ("lr",)
+        {"lr": 0.05, "num_cycles": 2, "exploration": 0.5, "samples_per_cycle": 3,
+         "clip_norm": None}, ("lr",)
     ),
     "hmc": ({"leapfrog_steps": 3, **STEPS}, ()),
     "mile": ({"training_steps": 0, **STEPS}, ()),

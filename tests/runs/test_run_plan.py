@@ -63,7 +63,7 @@ def test_cells_are_told_apart_by_everything_that_matters():
 
     same = keys()
     assert keys() == same
-    assert keys("epochs=100") == same  # the default, said aloud
+    assert keys("epochs=500") == same  # the default, said aloud
     others = [
         keys("epochs=7"),
         keys("task.noise=0.3"),
@@ -109,6 +109,8 @@ def test_command_runs_the_same_plan():
             "Unknown option 'hiden' for net 'mlp'. Did you mean 'hidden'",
         ),
         (("two_moons", ["map"], "0", "net.hidden=3"), "net mlp|hidden"),
+        (("two_moons", ["map"], "0", "fit.trainble=head"), "Did you mean 'trainable'"),
+        (("two_moons", ["map"], "0", "fit.trainable=["), "not a regular expression"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(arguments, message):
@@ -135,3 +137,18 @@ def test_the_augmentation_of_the_task_is_taken_unless_another_is_named(monkeypat
     assert augment("augment=rotate:10") == "rotate:10" and augment("augment=null") is None
     with pytest.raises(UsageProblem, match="Unknown augmentation 'flp'. Did you mean 'flip'"):
         augment("augment=flp")
+
+
+def test_what_is_trained_is_in_the_key_of_every_cell():
+    plans = [plan_of("two_moons", ["map", "sgld"], "0", *s) for s in ((), ("fit.trainable=head",))]
+    usual, head = ([cell.key for cell in plan.cells()] for plan in plans)
+    assert len({*usual, *head}) == 4
+    assert all(cell.options["trainable"] == "head" for cell in plans[1].cells())
+    assert "--set fit.trainable=head" in plans[1].command("out")
+    assert "trainable=head" in plans[1].text()
+
+
+def test_the_output_is_in_the_key_of_every_cell():
+    plans = [plan_of("two_moons", ["map"], "0", *s) for s in ((), ("fit.output=logits",))]
+    usual, named = (plan.cells()[0] for plan in plans)
+    assert usual.key != named.key and named.options["output"] == "logits"

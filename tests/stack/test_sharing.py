@@ -302,3 +302,19 @@ def test_types_stay_in_files(tmp_path) -> None:
     loaded = pm.load(tmp_path, net=lambda: Half(nn.Linear(6, 8)))
     assert loaded.stack.frozen["body.weight"].dtype == torch.bfloat16
     assert torch.equal(loaded.predict(X).mean, post.predict(X).mean)
+
+
+def test_a_pass_that_meets_nothing_of_what_is_trained_has_gradients_of_zero() -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trained, self.other = nn.Linear(6, 2), nn.Linear(6, 2).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(x)
+
+    for way in ("loop", "batched"):
+        stack = Stack(Either, 2, execution=way)
+        losses = stack.gradients(lambda out, y, extra: out.square().mean((-1, -2)), X, Y)
+        assert losses.shape == (2,)
+        assert all(not leaf.grad.any() for leaf in stack.leaves())

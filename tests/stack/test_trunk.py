@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
 from polymode.stack import trunk as trunk_module
+from polymode.stack.fast import dense
 from polymode.stack.stack import Stack
 from polymode.stack.trunk import features_of, trunk_of
 from polymode.training.events import Event
@@ -122,10 +123,24 @@ class OutputLayer(nn.Module):
         return F.relu(self.head(F.relu(self.body(x))), inplace=True)
 
 
+class Branch(nn.Module):
+    """Which layer comes last depends on the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = frozen(nn.Linear(6, 8)), nn.Linear(8, 2), nn.Linear(8, 2)
+        frozen(self.other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.head(h) if x[0, 0] * X[0, 0] > 0 else self.other(h)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         Twice,
+        Branch,
         Beside,
         Early,
         Tied,
@@ -317,3 +332,64 @@ def test_what_has_no_trunk_is_told_so(tmp_path) -> None:
     bodies = pm.fit("deep_ensemble", net=Nested, task=TASK, num_modes=2, **SHORT)
     with pytest.raises(ValueError, match=r"2 frozen parameters, such as 'body.weight', differ"):
         bodies.save(tmp_path, trunk=False)
+
+
+# ---------------------------------------------------------------- heads on shared features
+
+
+def test_heads_on_shared_features_are_one_layer(monkeypatch) -> None:
+    """Many inputs, few outputs and several members; outputs and gradients as one by one."""
+    features = torch.randn(64, 1024, dtype=torch.float64)
+    labels = torch.arange(64) % 3
+    calls = []
+    as_one = dense.linear_as_one
+    monkeypatch.setattr(dense, "linear_as_one", lambda *args: calls.append(1) or as_one(*args))
+    results = []
+    for execution in ("batched", "loop"):
+        stack = Stack(
+            lambda: nn.Sequential(nn.Linear(1024, 3), nn.Tanh()), 4, execution=execution,
+            dtype=torch.float64,
+        )  # fmt: skip
+
+        def loss(out: Tensor, y: Tensor, extra: object) -> Tensor:
+            return -out.log_softmax(-1)[..., torch.arange(64), y].mean(-1)
+
+        losses = stack.gradients(loss, features, labels)
+        results.append([stack(features), losses, *(leaf.grad for leaf in stack.leaves())])
+    assert len(calls) == 2
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    stack = Stack(lambda: nn.Linear(1024, 64), 4, execution="batched", dtype=torch.float64)
+    stack(features)
+    assert len(calls) == 2  # of many outputs nothing is gained
+
+
+def test_what_was_trained_is_told() -> None:
+    body = nn.Linear(6, 8)
+    post = pm.fit(
+        "deep_ensemble", net=lambda: nn.Sequential(body, nn.Linear(8, 2)), task=TASK,
+        trainable="head", num_modes=2, **SHORT,
+    )  # fmt: skip
+    assert "18 of 74 parameters, the rest held once" in repr(post)
+    assert "18 of 74, the rest held once" in post._repr_html_()
+    assert post.config["trained"] == "18 of 74 parameters, the rest held once"
+    task = pm.Task(train=(X, Y), test=(X, Y), likelihood="categorical")
+    cost = pm.evaluate(post, task).cost
+    assert cost.parameters == 2 * 18
+    assert cost.memory_bytes == 4 * (2 * 18 + 56)
+
+
+def test_parameters_without_axes_are_shared_and_saved(tmp_path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.head = nn.Parameter(torch.tensor(2.0)), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.scale * x)
+
+    post = pm.fit("deep_ensemble", net=Scaled, task=TASK, trainable="head", num_modes=2, **SHORT)
+    for trunk in (True, False):
+        post.save(tmp_path, trunk=trunk)
+        loaded = pm.load(tmp_path, net=Scaled)
+        assert torch.equal(loaded.predict(X).mean, post.predict(X).mean)

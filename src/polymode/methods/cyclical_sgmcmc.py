@@ -41,7 +41,7 @@ from torch import Tensor
 from polymode.core.options import option, rule
 from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Members, Method, Problem
-from polymode.methods.sampling.chains import first_metric, posterior_gradients, scales
+from polymode.methods.sampling.chains import STEP_LIMIT, Metric, first_metric, force_with
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.integrators import baoab, kinetic_temperature
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
@@ -50,6 +50,7 @@ from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
+from polymode.training.optimiser import clip_each_member
 from polymode.training.options import NOT_ZERO, Passes
 
 _SAMPLES = 5  # of a cycle, where nothing is said
@@ -78,7 +79,7 @@ class CyclicalSGMCMC(Members, Passes):
     )
     num_cycles: int = option(4, ge=1, doc="cycles of the step size, of equal length up to one step")
     exploration: float = option(
-        0.8, ge=0, lt=1, doc="share β of each cycle without noise", more="The paper's is 0.8."
+        0.5, ge=0, lt=1, doc="share β of each cycle without noise", more="The paper's is 0.8."
     )
     samples_per_cycle: int | None = option(
         None,
@@ -92,6 +93,20 @@ class CyclicalSGMCMC(Members, Passes):
         doc="steps that suit the size of each parameter's gradients",
         none="has none",
         more=f"'{FROZEN}' learns it while cycles explore, and freezes it while they sample.",
+    )
+    step_limit: float | None = option(
+        STEP_LIMIT,
+        gt=0,
+        doc="largest step times curvature; longer steps are cut, chain by chain",
+        none="takes `lr` as it is",
+        more="The curvature is measured while cycles explore.",
+    )
+    clip_norm: float | None = option(
+        1.0,
+        gt=0,
+        doc="largest norm of a chain's gradient of U/N while a cycle explores",
+        none="does not clip",
+        more="Gradients of the sampling stages are never clipped, so their law stays the same.",
     )
     rules = (
         rule(
@@ -188,7 +203,13 @@ def init(config: CyclicalSGMCMC, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     momentum = torch.zeros_like(stack.normal_rows("cyclical", "start"))
     samples = room_for(len(steps_kept(config, _total(config, problem))), stack)
-    return State(stack, momentum, first_metric(config.preconditioner, stack), samples, step=0)
+    return State(
+        stack,
+        momentum,
+        first_metric(config, stack),
+        samples,
+        step=0,
+    )
 
 
 def step(
@@ -198,7 +219,10 @@ def step(
     stack, momentum, metric, samples, number = state
     total = _total(config, problem)
     lr, temperature, explores = stage(config, total, number)
-    losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
+    how = Metric(config.preconditioner, config.step_limit, lr, learns=explores, measures=explores)
+    losses, grads, scales = force_with(how, config.prior_precision, problem, state, batch)
+    if explores and config.clip_norm is not None:
+        clip_each_member(stack.leaves(), config.clip_norm)
     if number:
         momentum.mul_(math.sqrt(lr / stage(config, total, number - 1).lr))
     keeps, variance = 1 - config.friction, lr / problem.num_examples
@@ -211,7 +235,7 @@ def step(
         lr=lr,
         keeps=keeps,
         scale=math.sqrt((1 - keeps**2) * temperature * variance),
-        metric=scales(metric, stack, grads, number, explores) if metric else None,
+        metric=scales,
     )
     keep_sample(stack, samples, steps_kept(config, total), number + 1)
     info = Info(losses, kinetic_temperature(momentum, variance), lr)

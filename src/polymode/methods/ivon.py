@@ -83,6 +83,13 @@ class IVON(Members, Passes):
         doc="the Hessian h at the start",
         more="More is more careful, and σ begins smaller.",
     )
+    clip_radius: float | None = option(
+        0.1,
+        gt=0,
+        doc="largest entry of (g + δ m) / (h + δ)",
+        none="does not clip",
+        more="A draw where the curvature is not yet known can ask for any step.",
+    )
     num_passes: int = option(1, ge=1, doc="K draws of the weights per batch")
     accumulate: int = option(
         1, ge=1, doc="batches that make one update, at most as many as the run has"
@@ -213,7 +220,11 @@ def _update(config: IVON, problem: Problem, state: State) -> None:
     slope = torch._foreach_mul(g, 1 / (1 - old ** (done + 1)))
     torch._foreach_add_(slope, means, alpha=prior)
     rate = config.lr * SCHEDULES[config.schedule](min(state.step / max(total, 1), 1.0))
-    torch._foreach_addcdiv_(means, slope, torch._foreach_add(h, prior), value=-rate)
+    torch._foreach_div_(slope, torch._foreach_add(h, prior))
+    if config.clip_radius is not None:
+        torch._foreach_clamp_min_(slope, -config.clip_radius)
+        torch._foreach_clamp_max_(slope, config.clip_radius)
+    torch._foreach_add_(means, slope, alpha=-rate)
     torch._foreach_zero_(slopes)
     torch._foreach_zero_(curvatures)
 

@@ -45,8 +45,7 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
     Chains,
     first_metric,
-    metric_of,
-    posterior_gradients,
+    force,
     steps_kept,
 )
 from polymode.methods.sampling.integrators import baoab, kinetic_temperature
@@ -73,9 +72,9 @@ class SGHMC(Chains):
 
 
 class State(NamedTuple):
-    """What the next step needs: `momentum` of all leaves, a row per chain, the state of the
-    preconditioner, the sum of kinetic temperatures since the first sample (M,), and the samples so
-    far, `kept` (L, M, ...)."""
+    """What the next step needs: `momentum` of all leaves, a row per chain, what scales the steps,
+    the sum of kinetic temperatures since the first sample (M,), and the samples so far, `kept`
+    (L, M, ...)."""
 
     stack: Stack
     momentum: Tensor
@@ -100,13 +99,20 @@ def init(config: SGHMC, problem: Problem, stack: Stack) -> State:
     momentum = scale * stack.normal_rows("sghmc", "start")
     samples = room_for(len(steps_kept(config, problem)), stack)
     heat = momentum.new_zeros(stack.num_modes)
-    return State(stack, momentum, first_metric(config.preconditioner, stack), heat, samples, step=0)
+    return State(
+        stack,
+        momentum,
+        first_metric(config, stack),
+        heat,
+        samples,
+        step=0,
+    )
 
 
 def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
     stack, momentum, metric, heat, samples, number = state
-    losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
+    losses, grads, scales = force(config, problem, state, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     keeps = 1 - config.friction
     baoab(
@@ -118,7 +124,7 @@ def step(config: SGHMC, problem: Problem, state: State, batch: Batch) -> tuple[S
         lr=config.lr,
         keeps=keeps,
         scale=math.sqrt((1 - keeps**2) * config.temperature * variance),
-        metric=metric_of(config, problem, metric, stack, grads, number),
+        metric=scales,
     )
     steps = steps_kept(config, problem)
     keep_sample(stack, samples, steps, number + 1)

@@ -44,8 +44,7 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
     Chains,
     first_metric,
-    metric_of,
-    posterior_gradients,
+    force,
     steps_kept,
 )
 from polymode.methods.sampling.integrators import langevin
@@ -66,6 +65,7 @@ class SGLD(Chains):
     lr: float = option(
         0.05, doc="step size", more="lr times the largest curvature of U/N must stay below 2."
     )
+    step_limit: float | None = 1.0
     integrator: str = option(
         "leimkuhler_matthews",
         choices=INTEGRATORS,
@@ -106,13 +106,13 @@ def init(config: SGLD, problem: Problem, stack: Stack) -> State:
     add_noise(config, problem, stack)
     noise = stack.normal_rows("sgld", "start")
     samples = room_for(len(steps_kept(config, problem)), stack)
-    return State(stack, noise, first_metric(config.preconditioner, stack), samples, step=0)
+    return State(stack, noise, first_metric(config, stack), samples, step=0)
 
 
 def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
     stack, noise, metric, samples, number = state
-    losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
+    losses, grads, scales = force(config, problem, state, batch)
     new = stack.normal_rows("sgld", number)
     scale = math.sqrt(2 * config.lr * config.temperature / problem.num_examples)
     if config.integrator == "euler":
@@ -129,7 +129,7 @@ def step(config: SGLD, problem: Problem, state: State, batch: Batch) -> tuple[St
         lr=config.lr,
         scale=scale,
         variance=2 * config.lr / problem.num_examples,
-        metric=metric_of(config, problem, metric, stack, grads, number),
+        metric=scales,
     )
     noise.copy_(new)
     keep_sample(stack, samples, steps_kept(config, problem), number + 1)

@@ -44,8 +44,7 @@ from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.chains import (
     Chains,
     first_metric,
-    metric_of,
-    posterior_gradients,
+    force,
     steps_kept,
 )
 from polymode.methods.sampling.integrators import badodab, kinetic_temperature
@@ -106,14 +105,19 @@ def init(config: SGNHT, problem: Problem, stack: Stack) -> State:
     friction = momentum.new_full((stack.num_modes,), config.diffusion)
     samples = room_for(len(steps_kept(config, problem)), stack)
     return State(
-        stack, momentum, friction, first_metric(config.preconditioner, stack), samples, step=0
+        stack,
+        momentum,
+        friction,
+        first_metric(config, stack),
+        samples,
+        step=0,
     )
 
 
 def step(config: SGNHT, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
     """Take one step of every chain, and keep a sample where it is time."""
     stack, momentum, friction, metric, samples, number = state
-    losses, grads = posterior_gradients(config.prior_precision, problem, stack, number, batch)
+    losses, grads, scales = force(config, problem, state, batch)
     variance = config.lr / problem.num_examples  # of the momentum at temperature 1
     badodab(
         stack.leaves(),
@@ -127,7 +131,7 @@ def step(config: SGNHT, problem: Problem, state: State, batch: Batch) -> tuple[S
         diffusion=config.diffusion,
         temperature=config.temperature,
         variance=variance,
-        metric=metric_of(config, problem, metric, stack, grads, number),
+        metric=scales,
     )
     keep_sample(stack, samples, steps_kept(config, problem), number + 1)
     info = Info(losses, kinetic_temperature(momentum, variance), friction.clone())

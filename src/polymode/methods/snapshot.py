@@ -42,6 +42,7 @@ class Snapshot(Trained):
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
+    clip_norm: float | None = 1.0
     schedule: str | MakeSchedule = option(
         "cosine",
         doc="factor of `lr`, from its beginning to its end in each cycle",

@@ -21,8 +21,9 @@ With `alpha` > 0 the expected log-likelihood gives way to the α-objective of `d
 `num_passes` draws per example; weights that are drawn for the whole batch are the same in all K.
 
 `mixture=(π, r)` is the scale-mixture prior π N(0, 1/λ) + (1 − π) N(0, r²/λ) of the paper, its
-expectation by quadrature. σ has the rate `std_lr` of its own: from `initial_std` it has several
-powers of e to go. A likelihood's own parameters (learned noise) are trained as a point. Networks
+expectation by quadrature. σ begins at `initial_std` and has the rate `std_lr` of its own. With a
+rate ten times that of the means it grows to the prior's while the data still say little, and the
+fit stays a constant. A likelihood's own parameters (learned noise) are trained as a point. Networks
 with running statistics (BatchNorm) get them anew for each draw.
 
 Limits: correlations are lost and variances are the conditional ones, which are smaller. With a wide
@@ -75,7 +76,10 @@ class VI(Trained):
     estimator: str = option("local", choices=KINDS, doc="how weights are drawn in training")
     prior_precision: float = option(1.0, gt=0, doc="λ of the prior")
     initial_std: float = option(0.02, gt=0, doc="σ at the start")
-    std_lr: float = option(0.01, gt=0, doc="learning rate of log σ")
+    lr: float = 0.005
+    std_lr: float | None = option(
+        None, gt=0, doc="learning rate of log σ", none="is two fifths of `lr`"
+    )
     mixture: tuple[float, float] | None = option(
         None,
         rule=rule("None or two numbers between 0 and 1", lambda mixture: _are_shares(mixture)),
@@ -117,6 +121,11 @@ class VI(Trained):
             lambda config: not config.alpha or config.passes > 1,
         ),
     )
+
+    @property
+    def rate_of_std(self) -> float:
+        """The learning rate of log σ as it is taken."""
+        return 0.4 * self.lr if self.std_lr is None else self.std_lr
 
     @property
     def passes(self) -> int:
@@ -174,7 +183,7 @@ def init(config: VI, problem: Problem, stack: Stack) -> State:
         drawn,
         Optimization(config, [*means.values(), *point], per_epoch, total, len(point)),
         Optimization(
-            replace(config, lr=config.std_lr), list(log_stds.values()), per_epoch, total
+            replace(config, lr=config.rate_of_std), list(log_stds.values()), per_epoch, total
         ),
         step=0,
     )  # fmt: skip

@@ -17,7 +17,11 @@ from polymode.core.checks import check_call
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
 from polymode.core.rows import Inputs, Rows, is_one_shape
+from polymode.likelihoods.positions import Positions
+from polymode.likelihoods.scaling import Scaling
+from polymode.metrics.clusters import clustered
 from polymode.metrics.examples import Examples
+from polymode.metrics.observed import Observed, predict_observations
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
     CLASSIFICATION,
@@ -63,6 +67,9 @@ def evaluate(
     with targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
     does not apply is None, with the reason in a note.
 
+    Targets at positions (pixels, tokens, labels) are scored as observations, those that are ignored
+    left out; `n` counts them, and standard errors are over examples, where a metric is a mean.
+
     Args:
         post: what `pm.fit` returned.
         task: with a test set; of the same kind and input shape as the one `post` was fitted on.
@@ -105,7 +112,8 @@ def evaluate(
     seconds, count = 0.0, 0
     test: Kept | None = None
     rows_at_a_time = _piece(post, samples_per_mode)
-    examples = _examples(task) if is_one_shape(task.input_shape) else None
+    several = isinstance(task.likelihood, Positions)
+    examples = _examples(task) if is_one_shape(task.input_shape) and not several else None
     if not _is_kept("examples", keep):
         examples = None
     with post.weights.in_step():
@@ -113,22 +121,19 @@ def evaluate(
         for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
             started = time.perf_counter()
             piece = None if _is_kept(name, keep) else rows_at_a_time
-            if name.startswith("ood:"):
-                predicted = _predict_outside(predict, task, data, piece)
-            else:
-                some = examples if name == "test" else None
-                predicted = _predict(predict, task, data, some, piece)
+            some = examples if name == "test" else None
+            predicted, clusters, number = _predicted(name, data, predict, task, some, piece)
             seconds += time.perf_counter() - started
-            count += len(predicted.prediction)
+            count += number
             marks[name] = _fingerprint(data, predicted)
             test = predicted if test is None else test
-            rows += _rows(name, predicted, test.prediction, task, scale)
+            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
             if _is_kept(name, keep):
                 predictions[name] = predicted
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
-            predicted = _predict(predict, task, data, piece=rows_at_a_time)
-            rows += _rows(name, predicted, test.prediction, task, scale)
+            predicted, clusters, _ = _predicted(name, data, predict, task, None, rows_at_a_time)
+            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
         if _is_drawn(task):
             drawn = _grid(predict, task, test, predictions) if keep else {}
             predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
@@ -153,6 +158,7 @@ def evaluate(
         target_scale=scale,
         data=marks,
         class_names=tuple(task.class_names or ()),
+        columns=() if task.encoder is None else tuple(task.encoder.column_facts),
         kept=predictions if few is None else {**predictions, "examples": few},
     )
 
@@ -174,7 +180,14 @@ def _piece(post: Posterior, samples_per_mode: int | None) -> int:
 def _examples(task: Task) -> Examples:
     """Return the collector of examples of the test set, whose inputs it stores unscaled."""
     pixels = isinstance(task.test, Pixels)
-    return Examples(task.test.scaling if pixels else task.input_scaling)  # type: ignore[union-attr]
+    if task.encoder is not None:
+        return Examples(task.encoder.decode)
+    scaling = task.test.scaling if pixels else task.input_scaling  # type: ignore[union-attr]
+    return Examples(None if scaling is None else partial(_unscaled, scaling))
+
+
+def _unscaled(scaling: Scaling, x: Tensor) -> Tensor:
+    return scaling.inverse(x) if x.is_floating_point() else x
 
 
 def _check_kinds(post: Any, task: Any) -> Task:
@@ -223,7 +236,9 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     ):
         scale = task.target_scaling.scale.double().expand(task.target_size)
     elif isinstance(task.train, Arrays) and len(task.train) > 1:
-        scale = task.train.y.double().std(0, correction=0)  # as in `Scaling.of`
+        values = task.train.y.double().flatten(0, -2)
+        values = values[~values.isnan().all(-1)]
+        scale = values.std(0, correction=0)  # as in `Scaling.of`
     else:
         return None
     return tuple(scale.tolist()) if bool((scale > 0).all()) else None
@@ -244,6 +259,27 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
     for name, levels in validation_shifts(task).items():
         for severity, make in levels.items():
             yield f"val:{name}:{severity}", make()
+
+
+def _predicted(
+    name: str,
+    data: Any,
+    predict: Predict,
+    task: Task,
+    examples: Examples | None,
+    piece: int | None,
+) -> Observed:
+    """Predict a data set by its name; `examples` are numbers only where observations share them."""
+    outside = name.startswith("ood:")
+    if isinstance(task.likelihood, Positions):
+        unlabelled = outside and (task.likelihood.classification or isinstance(data, Loader))
+        keep = piece is None
+        return predict_observations(predict, task, data, keep=keep, outside=unlabelled)
+    if outside:
+        kept = _predict_outside(predict, task, data, piece)
+    else:
+        kept = _predict(predict, task, data, examples, piece)
+    return Observed(kept, None, len(kept.prediction))
 
 
 def _predict(
@@ -329,6 +365,8 @@ def _predict_outside(
 
 def _is_drawn(task: Task) -> bool:
     """Return whether figures over the inputs exist: regressions on one, classes on two inputs."""
+    if isinstance(task.likelihood, Positions):
+        return False
     return task.input_shape == ((2,) if task.likelihood.classification else (1,))
 
 
@@ -358,20 +396,25 @@ def _grid(
 
 
 def _rows(
-    name: str, predicted: Kept, test: Prediction, task: Task, scale: tuple[float, ...] | None
+    name: str,
+    predicted: Kept,
+    test: Prediction,
+    task: Task,
+    scale: tuple[float, ...] | None,
+    clusters: Tensor | None,
 ) -> Iterator[Row]:
-    """Yield the numbers of one data set."""
+    """Yield the numbers of one data set; `clusters` tells to which example a row belongs."""
     prediction, targets, _ = predicted
     classes, outside = task.likelihood.classification, name.startswith("ood:")
     unit = task.target_unit or UNIT
     if outside:
         for entry in entries(OOD_CLASSIFICATION if classes else OOD_REGRESSION):
-            yield _row(name, entry, test, prediction, unit=unit)
+            yield _row(name, entry, test, prediction, unit=unit, clusters=clusters)
     labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
     for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
             labels = targets if labelled else None
-            yield _row(name, entry, prediction, labels, scale=scale, unit=unit)
+            yield _row(name, entry, prediction, labels, scale=scale, unit=unit, clusters=clusters)
 
 
 def _row(
@@ -382,12 +425,15 @@ def _row(
     *,
     scale: tuple[float, ...] | None = None,
     unit: str = UNIT,
+    clusters: Tensor | None = None,
 ) -> Row:
     facts = entry.metadata
     beside = len(against) if isinstance(against, Prediction) else 0
     score, note = Score(math.nan, len(prediction) + beside), ""
     try:
         score = score_of(entry, prediction, against, scale)
+        if clusters is not None:
+            score = clustered(score, clusters)
         if not math.isfinite(score.value):
             note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
     except NotDefined as reason:

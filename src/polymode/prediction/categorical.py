@@ -15,6 +15,7 @@ from polymode.core.rng import generator
 from polymode.likelihoods.components import Categories
 from polymode.likelihoods.targets import NOT_OBSERVED, check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
+from polymode.prediction.decisions import Decision, best_actions
 
 _BLOCK = 1 << 17  # numbers processed at a time
 _SATURATED = 0.99  # above it, 1 - confidence in float32 has lost two digits or more
@@ -208,6 +209,12 @@ class CategoricalPrediction(Prediction):
                 " probabilities; use `from_logits`, or another score"
             )
         return -self.log_normalizer.mean(0)
+
+    def act(self, utility: Any) -> Decision:
+        return best_actions(self.mean, utility)
+
+    def _expected_loss(self) -> Tensor:
+        return 1.0 - self.mean.amax(-1)
 
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
         """Return drawn labels, int64 (num_samples, B, *E).

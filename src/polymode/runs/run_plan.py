@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from polymode.metrics.text_table import align
 from polymode.runs.defaults import defaults_for
 from polymode.runs.part import Arm, Experiment, Part, Request
 from polymode.runs.settings import Setting, UsageProblem, span
+from polymode.stack.trainable import check_trainable
 from polymode.tasks import TASKS, Task
 from polymode.tasks import task as build_task
 from polymode.tasks.augment import Augmentation
@@ -33,6 +34,7 @@ from polymode.tracing.modules import not_too_large
 from polymode.training.data import Arrays
 
 NOISE = 0.1  # dropout of a network that has none, for methods that need it
+OF_FIT = ("trainable", "output")  # arguments of `fit` that a command line sets, as fit.NAME
 EVERY_CELL = "convergence"  # the examination that is made of all that is trained
 
 
@@ -134,9 +136,11 @@ class Plan:
             for name, arm in self.arms.items():
                 config, (method, options, net_options) = arm.options, arm
                 if self.recipe.function is None:
-                    config = asdict(with_augmentation(METHODS.get(method).value.config(**options)))
+                    config = asdict(with_augmentation(_config(method, options)))
                 facts = {**common, "net": self.recipe.of(arm).net_label}
                 facts |= {"method": method, "config": json_safe(config)}
+                if of_fit := {key: options[key] for key in OF_FIT if key in options}:
+                    facts["fit"] = of_fit
                 key = _hash({**facts, "seed": seed})
                 label = name if self.study else ""
                 setup = _hash(facts)
@@ -295,7 +299,9 @@ def _plan_of(
         for name, arm in part.arms.items()
     }
     of_nets = [net_options, *(arm.net_options for arm in arms.values() if arm.net_options)]
-    _apply(settings, {"task": [task_options], "net": of_nets}, arms)
+    of_fit = [arm.options for arm in arms.values()]
+    _apply(settings, {"task": [task_options], "net": of_nets, "fit": of_fit}, arms)
+    _check_fit(settings)
     named = dict.fromkeys(str(read_asked(text)) for text in (*part.examine, *examine))
     examinations = tuple(text for text in named if text != EVERY_CELL)
     recipe = Recipe(
@@ -362,13 +368,31 @@ def _noise_for(method: str, net: str) -> dict[str, Any]:
 def _check(plan: Plan, task: Task) -> None:
     """Build every method's options and the network once, so that a typo costs no training."""
     for method, options, _ in plan.arms.values():
-        check_options(method, options)
+        check_options(method, [name for name in options if name not in OF_FIT])
         try:
-            with_augmentation(METHODS.get(method).value.config(**options))
+            with_augmentation(_config(method, options))
         except TypeError as error:
             raise UsageProblem(f"options of {method}: {error}") from error
     for arm in plan.arms.values():
         _check_net(plan.recipe.of(arm), task)
+
+
+def _config(method: str, options: Mapping[str, Any]) -> Any:
+    """Return the options object of a method, without arguments of `fit`."""
+    own = {name: value for name, value in options.items() if name not in OF_FIT}
+    return METHODS.get(method).value.config(**own)
+
+
+def _check_fit(settings: Sequence[Setting]) -> None:
+    """Refuse arguments of `fit` that a command line does not set, and wrong values of others."""
+    for owner, key, value in settings:
+        if owner == "fit" and key not in OF_FIT:
+            raise UsageProblem(
+                f"--set fit.{key}: there is no such argument.{suggest(key, OF_FIT)}"
+                f" Arguments: {', '.join(OF_FIT)}"
+            )
+        if owner == "fit" and key == "trainable":
+            check_trainable(value)
 
 
 def _check_net(recipe: Recipe, task: Task) -> None:

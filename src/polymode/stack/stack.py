@@ -196,6 +196,17 @@ class Stack:
         return sum(p[0].numel() for p in self.params.values())
 
     @property
+    def trained(self) -> str:
+        """How many parameters of a member are trained, and how the others are held, for people."""
+        number = f"{self.num_parameters:,}"
+        if not self.frozen:
+            return f"{number} parameters"
+        frozen = sum(tensor[0].numel() for tensor in self.frozen.values())
+        once = all(is_shared(t) or len(t) == 1 for t in self.frozen.values())
+        held = "the rest held once" if once else "the rest differs between members"
+        return f"{number} of {frozen + self.num_parameters:,} parameters, {held}"
+
+    @property
     def members_differ(self) -> list[str]:
         """Plain attributes, other than tensors, in which the members' modules differ."""
         return sorted(self._apart_keys) if self._apart else []

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes, human
+from polymode.core.rows import map_leaves
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import keep_still, set_mode
@@ -147,9 +148,17 @@ def trunk_of(stack: Stack, x: Any) -> Trunk | None:
         if any(path == "" for path in paths) or not _has_shared_trunk(stack, paths):
             continue
         trunk = Trunk(stack, paths)
-        if _is_right(trunk, x[:ROWS]):
+        if all(_is_right(trunk, some) for some in _trials(x)):
             return trunk
     return None
+
+
+def _trials(x: Any) -> list[Any]:
+    """Return inputs to try a cut with: networks may take another way for others, such as those of
+    another sign."""
+    first = x[:ROWS]
+    opposite = map_leaves(first, lambda leaf: -leaf if leaf.is_floating_point() else leaf)
+    return [first, x[-ROWS:], opposite]
 
 
 def _cuts(stack: Stack) -> Iterator[tuple[str, ...]]:
@@ -231,7 +240,12 @@ def _is_right(trunk: Trunk, x: Any) -> bool:
         rest = trunk.late.views.build(0, share=True).eval()(features)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
         return False
-    return torch.equal(features, h) and torch.equal(rest, result)
+    return _equal(features, h) and _equal(rest, result)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bits, NaN included."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _without(module: nn.Module, paths: Sequence[str]) -> nn.Module:

@@ -121,6 +121,7 @@ def test_cycles_reach_both_modes() -> None:
     begin = torch.full((2, 25, 1), 5.0, dtype=torch.float64)
     config: Any = CyclicalSGMCMC(
         lr=4.0, friction=0.2, num_cycles=10, exploration=0.5, samples_per_cycle=1,
+        step_limit=None, clip_norm=None,
         **OPTIONS | {"epochs": 2000},
     )  # fmt: skip
     _, state = run(cyclical_sgmcmc, config, wells, begin, 2000)

@@ -131,7 +131,7 @@ def test_temperature_zero_is_refused(name) -> None:
         ("cyclical_sgmcmc", {"num_cycles": 21}, "21 cycles need as many steps, but there are 20"),
         (
             "cyclical_sgmcmc",
-            {"samples_per_cycle": 2},
+            {"samples_per_cycle": 2, "exploration": 0.8},
             "2 samples per cycle, but of the 5 steps of a cycle 1 are left after exploration=0.8",
         ),
         ("snapshot", {"num_cycles": 21}, "21 cycles need as many steps, but there are 20"),
@@ -172,7 +172,7 @@ def test_draws_that_would_not_fit_are_refused_before_training(name, monkeypatch)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_step_too_large_says_what_to_try(name) -> None:
     with pytest.raises(Divergence, match=r"diverged at step .*Try lr=.* instead of 1000"):
-        fit(name, lr=1000.0, epochs=400)
+        fit(name, lr=1000.0, epochs=400, step_limit=None)
 
 
 def test_chains_that_run_hot_say_so() -> None:

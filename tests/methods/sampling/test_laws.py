@@ -68,7 +68,8 @@ def test_sgld_is_sghmc_without_memory() -> None:
     """`friction=1` with twice the `lr`: the same positions from the same noise."""
     start = torch.tensor([[[1.0, -2.0]]], dtype=torch.float64)
     problem = problem_of(lambda theta: quadratic(theta, A) + theta[..., 0] ** 4, 7)
-    slow, fast = SGLD(lr=0.3, **QUIET), SGHMC(lr=0.6, friction=1.0, **QUIET)
+    options = {**QUIET, "step_limit": None}
+    slow, fast = SGLD(lr=0.3, **options), SGHMC(lr=0.6, friction=1.0, **options)
     noise = torch.randn(6, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     paths = []
     for method, config in ((sgld, slow), (sghmc, fast)):

@@ -136,7 +136,7 @@ def _shifts(
         ),
         "dropout": Arm("dropout", shared, {"dropout": 0.2}),
         "deep ensemble": Arm("deep_ensemble", {**shared, "num_modes": members}),
-        "SWAG": Arm("swag", {**shared, "lr": 0.02}),
+        "SWAG": Arm("swag", {**shared, "lr": 0.02, "clip_norm": None}),
     }
     return Part(task="mnist", task_options=images, net=net, arms=arms, seeds=tuple(range(seeds)))
 

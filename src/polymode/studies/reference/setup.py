@@ -71,7 +71,7 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
     """
     adam = {"epochs": epochs, "optimizer": "adam", "lr": 1e-2, "schedule": "cosine"}
     steady = {"epochs": chain_epochs, "samples_per_mode": samples}
-    chain = {**steady, "lr": rate}
+    chain = {**steady, "lr": rate, "step_limit": None}
     cycles = {"epochs": chain_epochs, "num_cycles": 5}
     drawn = {**adam, "epochs": chain_epochs, "samples_per_mode": samples}
     every = [
@@ -82,7 +82,7 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
         Family("forde", "", "FoRDE", adam),
         Family("dropout", "dropout", "dropout × {}", drawn, {"dropout": 0.05}),
         Family("swag", "SWAG", "MultiSWAG",
-               {**steady, "optimizer": "sgd", "momentum": 0.9, "lr": rate}),
+               {**steady, "optimizer": "sgd", "momentum": 0.9, "lr": rate, "clip_norm": None}),
         Family("checkpoint_ensemble", "checkpoints", "checkpoints × {}",
                {**adam, "samples_per_mode": samples}),
         Family("snapshot", "snapshots", "snapshots × {}", {**cycles, **_snapshot(rate)}),
@@ -90,9 +90,10 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
         Family("sghmc", "SGHMC", "SGHMC × {}", chain),
         Family("sgnht", "SGNHT", "SGNHT × {}", chain),
         Family("cyclical_sgmcmc", "cSG-MCMC", "cSG-MCMC × {}",
-               {**cycles, "lr": 4 * rate, "samples_per_cycle": samples // 5}),
-        Family("vi", "mean-field VI", "mean-field VI × {}", drawn),
-        Family("ivon", "IVON", "IVON × {}", steady),
+               {**cycles, "lr": 4 * rate, "samples_per_cycle": samples // 5, "exploration": 0.8,
+                "step_limit": None, "clip_norm": None}),
+        Family("vi", "mean-field VI", "mean-field VI × {}", {**drawn, "std_lr": 0.01}),
+        Family("ivon", "IVON", "IVON × {}", {**steady, "clip_radius": None}),
         Family("laplace", "Laplace", "Laplace × {}", {**adam, "samples_per_mode": samples}),
         Family("mile", "MILE, one chain", "MILE", drawn),
     ]  # fmt: skip
@@ -100,7 +101,7 @@ def families(epochs: int, chain_epochs: int, samples: int, rate: float) -> list[
 
 
 def _snapshot(rate: float) -> dict[str, Any]:
-    return {"optimizer": "sgd", "momentum": 0.9, "lr": 4 * rate}
+    return {"optimizer": "sgd", "momentum": 0.9, "lr": 4 * rate, "clip_norm": None}
 
 
 def arms(sizes: Sizes, rate: float, precision: float, batch_size: int) -> dict[str, Arm]:

@@ -7,8 +7,8 @@ A table for each data set: one mode and several of every method, against the zoo
 cpu: LeNet on the 8x8 digits; 1,000 networks as reference; 5 modes, 50 samples in all for methods
 that draw; 5 seeds. OptuNet on 2,000 images of MNIST for `mass`. Rates, lengths, the share of units
 that dropout drops and how Laplace finds its prior precision were chosen on the validation part
-(`docs/symmetry_tuning.py`, whose outcome a test compares with these numbers). All have the prior
-N(0, 1) and temperature 1.
+(`benchmarks/symmetry_tuning.py`, whose outcome a test compares with these numbers). All have the
+prior N(0, 1) and temperature 1.
 
 paper: ResNet-18 on CIFAR-100 and Tiny-ImageNet, with the published networks as reference: imported
 by `polymode.zoo.import_published` into folders `checkpoints/<data>-resnet18`. The paper's
@@ -83,8 +83,8 @@ def _arms(
 def _smoke() -> dict[str, Part | Experiment]:
     sgd = {"lr": 0.05, "epochs": 2, "batch_size": 64, "prior_precision": 1.0}
     by_method: dict[str, dict[str, Any]] = {
-        "swag": {"epochs": 4, "lr": 0.02},
-        "sghmc": {"epochs": 4},
+        "swag": {"epochs": 4, "lr": 0.02, "clip_norm": None},
+        "sghmc": {"epochs": 4, "step_limit": None},
     }
     arms = _arms(sgd, by_method, modes=3, samples=6, dropout={"dropout": 0.2})
     return {
@@ -113,9 +113,15 @@ def _cpu() -> dict[str, Part | Experiment]:
     }  # fmt: skip
     by_method: dict[str, dict[str, Any]] = {
         "laplace": LAPLACE,
-        "swag": {"optimizer": "sgd", "lr": 0.05, "schedule": "constant", "epochs": 60},
-        "sghmc": {"lr": 0.01, "epochs": 80, "data_order": "own"},
-        "vi": {"optimizer": "adam", "momentum": 0.0, "lr": 3e-2, "epochs": 20},
+        "swag": {
+            "optimizer": "sgd",
+            "lr": 0.05,
+            "schedule": "constant",
+            "epochs": 60,
+            "clip_norm": None,
+        },
+        "sghmc": {"lr": 0.01, "epochs": 80, "data_order": "own", "step_limit": None},
+        "vi": {"optimizer": "adam", "momentum": 0.0, "lr": 3e-2, "std_lr": 0.01, "epochs": 20},
     }
     arms = _arms(sgd, by_method, modes=MODES_CPU, samples=SAMPLES, dropout={"dropout": 0.05})
     optunet = {"name": "mnist-optunet", "number": 64, "moments": [0, 1, 2, 4, 8, 16, 30]}
@@ -167,15 +173,22 @@ def _paper() -> dict[str, Part | Experiment]:
         }  # fmt: skip
         by_method: dict[str, dict[str, Any]] = {
             "laplace": LAPLACE,
-            "swag": {"optimizer": "sgd", "lr": 0.05, "schedule": "constant", "rank": 20},
+            "swag": {
+                "optimizer": "sgd",
+                "lr": 0.05,
+                "schedule": "constant",
+                "rank": 20,
+                "clip_norm": None,
+            },
             "sghmc": {
                 "lr": 1e-3,
                 "epochs": 75,
                 "batch_size": 256,
                 "augment": "crop+flip",
                 "burn_in": 15 * -(-examples // 256),
+                "step_limit": None,
             },
-            "vi": {"prior_precision": 100.0, "kl_weight": 2e-5 * examples},
+            "vi": {"prior_precision": 100.0, "kl_weight": 2e-5 * examples, "std_lr": 0.01},
         }
         arms = _arms(sgd, by_method, modes=MODES, samples=160, dropout={"dropout": 0.1})
         folder = f"checkpoints/{name.replace('_', '-')}-resnet18"
