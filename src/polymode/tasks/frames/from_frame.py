@@ -77,6 +77,7 @@ def task_from_frame(
         target_size=len(classes) if classes else y.shape[1],
         target_scaling=scaling,
         class_names=classes,
+        input_scaling=None,
         **facts,
     )
     task.encoder, task.row_numbers = encoder, parts
@@ -104,6 +105,7 @@ def frame(
     numeric: str = Encoding.numeric,
     num_bins: int = Encoding.num_bins,
     most_categories: int = Encoding.most_categories,
+    large_categories: str = Encoding.large_categories,
     test_fraction: float = FrameOptions.test_fraction,
     val_fraction: float = FrameOptions.val_fraction,
     split: int = FrameOptions.split,
@@ -114,7 +116,7 @@ def frame(
         path: the file. target: name of the column to predict.
         seed: not used; the split is that of `split`.
         likelihood, columns, drop: see `Task.from_frame`.
-        numeric, num_bins, most_categories: how columns are encoded.
+        numeric, num_bins, most_categories, large_categories: how columns are encoded.
         test_fraction, val_fraction, split: which rows are held out.
     """
     if path is None or target is None:
@@ -127,6 +129,7 @@ def frame(
         numeric=numeric,
         num_bins=num_bins,
         most_categories=most_categories,
+        large_categories=large_categories,
         test_fraction=test_fraction,
         val_fraction=val_fraction,
         split=split,
