@@ -174,8 +174,8 @@ def test_the_flags_of_run_are_these():
     run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     assert [option.opts[-1] for option in run.params] == [
         "study", "--task", "--table", "--target", "--method", "--seeds", "--set", "--config",
-        "--preset", "--part", "--net", "--examine", "--out", "--jobs", "--backend", "--address", "--device", "--fresh",
-        "--dry-run", "--quiet", "--json",
+        "--preset", "--part", "--net", "--examine", "--out", "--jobs", "--backend", "--address",
+        "--device", "--fresh", "--dry-run", "--quiet", "--json",
     ]  # fmt: skip
 
 
