@@ -182,3 +182,37 @@ def test_wrong_inputs_of_a_prediction_are_one_line(x, message) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         fit(task({"a": A, "b": B, "y": LABELS})).predict(x)
     assert "\n" not in str(refused.value)
+
+
+class Packed(nn.Module):
+    """An LSTM over sequences of their own lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, steps: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            steps, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        return self.head(self.cells(packed)[1][0][-1])
+
+
+def test_packed_sequences_are_taken_but_by_laplace() -> None:
+    """One number per example is an input as any other. torch.func takes no packed sequences."""
+    steps = torch.randn(40, 5, 3, generator=torch.Generator().manual_seed(1))
+    x = {"steps": steps, "lengths": torch.arange(40) % 5 + 1}
+    source = task((x, LABELS))
+    options = {
+        "net": Packed,
+        "task": source,
+        "epochs": 1,
+        "execution": "loop",
+        "progress": "silent",
+    }
+    post = pm.fit("deep_ensemble", num_modes=2, **options)
+    beyond = torch.arange(5) >= x["lengths"][:, None]
+    other = {**x, "steps": steps.masked_fill(beyond[..., None], 9.0)}
+    torch.testing.assert_close(post.predict(other).mean, post.predict(x).mean)
+    with pytest.raises(ValueError, match="torch.func does not take packed sequences.*mask padded"):
+        pm.fit("laplace", **options)
