@@ -137,6 +137,14 @@ class Case:
             for index in torch.randperm(len(x), generator=generator).split(self.batch_size):
                 yield x[index], y[index]
 
+    def own_batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mini-batches (M, B, ...) of all epochs: each member shuffles for itself."""
+        generators = [torch.Generator().manual_seed(k) for k in range(self.num_modes)]
+        for _ in range(self.epochs):
+            orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
+            for index in orders.split(self.batch_size, 1):
+                yield x[index], y[index]
+
 
 @lru_cache(maxsize=2)
 def data(case: Case) -> tuple[Tensor, Tensor]:
@@ -181,6 +189,23 @@ def member_log_probs(case: Case, shift: float) -> tuple[Tensor, Tensor]:
     return logits.log_softmax(-1), labels
 
 
+def evaluated_data(case: Case) -> tuple[list[nn.Module], Tensor, Tensor, Tensor]:
+    """Linear members, test inputs with labels that they half know, and inputs from elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    x, outside = (torch.randn(case.num_examples, *case.input_shape, generator=generator) * s
+                  for s in (1.0, 0.7))  # fmt: skip
+    shared = torch.randn(case.num_classes, *case.input_shape, generator=generator) / 3
+    nets: list[nn.Module] = []
+    for _ in range(case.num_modes):
+        net = nn.Linear(case.input_shape[0], case.num_classes, bias=False)
+        own = torch.randn(shared.shape, generator=generator) / 3
+        net.weight = nn.Parameter(shared + own)
+        nets.append(net.eval())
+    y = torch.cat([(part @ shared.T * 2).softmax(-1).multinomial(1, generator=generator)[:, 0]
+                   for part in x.split(1000)])  # fmt: skip
+    return nets, x, y, outside
+
+
 def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean probabilities (B, C), their entropy (B,) and the mutual information (B,), in nats."""
     log_probs = logits_MBC.log_softmax(-1)
@@ -218,6 +243,10 @@ def _mlp_784() -> nn.Module:
 
 def _mlp_256() -> nn.Module:
     return mlp(784, 256, 256, 10)
+
+
+def _body_1024() -> nn.Module:
+    return nn.Sequential(mlp(*[1024] * 6), nn.ReLU())
 
 
 def _mlp_20() -> nn.Module:
@@ -278,6 +307,14 @@ CASES = {
         Case("predict_mlp_784", "predict", "predict 6,000 images with 10 MLPs 784-128-128-10",
              _mlp_784, _GREY),
         Case("predict_lenet", "predict", "predict 6,000 images with 10 LeNets", lenet, _GREY),
+        *(Case(f"frozen_{kind}", f"frozen_{kind}", f"{title}, a frozen MLP 1024 × 5 under 10 heads",
+               _body_1024, (1024,), num_examples=1024, epochs=epochs, option="1024")
+          for kind, title, epochs in (
+              ("batches", "3 epochs of 1,024 rows, the body run for each batch", 3),
+              ("kept", "100 epochs of 1,024 rows, features computed once", 100),
+              ("predict", "predict 1,024 rows", 1))),
+        Case("frozen_lora", "frozen_lora", "LoRA in 4 layers of 128 units, 10 × 256 sequences",
+             input_shape=(16, 128), num_classes=4, num_examples=256, batch_size=32),
         Case("tiny_networks", "toy", "train 10,000 networks 2-2-1 on 400 points, 10 epochs, SGD",
              _mlp_tiny, (2,), num_modes=10_000, num_examples=400, epochs=10, batch_size=10, lr=2.0),
         Case("loop_overhead_1", "overhead", "training loop on one MLP 20-16-3, 100 epochs",
@@ -379,6 +416,9 @@ CASES = {
         Case("scores_all", "all_scores",
              "all metrics that each has, 10 members x 10,000 x 100 classes + OOD, one core",
              num_classes=100, num_examples=10_000),
+        Case("evaluate_large", "evaluate",
+             "evaluate 50,000 test and 50,000 OOD inputs x 1,000 classes x 10 members, one core",
+             input_shape=(32,), num_classes=1000, num_examples=50_000),
         *(Case(f"pairs_{number}", "pairs",
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)

@@ -26,7 +26,7 @@ FEW = {"deep_ensemble": 3, "weight_rde": 3, "forde": 3}
 
 def healthy_task(stream: torch.Generator) -> pm.Task:
     """Return a random task that a small network can learn something of."""
-    size = int(torch.randint(60, 400, (), generator=stream))
+    size = int(torch.randint(100, 500, (), generator=stream))
     inputs = int(torch.randint(1, 6, (), generator=stream))
     x = torch.randn(size, inputs, generator=stream)
     direction = torch.randn(inputs, generator=stream)
@@ -35,7 +35,7 @@ def healthy_task(stream: torch.Generator) -> pm.Task:
         noise = 0.1 + 0.5 * torch.rand((), generator=stream)
         y = signal + noise * torch.randn(size, generator=stream)
         return pm.Task(train=(x, y[:, None]), likelihood=pm.likelihoods.Gaussian(noise="learned"))
-    flipped = torch.rand(size, generator=stream) < 0.1
+    flipped = torch.rand(size, generator=stream) < 0.05
     labels = (signal > 0).long() ^ flipped.long()
     return pm.Task(train=(x, labels), likelihood="categorical", target_size=2)
 

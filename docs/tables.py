@@ -154,7 +154,7 @@ def bias_table(found: dict[str, Any]) -> str:
         "N = 100, curvatures of U/N 1 and 0.1, mean variance of the noise 0.1 (batches of 10 whose"
         f" gradients differ by 1), {found['about']['copies']:,} copies, standard errors up to"
         f" {largest:.2f}, for noise growing with θ² up to"
-        f" {max(max(cell['error']) for cell in cells):.2f}; `python -m docs.sampling_bias`."
+        f" {max(max(cell['error']) for cell in cells):.2f}; `python -m benchmarks.sampling_bias`."
     )
     return "\n" + markdown(rows) + "\n\n" + about + "\n"
 
@@ -288,7 +288,7 @@ def tuning_table(found: dict[str, Any]) -> str:
     about = found["about"]
     note = (
         f"Mean ± s.e. over {about['posteriors']} posteriors with one mode, {about['examples']}"
-        " images; `python -m docs.symmetry_tuning`."
+        " images; `python -m benchmarks.symmetry_tuning`."
     )
     return f"\n{markdown(rows)}\n\n{note}\n"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import polymode as pm
 from polymode.cli.app import main
 from polymode.training.options import Passes
 
@@ -42,6 +43,18 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+@pytest.mark.cpu_seconds(6)
+def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> None:
+    """Its blocks in order, as one program; what it says of sizes and storage is so."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frozen-bodies.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', "".join(blocks)), names)
+    assert "1,290 of 50,826 parameters, the rest held once" in repr(names["post"])
+    assert names["post"].weights.kind == "on_trunk/samples"
+    assert names["adapters"].stack.shares
+
+
 def test_the_code_of_the_reference_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.S)
     names: dict[str, Any] = {}
@@ -55,6 +68,39 @@ def test_the_code_of_the_examinations_page_runs(tmp_path, monkeypatch) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examinations.md").read_text(), re.S)
     exec(re.sub(r"epochs=\d+", "epochs=2", block), {})
     assert (tmp_path / "report.html").is_file()
+
+
+def test_the_code_of_the_page_on_modules_runs(tmp_path, monkeypatch) -> None:
+    """Its blocks in order, as one program; tests/hf runs those that need transformers as well."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/your-module.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    plain = "".join(block for block in blocks if "transformers" not in block)
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', plain), names)
+    assert isinstance(names["post"].members[0], names["Encoder"])
+
+
+@pytest.mark.cpu_seconds(6)
+def test_the_code_of_the_positions_page_runs() -> None:
+    """Its blocks in order, as one program, with few epochs."""
+    page = (ROOT / "docs/positions.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = "".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    exec(re.sub(r"epochs=5\b", "epochs=1", blocks), names)
+    assert names["pred"].mean.shape == (8, 16, 16, 2)
+    assert len(names["rows"].prediction) == 8 * 15 * 16
+
+
+@pytest.mark.cpu_seconds(6)
+def test_a_posterior_ships_with_its_rules_as_the_page_says(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/recalibration.md").read_text().split("## Ship it")[1]
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {"pm": pm}
+    exec(block, names)
+    assert names["answer"].region.members.shape == (len(names["task"].test), 10)
+    assert 0 < names["answer"].accepted.sum()
 
 
 def test_the_code_of_the_page_of_zoos_runs(tmp_path, monkeypatch) -> None:
@@ -134,7 +180,8 @@ from torch import nn
 torch.manual_seed(0)
 x_train, y_train = torch.randn(40, 4), torch.arange(40) % 10
 x_test, y_test, x, y, x_new = x_train, y_train, x_train, x_train[:, :1], x_train
-my_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x_train, y_train), 20)
+data = torch.utils.data.TensorDataset(x_train, y_train)
+my_loader = torch.utils.data.DataLoader(data, 20, shuffle=True)
 def MyNet(width=8):
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 10))
 my_module, a, b, c = MyNet(), MyNet(), MyNet(), MyNet()

@@ -22,7 +22,7 @@ ORDER = [
     "chains", "nets", "equivariance", "tasks", "prediction",
     "recalibration", "conformal", "posterior",
     "methods", "tomography", "zoo", "metrics", "symmetry", "adversary", "examinations", "plots",
-    "runs", "studies", "report", "cli", "__init__", "__main__",
+    "sklearn", "runs", "studies", "report", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         nets,
         plots,
         recalibration,
+        sklearn,
         symmetry,
         tasks,
         tomography,
@@ -54,7 +55,7 @@ __all__ = [
     "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
     "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods",
     "list_tasks", "load", "methods", "metrics", "nets", "options", "plots", "recalibration",
-    "reference", "report", "symmetry", "task", "tasks", "tomography", "zoo",
+    "reference", "report", "sklearn", "symmetry", "task", "tasks", "tomography", "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -80,7 +81,7 @@ _HOMES = {
 
 _ROOMS = (
     "adversary", "conformal", "equivariance", "examinations", "likelihoods", "methods", "metrics",
-    "nets", "plots", "recalibration", "symmetry", "tasks", "tomography", "zoo",
+    "nets", "plots", "recalibration", "sklearn", "symmetry", "tasks", "tomography", "zoo",
 )  # fmt: skip
 
 

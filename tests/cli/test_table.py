@@ -33,6 +33,8 @@ def test_a_table_is_fitted_and_evaluated(command, houses, tmp_path) -> None:
         command("run", "--table", str(houses), "--target", "price", *words, "--out", str(out)) == 0
     )
     assert command.json()["cells"]["failed"] == 0 and (out / "report.html").is_file()
+    report = (out / "report.html").read_text()  # rows of the table, as they are in the file
+    assert all(word in report for word in (">size<", ">city<", ">Bonn<", ">2020-0"))
     words = [
         "--table",
         str(houses),

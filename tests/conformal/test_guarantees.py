@@ -14,6 +14,8 @@ import torch
 from scipy import stats
 
 from polymode.conformal import (
+    PredictionIntervals,
+    PredictionSets,
     adaptive,
     by_class,
     by_group,
@@ -23,6 +25,7 @@ from polymode.conformal import (
     cross_conformal,
     difficulty_groups,
     fold_numbers,
+    group_coverage,
     weighted,
 )
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
@@ -254,6 +257,17 @@ def test_risk_by_hand_and_limits() -> None:
         control_risk(probs, labels, 0.4, "any_misse")
     with pytest.raises(ValueError, match="must be true or false"):
         control_risk(probs, labels * 2, 0.4)
+
+
+def test_coverage_of_groups_by_hand() -> None:
+    intervals = PredictionIntervals(torch.zeros(5, 1).double(), torch.ones(5, 1).double())
+    values = torch.tensor([0.5, 2.0, 0.1, 0.2, 3.0])
+    shares = group_coverage(intervals, values, ["a", "b", "a", "b", "b"])
+    assert (shares.names, shares.counts) == (["a", "b"], [2, 3])
+    assert shares.coverage.tolist() == pytest.approx([1, 1 / 3])
+    assert shares.worst == pytest.approx(1 / 3)
+    sets = PredictionSets(torch.tensor([[True, False], [True, True]]))
+    assert group_coverage(sets, torch.tensor([1, 1]), [0, 1]).coverage.tolist() == [0, 1]
 
 
 def test_small_unseen_and_wrong_groups() -> None:

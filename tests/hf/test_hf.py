@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -125,3 +128,14 @@ def test_tokens_outside_the_vocabulary_are_named() -> None:
         ValueError, match=r"'bert.embeddings.word_embeddings.*has 50 entries.*lie in .45, 8"
     ):
         post.predict(wrong)
+
+
+@pytest.mark.filterwarnings("ignore:the evidence switched:UserWarning")  # of so short a fit
+def test_the_code_of_the_page_on_modules_runs(tmp_path, monkeypatch) -> None:
+    """All its blocks in order, as one program."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "your-module.md").read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    names: dict[str, Any] = {}
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', code), names)
+    assert isinstance(names["post"].members[0], peft.PeftModel)

@@ -106,8 +106,8 @@ def test_bad_batches_of_a_loader_are_found_when_they_come() -> None:
             "map", net=net, **QUICK,
             task=task(train=DataLoader(TensorDataset(x, Y), 16), target_size=2),
         )  # fmt: skip
-    with pytest.raises(ValueError, match="dictionaries with keys"):
-        task(train=DataLoader([{"x": X[0], "y": 1}]))
+    with pytest.raises(ValueError, match="dictionaries with the keys.*none of them is a target"):
+        task(train=DataLoader([{"x": X[0], "z": 1}]))
 
 
 # ------------------------------------------------------------------------------------ divergence
@@ -128,7 +128,10 @@ def test_divergence_in_the_very_last_step_is_not_returned(tmp_path) -> None:
     with pytest.raises(Divergence, match="is not finite after this step"):
         pm.fit(
             "map", net=lambda: nn.Linear(1, 1), optimizer="sgd", lr=1e38, epochs=1, batch_size=60,
-            task=pm.Task(train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01)),
+            task=pm.Task(
+                train=(1e4 * X[:, :1], X[:, 1:2]), likelihood=Gaussian(noise=0.01),
+                input_scaling=None,
+            ),
             progress="silent", checkpoint=tmp_path,
         )  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["training.lock"]

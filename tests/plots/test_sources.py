@@ -15,6 +15,8 @@ from polymode.plots import Comparison
 from polymode.plots.sources import by_label
 from polymode.prediction import CategoricalPrediction
 
+from .planes import plane
+
 
 def test_labels_of_any_source(digits_results, digits_board):
     assert list(by_label(digits_board)) == digits_board.labels
@@ -61,19 +63,6 @@ def test_what_cannot_be_compared_is_refused(digits_board):
         plots.severity(digits_board, "rotation", metrics=["nlll"])
     with pytest.raises(ValueError, match="no metric 'rmse'"):
         plots.severity_spread(digits_board, metrics=["rmse"])
-
-
-def plane(made, side=5, samples=2, order="xy"):
-    """A plane whose class probability grows with the first input alone."""
-    steps = np.linspace(-1, 1, side)
-    y, x = np.meshgrid(steps, steps, indexing="ij")
-    grid = np.stack([x, y] if order == "xy" else [y, x], -1).reshape(-1, 2)
-    first = 1 / (1 + np.exp(-3 * grid[:, 0]))
-    probs = np.stack([first, 1 - first], -1)[None].repeat(samples, 0)
-    probs[1:] = probs[1:, :, ::-1]
-    kept = made.classes(probs)._replace(inputs=torch.as_tensor(grid))
-    train = made.classes(probs[:, :3], np.array([0, 1, 1]))
-    return {"plane": kept, "train": train._replace(inputs=torch.as_tensor(grid[:3]))}
 
 
 def test_maps_and_bands_that_cannot_be_drawn_are_refused(made, digits_results, gap_results):

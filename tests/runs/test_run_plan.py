@@ -63,7 +63,7 @@ def test_cells_are_told_apart_by_everything_that_matters():
 
     same = keys()
     assert keys() == same
-    assert keys("epochs=100") == same  # the default, said aloud
+    assert keys("epochs=500") == same  # the default, said aloud
     others = [
         keys("epochs=7"),
         keys("task.noise=0.3"),
@@ -146,3 +146,9 @@ def test_what_is_trained_is_in_the_key_of_every_cell():
     assert all(cell.options["trainable"] == "head" for cell in plans[1].cells())
     assert "--set fit.trainable=head" in plans[1].command("out")
     assert "trainable=head" in plans[1].text()
+
+
+def test_the_output_is_in_the_key_of_every_cell():
+    plans = [plan_of("two_moons", ["map"], "0", *s) for s in ((), ("fit.output=logits",))]
+    usual, named = (plan.cells()[0] for plan in plans)
+    assert usual.key != named.key and named.options["output"] == "logits"

@@ -123,10 +123,24 @@ class OutputLayer(nn.Module):
         return F.relu(self.head(F.relu(self.body(x))), inplace=True)
 
 
+class Branch(nn.Module):
+    """Which layer comes last depends on the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = frozen(nn.Linear(6, 8)), nn.Linear(8, 2), nn.Linear(8, 2)
+        frozen(self.other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.head(h) if x[0, 0] * X[0, 0] > 0 else self.other(h)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         Twice,
+        Branch,
         Beside,
         Early,
         Tied,
@@ -363,3 +377,19 @@ def test_what_was_trained_is_told() -> None:
     cost = pm.evaluate(post, task).cost
     assert cost.parameters == 2 * 18
     assert cost.memory_bytes == 4 * (2 * 18 + 56)
+
+
+def test_parameters_without_axes_are_shared_and_saved(tmp_path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.head = nn.Parameter(torch.tensor(2.0)), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.scale * x)
+
+    post = pm.fit("deep_ensemble", net=Scaled, task=TASK, trainable="head", num_modes=2, **SHORT)
+    for trunk in (True, False):
+        post.save(tmp_path, trunk=trunk)
+        loaded = pm.load(tmp_path, net=Scaled)
+        assert torch.equal(loaded.predict(X).mean, post.predict(X).mean)

@@ -8,6 +8,8 @@ from polymode import nets
 from polymode.studies import STUDIES, Runs
 from polymode.studies.forde import published, setup, tables
 from polymode.studies.forde.claims import claims
+from polymode.studies.forde.setup import SAME_BATCHES
+from polymode.studies.study import parts_of
 
 STUDY = STUDIES.get("forde").value
 CLEAN, SHIFTED = ("test", "accuracy"), ("shift:fog:1", "accuracy")
@@ -53,7 +55,7 @@ def test_the_figures_have_sixteen_members():
         for name in ("regression", "classification"):
             arms = STUDY.parts(preset)[name].arms
             assert {options["num_modes"] for _, options, _ in arms.values()} == {16}
-            assert list(arms) == ["DE", "weight-RDE", "function-RDE", "FoRDE"]
+            assert list(arms) == ["DE", SAME_BATCHES, "weight-RDE", "function-RDE", "FoRDE"]
 
 
 def test_the_preset_cpu_has_real_data_and_seeds_enough():
@@ -72,7 +74,8 @@ def test_the_preset_cpu_has_real_data_and_seeds_enough():
         "cifar10_resnet8": "resnet8",
     }
     for name, net in twos.items():
-        assert parts[name].net == net and list(parts[name].arms) == ["DE", "FoRDE-PCA"]
+        assert parts[name].net == net
+        assert list(parts[name].arms) == ["DE", SAME_BATCHES, "FoRDE-PCA"]
     mlps = parts["fashion_mnist_mlp"]
     assert mlps.net == "mlp" and len(mlps.seeds) == 8
     assert {arm.options["num_modes"] for arm in mlps.arms.values()} == {10}
@@ -151,6 +154,28 @@ def test_differences_by_kind_of_corruption(runs):
     assert identity[0] == "FoRDE-Identity" and identity[3].startswith("+0.00")
     kinds = [kind for family in setup.FAMILIES.values() for kind in family]
     assert sorted(kinds) == sorted(setup.HELD_OUT)
+
+
+def test_claims_are_judged_against_the_better_order_of_the_ensemble(make):
+    """FoRDE-PCA is above the one with shared batches, and below the other."""
+    cells = []
+    for seed in range(4):
+        n = seed / 1000
+        cells += [
+            cell(make, "DE", seed, 0.9 + n, 0.74 + n),
+            cell(make, SAME_BATCHES, seed, 0.9 + n, 0.70 + n),
+            cell(make, "FoRDE-PCA", seed, 0.9 + n, 0.72 + 1.1 * n),
+        ]
+    (claim,) = (c for c in claims(Runs({"digits": cells})) if "higher corrupted" in c.text)
+    assert "PCA − DE," in claim.ours and claim.verdict == "does not hold"
+    cells = [c if c.label != "DE" else c.replace(label="elsewhere") for c in cells]
+    (claim,) = (c for c in claims(Runs({"digits": cells})) if "higher corrupted" in c.text)
+    assert f"PCA − {SAME_BATCHES}," in claim.ours and claim.verdict == "holds"
+
+
+def test_arms_train_on_all_data_to_the_last_step():
+    for part in parts_of(STUDY, "cpu").values():
+        assert all(arm.options["holdout"] == 0 for arm in part.arms.values())
 
 
 def test_parts_with_two_arms_have_three_claims(make):

@@ -71,7 +71,7 @@ def test_the_preset_cpu():
 
 
 def test_rates_and_lengths_are_those_chosen_on_validation():
-    """What `docs/symmetry_tuning.py` has found is what the preset runs, one mode and several."""
+    """The preset runs what `benchmarks/symmetry_tuning.py` chose, for one mode and for several."""
     arms = STUDY.parts("cpu")["digits"].arms
     found = json.loads((ROOT / "results" / "symmetry" / "tuning.json").read_text())["arms"]
     assert set(found) == {"DE", *setup.NAMES}

@@ -99,7 +99,8 @@ def test_numbers_by_hand() -> None:
         encoded("x", values, numeric="standard")[:, 0], stats.zscore(values), rtol=1e-6
     )
     pieces = encoded("x", values, [5.0, 2.0, 11.0], numeric="piecewise", num_bins=2)
-    np.testing.assert_allclose(pieces, [[1, 0], [0.25, 0], [1, 1.5]], atol=1e-6)
+    np.testing.assert_allclose(pieces[:, 1:], [[1, 0], [0.25, 0], [1, 1.5]], atol=1e-6)
+    np.testing.assert_allclose(pieces[:, 0], (np.array([5, 2, 11]) - 5) / values.std(), rtol=1e-6)
     scores = encoded("x", values, numeric="quantile")[:, 0]
     np.testing.assert_allclose(scores, stats.norm.ppf((values - 0.5) / 9), rtol=1e-5)
     far = encoded("x", values, [1e3, -1e3], numeric="quantile")[:, 0]
@@ -125,7 +126,8 @@ def test_dates_and_truth_values() -> None:
         "day, sine of year", "day, cosine of year", "day, sine of week", "day, cosine of week",
     ]  # fmt: skip
     x = encoder({"day": days, "flag": np.arange(730) % 2 == 0})
-    torch.testing.assert_close(x[:7, 3], x[7:14, 3], atol=1e-5, rtol=0)
+    week = encoder.feature_names.index("day, sine of week")
+    torch.testing.assert_close(x[:7, week], x[7:14, week], atol=1e-5, rtol=0)
     assert x[:4, -1].tolist() == [1, -1, 1, -1]
 
 
@@ -138,9 +140,18 @@ def test_categories_rare_unseen_and_many() -> None:
         x = encoder({"k": ["a", "z", "c", None]})
     assert x.argmax(1).tolist() == [0, 3, 3, 2] and (x.sum(1) == 1).all()
     many = [str(k % 30) for k in range(300)]
-    with pytest.warns(UserWarning, match="30 categories; the 10 most frequent"):
+    with pytest.warns(UserWarning, match="30 categories; only the 10 most frequent"):
         encoder = TableEncoder.fit(read_columns({"k": many}), Encoding(most_categories=10))
     assert len(encoder.feature_names) == 11
+    coding = Encoding(most_categories=10, large_categories="codes")
+    coded = TableEncoder.fit(read_columns({"x": np.arange(300.0), "k": many}), coding)
+    assert coded.codes == [(17, 31)] and coded.feature_names[-1] == "code of k"
+    x = coded({"x": np.arange(300.0), "k": many})
+    assert [coded.features[1].labels[int(c)] for c in coded.decode(x)[:, 1]] == many
+    net = pm.nets.tabular((18,), 2, codes=coded.codes)
+    assert net(x).shape == (300, 2)
+    with pytest.raises(ValueError, match="positions below 18 and different"):
+        pm.nets.tabular((18,), 2, codes=[(18, 3)])
     numbers = TableEncoder.fit(read_columns({"k": Series([1, 2, 1, 2], "category")}))
     assert numbers({"k": [2.0, 1.0]}).tolist() == [[0, 1], [1, 0]]  # as DataFrames with gaps have
 
@@ -174,6 +185,20 @@ def test_encoder_is_json_and_names_columns() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             TableEncoder.from_dict({**stored, **damage})
+
+
+@pytest.mark.parametrize("numeric", ["standard", "quantile", "piecewise"])
+def test_decoding_gives_the_table_back(numeric) -> None:
+    columns = houses()
+    task = pm.Task.from_frame(columns, "price", numeric=numeric)
+    decoded = task.encoder.decode(task.encoder(columns)).numpy()
+    facts = {name: (k, labels) for k, (name, _, labels) in enumerate(task.encoder.column_facts)}
+    np.testing.assert_allclose(decoded[:, facts["size"][0]], columns["size"], rtol=1e-4)
+    np.testing.assert_allclose(decoded[:, facts["new"][0]], columns["new"])
+    days = (columns["sold"] - np.datetime64("1970-01-01")).astype(float)
+    np.testing.assert_allclose(decoded[:, facts["sold"][0]], days, atol=0.1)
+    place, labels = facts["city"]
+    assert [labels[int(k)] for k in decoded[:, place]] == columns["city"].tolist()
 
 
 @pytest.mark.cpu_seconds(8)
@@ -222,6 +247,7 @@ BAD = [
     ({}, {"target": "city", "likelihood": "gaussian"}, "holds category values; gaussian needs"),
     ({"price": np.ones(N)}, {}, "target 'price' has one value in all rows"),
     ({}, {"test_fraction": 2}, "`test_fraction` of FrameOptions must be in \\[0, 1\\), got 2"),
+    ({}, {"test_fractoin": 0.2}, "no option 'test_fractoin'. Did you mean 'test_fraction'"),
     ({}, {"numeric": "ranks"}, "`numeric` of FrameOptions must be one of"),
 ]
 

@@ -129,3 +129,15 @@ def test_inputs_that_a_network_does_not_take(x, message) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         pm.fit("map", net=Takes, task=task, progress="silent")
     assert "\n" not in str(refused.value)
+
+
+def test_the_output_of_a_posterior_stays_its_output() -> None:
+    """Of one whose networks another method continues from."""
+    task = pm.Task(train=(X, LABELS), likelihood="categorical")
+    build = lambda: Returns(WRAPS["dict"])  # noqa: E731
+    first = pm.fit("map", net=build, task=task, epochs=1, output="hidden", progress="silent")
+    second = pm.fit("laplace", net=first, task=task, progress="silent")
+    assert second.stack.calling.output == "hidden"
+    torch.testing.assert_close(
+        second.stack(X)[0], first.members[0](X)["hidden"].detach(), rtol=1e-5, atol=1e-6
+    )

@@ -13,6 +13,7 @@ from torch import Tensor
 from polymode.adversary.ball import NORMS, Box
 from polymode.core.checks import as_numbers, is_number, shown
 from polymode.core.registry import suggest
+from polymode.core.rows import is_one_shape, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.likelihoods.targets import check_labels
@@ -47,7 +48,17 @@ def check_inputs(
             f"attacks are on predicted classes, and this posterior ({post.method}) is of a"
             f" regression ({post.likelihood.name})"
         )
+    if post.likelihood.num_axes:
+        raise ValueError(
+            "attacks are on one class per input, and this posterior predicts at positions (pixels,"
+            " tokens, labels); follow the gradient of post.predict_batch(x).log_prob(y)"
+        )
     check_choice("norm", norm, NORMS)
+    if not is_one_shape(post.input_shape):
+        raise ValueError(
+            "attacks move one input of real numbers, and these networks take several:"
+            f" {shapes_text(post.input_shape)}; wrap them so that they take one tensor apart"
+        )
     x = as_numbers("Inputs `x`", x)
     if not x.is_floating_point():
         raise ValueError(

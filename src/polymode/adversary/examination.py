@@ -29,12 +29,18 @@ from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.core.checks import check_call, check_keywords, is_number
 from polymode.core.options import Config, option, rule
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure
+from polymode.examinations.findings import (
+    Findings,
+    NotApplicable,
+    measure,
+    require_one_input,
+    require_one_target,
+)
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.tasks import Task
-from polymode.training.data import Arrays, Pair
+from polymode.training.data import Arrays, Pair, first_inputs
 
 SHOWN = 4  # examples whose inputs on the way are kept
 MOMENTS = 7  # steps of these that are kept
@@ -136,6 +142,10 @@ class Attack(Config):
 )
 def attack_examination(post: Posterior, task: Task, options: Attack) -> Findings:
     """Attack the first test inputs; see the module."""
+    require_one_input("an attack moves one input of real numbers", post.input_shape)
+    require_one_target("an attack", post.likelihood)
+    if task.test is not None and not first_inputs(task.test, 1).is_floating_point():
+        raise NotApplicable("an attack moves inputs by small numbers, and identifiers are whole")
     x, y, scaling, box = inputs_of(task, options.num_examples)
     target = options.target
     if target is not None:

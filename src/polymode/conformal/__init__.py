@@ -23,10 +23,12 @@ from polymode.conformal.cross import CrossRule, cross_conformal, fold_numbers
 from polymode.conformal.mondrian import (
     ClassRule,
     DifficultyGroups,
+    GroupCoverage,
     MondrianRule,
     by_class,
     by_group,
     difficulty_groups,
+    group_coverage,
 )
 from polymode.conformal.prediction_intervals import (
     ConformalIntervals,
@@ -50,6 +52,7 @@ __all__ = [
     "ConformalSets",
     "CrossRule",
     "DifficultyGroups",
+    "GroupCoverage",
     "LabelRule",
     "MondrianRule",
     "PredictionIntervals",
@@ -69,6 +72,7 @@ __all__ = [
     "cross_conformal",
     "difficulty_groups",
     "fold_numbers",
+    "group_coverage",
     "mean_size",
     "size_stratified_coverage",
     "tune_raps",

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.conformal.coverage import covered
 from polymode.conformal.prediction_intervals import PredictionIntervals
 from polymode.conformal.prediction_sets import PredictionSets
 from polymode.conformal.quantile import conformal_quantile
@@ -177,6 +178,40 @@ def by_class(
     rule = ClassRule(region, tuple(quantiles), tuple(counts))
     _warn_of_small([str(label) for label in rule.vacuous], level)
     return rule
+
+
+class GroupCoverage(NamedTuple):
+    """Coverage within groups, in the order in which they first occur.
+
+    Attributes:
+        names: of the groups. counts: examples of each.
+        coverage: share of targets inside, (G,), or (G, D) of intervals of several outputs.
+    """
+
+    names: list[Hashable]
+    counts: list[int]
+    coverage: Tensor
+
+    @property
+    def worst(self) -> float:
+        """The lowest coverage of a group; noisy where `counts` are small."""
+        return self.coverage.min().item()
+
+
+def group_coverage(
+    sets: PredictionSets | PredictionIntervals, targets: Tensor, groups: Any
+) -> GroupCoverage:
+    """Return the coverage of each group, such as those that a marginal rule was not made for."""
+    check_call(group_coverage, locals())
+    inside = covered(sets, targets).double()
+    names = group_names(groups, len(inside))
+    places = {name: k for k, name in enumerate(dict.fromkeys(names))}
+    numbers = torch.tensor([places[name] for name in names], device=inside.device)
+    counts = numbers.bincount(minlength=len(places))
+    sums = inside.new_zeros(len(places), *inside.shape[1:]).index_add(0, numbers, inside)
+    shares = sums / counts.view(-1, *[1] * (sums.dim() - 1))
+    shares = shares[:, 0] if shares.dim() == 2 and shares.shape[1] == 1 else shares
+    return GroupCoverage(list(places), counts.tolist(), shares)
 
 
 @dataclass(frozen=True)

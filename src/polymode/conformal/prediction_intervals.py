@@ -61,7 +61,7 @@ class PredictionIntervals:
         return len(self.lower)
 
     def __repr__(self) -> str:
-        batch, outputs = self.lower.shape
+        batch, outputs = len(self), self.lower.shape[-1]
         width = f", mean width={self.widths.mean():.4g}" if batch else ""
         return f"PredictionIntervals(B={batch}, D={outputs}{width})"
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polymode._version import __version__
+from polymode.core.rows import map_leaves
 from polymode.core.text import first_line
 
 T = TypeVar("T")
@@ -485,9 +486,11 @@ def joined(part: Tensor) -> Tensor:
     return part if sharing_now() is None else _Joined.apply(part)  # type: ignore[no-any-return]
 
 
-def spread(x: Tensor) -> Tensor:
+def spread(x: Any) -> Any:
     """Return inputs that all ranks hold; gradients with respect to them are those of all modes."""
-    return x if sharing_now() is None else _Spread.apply(x)  # type: ignore[no-any-return]
+    if sharing_now() is None:
+        return x
+    return map_leaves(x, lambda leaf: _Spread.apply(leaf) if leaf.is_floating_point() else leaf)
 
 
 @contextmanager

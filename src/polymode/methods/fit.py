@@ -28,28 +28,36 @@ from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
+from polymode.methods.fit_warnings import (
+    require_trainable,
+    warn_of_divergence,
+    warn_of_idle_options,
+    warn_of_little_effect,
+    warn_of_one_order,
+)
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.work import tell_work
-from polymode.nets.user_network import check_network, networks_for
+from polymode.nets.standardised import standardised
+from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
-from polymode.stack.trainable import Choice, check_trainable, head_names
+from polymode.stack.trainable import check_trainable
 from polymode.stack.trunk import FEATURE_ROWS, Trunk, features_of, trunk_of
 from polymode.tasks.augment import Augmentation, augmentation
 from polymode.tasks.named import as_task
+from polymode.tasks.row_scales import scales_text
 from polymode.tasks.task import Task
-from polymode.tracing.calling import Calling, Output, called_by, calling_for
+from polymode.tracing.calling import calling_for
 from polymode.tracing.code import network_mark
-from polymode.training.data import Arrays, Data, Examples, Loader
+from polymode.training.data import Arrays, Data, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
 from polymode.training.holdout import Selection, divide
 from polymode.training.loop import Checkpoint, run
-from polymode.training.optimiser import Training
 from polymode.training.options import Passes
 
 ELSEWHERE = {
@@ -142,18 +150,24 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint)
     search = core.search(config, task) if core.search is not None else None
 
+    if output is None and isinstance(net, Posterior) and net.weights.like.calling is not None:
+        output = net.weights.like.calling.output
+
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
+        if task.inner_scaling is not None and not trained:
+            networks = standardised(networks, task.inner_scaling)
+            warn(scales_text(task.inner_scaling))
         share = ranks.share_of(number)
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=_trainable(trainable, task, options, output),
+            trainable=choice_of(trainable, task.train, options.batch_size, output),
         )  # fmt: skip
         stack.call_by(calling_for(stack.template, task.input_shape, output))
-        _warn_of_little_effect(options, trained, task)
+        warn_of_little_effect(options, trained, task)
         if number > 1 and not (trained and core.post_hoc):
-            _warn_of_one_order(options, task)
+            warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
         plan = _Plan(
@@ -253,7 +267,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     target_size, likelihood = check_network(stack, *first, units.likelihood, task.target_size)
     units = units._replace(likelihood=likelihood)
     if not plan.ready and config.epochs != 0:
-        _require_trainable(stack)
+        require_trainable(stack)
     identity = _identity(plan, data, stack) if plan.folder is not None else {}
     val = None if task.val is None else _in_units(task.val, units, stack)
     given, trained = data, {"trained": stack.trained} if stack.frozen else {}
@@ -278,7 +292,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
-        _warn_of_idle_options(plan.name, config)
+        warn_of_idle_options(plan.name, config)
     else:
         checkpoint = None
         if plan.folder is not None:
@@ -295,7 +309,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
             recorder=recorder,
             selection=selection,
         )
-        _warn_of_divergence(config, recorder)
+        warn_of_divergence(config, recorder)
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
@@ -358,77 +372,6 @@ def _features(trunk: Trunk, data: Data, observers: tuple[Observer, ...] = ()) ->
     passes: Any = Told(data, "features of the frozen trunk", observers)
     batches = (x for x, _ in passes.batches(FEATURE_ROWS))
     return Arrays(features_of(trunk, batches, len(data)), data.y)
-
-
-def _require_trainable(stack: Stack) -> None:
-    """Refuse to train networks of which nothing changes."""
-    if stack.params:
-        return
-    frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
-    why = f"all {frozen:,} are frozen" if frozen else "it has none"
-    raise ValueError(
-        f"the network has no parameter to train: {why}. Call requires_grad_(True) on what shall"
-        " learn; networks that are trained already are taken as they are with epochs=0"
-    )
-
-
-def _warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
-    """Warn of networks that are never trained, of a rate that a function of yours does not know,
-    and of a batch size that a loader does not take."""
-    if config.epochs == 0 and not trained:
-        warn(
-            "epochs=0 with a function that makes new networks: they keep their initial weights"
-            " and have learnt nothing. Use epochs >= 1, or give trained networks, net=my_module",
-        )
-    if isinstance(config, Training) and callable(config.optimizer):
-        if config.lr != type(config).lr:
-            warn(
-                f"lr={config.lr:g} has no effect: the optimizer is a function with its own rate",
-            )
-    if not isinstance(task.train, Loader) or isinstance(task.train, Examples):
-        return
-    loaded = getattr(task.train.loader, "batch_size", None)
-    if config.batch_size not in (loaded, type(config).batch_size):
-        warn(
-            f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
-        )
-
-
-def _warn_of_one_order(config: Passes, task: Task) -> None:
-    """Warn of members that see the same batches, because their source has only one order."""
-    if config.data_order == "own" and task.train is not None and not task.train.can_reorder:
-        warn(
-            "all members see the same batches, so their errors are more alike than they need be:"
-            " the loader comes in one order. Give arrays, a Dataset or a DataLoader that shuffles,"
-            " or say data_order='shared' if this is meant",
-        )
-
-
-def _warn_of_divergence(config: Passes, recorder: Recorder) -> None:
-    """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
-    first, last = recorder.first, recorder.last
-    if not isinstance(config, Training) or first is None or last is None:
-        return
-    grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
-    if grown:
-        worst = max(grown, key=lambda k: last[k])
-        warn(
-            f"training has diverged: the loss of member {ranks.mode_number(worst)} was"
-            f" {first[worst]:.4g} at the first"
-            f" step and is {last[worst]:.4g} at the end ({len(grown)} of {len(last)} members)."
-            f" {config.advice}",
-        )
-
-
-def _warn_of_idle_options(name: str, config: Any) -> None:
-    """Warn of options of training where nothing is trained."""
-    usual = type(config)()
-    fields = [field.name for field in dataclasses.fields(Training) if field.name != "batch_size"]
-    idle = [f for f in fields if getattr(config, f, None) != getattr(usual, f, None)]
-    if idle:
-        warn(
-            f"{name} uses the given networks as they are: {', '.join(idle)} have no effect",
-        )
 
 
 def _recorder(
@@ -558,22 +501,6 @@ def _networks(net: Any, task: Task, config: Any) -> tuple[Any, int, bool]:
             " `num_modes` out, or give a factory such as net=lambda: MyNet()"
         )
     return networks, modules, True
-
-
-def _trainable(trainable: str | None, task: Task, config: Passes, output: Output) -> Choice:
-    """Return which parameters to train; the head is found in a pass over training inputs."""
-    if trainable != "head":
-        return trainable
-
-    def head(module: nn.Module) -> list[str]:
-        assert task.train is not None
-        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
-        data = task.train.to(like.dtype, like.device)
-        x = next(iter(data.batches(config.batch_size)))[0][:2]
-        with called_by(module, calling_for(module, task.input_shape, output) or Calling(output)):
-            return head_names(module, x)
-
-    return head
 
 
 def _digests(stack: Stack) -> list[str]:

@@ -30,6 +30,7 @@ SAMPLES = 5  # of each mode
 SAME = 1e-5  # of the spread of targets, or in probability: what is nearer is equal
 APART = 10.0  # a sample whose error is so many times the median one's has left the posterior
 CONFIDENCE = 2.0  # standard errors by which a fit must be better than a constant
+WEAK = 0.2  # nats, or share of the variance, gained on training data: held-out ones must confirm it
 LEAST = 30  # examples: with fewer nothing is said of how well they are fitted
 
 
@@ -172,25 +173,33 @@ def same_output(seen: Seen) -> Concern | None:
 
 
 def no_better(seen: Seen) -> Concern | None:
-    """The fit is no better than a constant, on held-out data or on those it was trained on."""
-    for gain, where in ((seen.held_out, "held-out"), (seen.gain, "training")):
-        if gain is None or len(gain) < LEAST or seen.targets == 1:
-            continue
-        mean, error = gain.double().mean().item(), gain.double().std().item() / len(gain) ** 0.5
+    """The fit is no better than a constant: on the data it was trained on, or hardly better there
+    and not clearly on held-out ones. Few held-out examples alone would accuse weak but real
+    signals."""
+    if seen.targets == 1 or len(seen.gain) < LEAST:
+        return None
+    mean, error = _mean(seen.gain)
+    unit = "nats" if seen.post.likelihood.classification else "of the targets' variance"
+    if mean <= CONFIDENCE * error:
+        examples, why = f"{len(seen.gain)} training", f"nothing was learnt in {seen.steps:,} steps"
+    else:
+        if seen.held_out is None or len(seen.held_out) < LEAST or mean > WEAK:
+            return None
+        mean, error = _mean(seen.held_out)
         if mean > CONFIDENCE * error:
-            continue
-        unit = "nats" if seen.post.likelihood.classification else "of the targets' variance"
-        why = (
-            "targets and inputs have little to do with each other (are rows shuffled?)"
-            if where == "held-out"
-            else f"nothing was learnt in {seen.steps:,} steps"
-        )
-        return Concern(
-            "no better than a constant",
-            f"on {len(gain)} {where} examples it gains {mean:.3g} ± {error:.2g} {unit} over the"
-            f" best constant: {why}, or the rate, the inputs' scale or the prior is far off",
-        )
-    return None
+            return None
+        examples = f"{len(seen.held_out)} held-out"
+        why = "targets have little to do with inputs (are rows shuffled?)"
+    return Concern(
+        "no better than a constant",
+        f"on {examples} examples it gains {mean:.3g} ± {error:.2g} {unit} over the best"
+        f" constant: {why}, or the rate, the inputs' scale or the prior is far off",
+    )
+
+
+def _mean(gain: Tensor) -> tuple[float, float]:
+    """Return a mean and its standard error."""
+    return gain.double().mean().item(), gain.double().std().item() / len(gain) ** 0.5
 
 
 def a_point(seen: Seen) -> Concern | None:

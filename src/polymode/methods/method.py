@@ -140,3 +140,13 @@ class Method(NamedTuple):
 
 
 METHODS: Registry[Method] = Registry("method")
+
+
+def on_all_data(method: str) -> dict[str, Any]:
+    """Return the option by which a method trains on all data to the last step, where it has a
+    choice.
+
+    >>> on_all_data("deep_ensemble")
+    {'holdout': 0}
+    """
+    return {"holdout": 0} if hasattr(METHODS.get(method).value.config, "holdout") else {}

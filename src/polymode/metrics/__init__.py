@@ -1,11 +1,13 @@
 """Metrics: pure functions that score predictions, each with formula, reference and traps.
 
 Read `score` first: what a metric returns, and how it is registered. `classification`,
-`calibration` and `selective` score classes; `regression`, `standardised`, `crps`, `intervals` and
-`sparsification` score densities; `ood` detects out-of-distribution inputs; `reference` compares
-with the prediction of a reference posterior; `diversity` compares members.
+`calibration` and `selective` score classes, and `rejection` bounds the risk of answers;
+`regression`, `standardised`, `crps`, `intervals` and `sparsification` score densities; `ood`
+detects out-of-distribution inputs; `reference` compares with the prediction of a reference
+posterior; `diversity` compares members.
 
-`evaluation` computes every registered metric and returns `results`, with a few `examples`.
+`evaluation` computes every registered metric and returns `results`, with a few `examples`;
+`observed` and `clusters` serve it where an example has several observations.
 `compare` groups results into a `leaderboard`, by the tests of `paired`; `table` formats numbers.
 """
 
@@ -20,6 +22,7 @@ from polymode.metrics import (
     ood,
     reference,
     regression,
+    rejection,
     selective,
     sparsification,
     standardised,
@@ -47,6 +50,7 @@ __all__ = [
     "ood",
     "reference",
     "regression",
+    "rejection",
     "selective",
     "sparsification",
     "standardised",

@@ -34,6 +34,7 @@ from polymode.metrics.score import CLASSIFICATION, Interval, NotDefined, Score, 
 from polymode.prediction import Prediction
 
 RESAMPLES = 500  # bootstrap resamples: the standard error is then accurate to 3 %
+_BLOCK = 2**22  # probabilities that are sorted at a time
 GRID = 4096  # steps from 0 to 1 of the smooth error
 HALVINGS = 30  # of the bracket of the smooth error's width: to 1e-9
 _calibration_error = partial(
@@ -163,16 +164,24 @@ def classwise_ace(prediction: Prediction, targets: Tensor, num_bins: Many = 15) 
     probs = classes.mean.detach()
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))  # NumPy has no bfloat16
     size, num_classes = probs.shape
-    ordered = torch.from_numpy(np.sort(probs.T.contiguous().cpu().numpy())).to(probs.device)
-    inner = ordered[:, _ranks(size, num_bins)]  # (C, num_bins - 1)
-    ends = torch.searchsorted(ordered, inner, right=True)
-    ends = F.pad(F.pad(ends, (1, 0)), (0, 1), value=size)
-    sums = F.pad(ordered.double().cumsum(1), (1, 0)).gather(1, ends).diff()
+    few = max(1, _BLOCK // size)  # classes at a time, in bounded memory
+    pairs = [_mass_bins(part, num_bins) for part in probs.split(few, 1)]
+    inner, sums = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     label_probs = probs.gather(1, labels[:, None])
     bins = torch.searchsorted(inner[labels], label_probs)[:, 0]
     hits = torch.bincount(labels * num_bins + bins, minlength=num_classes * num_bins)
     gaps = hits.view(num_classes, num_bins) - sums
     return Score(gaps.abs().sum().item() / (size * num_classes), size)
+
+
+def _mass_bins(probs: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
+    """Return inner edges (C, num_bins - 1) and sums (C, num_bins) of bins of equal mass."""
+    size = len(probs)
+    ordered = torch.from_numpy(np.sort(probs.T.contiguous().cpu().numpy())).to(probs.device)
+    inner = ordered[:, _ranks(size, num_bins)]
+    ends = torch.searchsorted(ordered, inner, right=True)
+    ends = F.pad(F.pad(ends, (1, 0)), (0, 1), value=size)
+    return inner, F.pad(ordered.double().cumsum(1), (1, 0)).gather(1, ends).diff()
 
 
 @_calibration_error(

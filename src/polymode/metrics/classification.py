@@ -28,6 +28,7 @@ from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.recalibration.temperature import fit_temperature
 
 IMPOSSIBLE = -math.log(5e-324)  # nats of a label that every sample gives probability 0
+_BLOCK = 2**22  # probabilities that are turned into float64 at a time
 _quality = partial(register, CLASSIFICATION, family="quality")
 _uncertainty = partial(register, CLASSIFICATION, direction="", family="uncertainty", targets=False)
 
@@ -133,9 +134,10 @@ def brier(prediction: Prediction, targets: Tensor) -> Score:
     """
     check_call(brier, locals())
     classes, labels = classes_and_labels(prediction, targets, "brier")
-    probs = classes.mean.detach().double()
-    of_label = probs.gather(1, labels[:, None])[:, 0]
-    return mean_score(probs.square().sum(1) - 2 * of_label + 1)
+    probs = classes.mean.detach()
+    of_label = probs.gather(1, labels[:, None])[:, 0].double()
+    squares = [part.double().square().sum(1) for part in probs.split(_rows(probs))]
+    return mean_score(torch.cat(squares) - 2 * of_label + 1)
 
 
 @_quality(
@@ -172,14 +174,16 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
     classes, labels = classes_and_labels(prediction, targets, "calibrated_nll")
     if len(labels) < 2:
         raise NotDefined("needs >= 2 examples, one to fit the temperature, got 1")
-    logs = classes.log_mean.detach().double()
+    logs = classes.log_mean.detach()
     order = torch.randperm(len(labels), generator=generator(seed, "calibrated_nll"))
     halves = order.to(logs.device).tensor_split(2)
-    nats = torch.empty_like(logs[:, 0])
+    nats = torch.empty_like(logs[:, 0], dtype=torch.float64)
     for fitted, scored in (halves, halves[::-1]):
-        scaled = logs[scored] / fit_temperature(logs[fitted], labels[fitted])
-        label_logits = scaled.gather(1, labels[scored, None])[:, 0]
-        nats[scored] = scaled.logsumexp(1) - label_logits
+        temperature = fit_temperature(logs[fitted].double(), labels[fitted])
+        for some in scored.split(_rows(logs)):
+            scaled = logs[some].double() / temperature
+            label_logits = scaled.gather(1, labels[some, None])[:, 0]
+            nats[some] = scaled.logsumexp(1) - label_logits
     return mean_score(_surprise(nats))
 
 
@@ -259,6 +263,11 @@ def disagreement(prediction: Prediction, targets: Tensor | None = None) -> Score
     return mean_score(_samples(prediction, "disagreement").disagreement)
 
 
+def _rows(values: Tensor) -> int:
+    """Return how many rows (B, C) are turned into float64 at a time."""
+    return max(1, _BLOCK // values.shape[1])
+
+
 def _surprise(nats: Tensor) -> Tensor:
     """Return negative log-probabilities with infinite ones replaced by `IMPOSSIBLE`."""
     return nats.masked_fill(nats == math.inf, IMPOSSIBLE)
@@ -270,7 +279,7 @@ def classes_and_labels(
     """Return the prediction of classes with its labels, at least one, or raise what is wrong."""
     check_call(classes_and_labels, locals())
     classes = _classes(prediction, metric)
-    labels = check_labels(targets, classes.log_probs.shape[-1]).to(classes.log_probs.device)
+    labels = check_labels(targets, classes.num_outputs).to(classes.device)
     check_lengths(labels, classes, "label(s)")
     return classes, labels
 

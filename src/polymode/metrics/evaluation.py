@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from polymode.core.checks import check_call
 from polymode.core.registry import Entry
 from polymode.core.rng import global_stream
 from polymode.core.rows import Inputs, Rows, is_one_shape
+from polymode.likelihoods.positions import Positions
+from polymode.likelihoods.scaling import Scaling
+from polymode.metrics.clusters import clustered
 from polymode.metrics.examples import Examples
+from polymode.metrics.observed import Observed, predict_observations
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
     CLASSIFICATION,
@@ -30,12 +35,14 @@ from polymode.metrics.score import (
 )
 from polymode.posterior import Posterior
 from polymode.prediction import Prediction
+from polymode.prediction.averages import Averages
 from polymode.tasks.named import as_task
 from polymode.tasks.task import Task, check_inputs
 from polymode.tasks.validation import validation_shifts
 from polymode.training.data import Arrays, Data, Loader, Pair, Pixels
 
 BATCH = 256  # rows predicted at a time
+PIECE = 2**26  # bytes of predictions of a set that is not kept that are held at a time
 CURVE_POINTS = 200
 PLANE_POINTS = 100  # a side
 MARK = 16  # letters of a fingerprint
@@ -60,6 +67,9 @@ def evaluate(
     with targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
     does not apply is None, with the reason in a note.
 
+    Targets at positions (pixels, tokens, labels) are scored as observations, those that are ignored
+    left out; `n` counts them, and standard errors are over examples, where a metric is a mean.
+
     Args:
         post: what `pm.fit` returned.
         task: with a test set; of the same kind and input shape as the one `post` was fitted on.
@@ -67,7 +77,8 @@ def evaluate(
         train_seconds: wall time of the fit, if it was measured, for the cost columns.
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
-            and released before the next one is predicted; the test set stays until the end.
+            and released before the next one is predicted; the test set stays until the end. Of
+            classes, only averages over samples are then held: 1/S of the memory, the same scores.
         validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", for
             choosing options; see `tasks/validation.py`. These predictions are never kept.
         samples_per_mode: samples of each mode in a prediction; by default the posterior's number.
@@ -100,32 +111,33 @@ def evaluate(
     marks: dict[str, str] = {}
     seconds, count = 0.0, 0
     test: Kept | None = None
-    examples = _examples(task) if is_one_shape(task.input_shape) else None
+    rows_at_a_time = _piece(post, samples_per_mode)
+    several = isinstance(task.likelihood, Positions)
+    examples = _examples(task) if is_one_shape(task.input_shape) and not several else None
+    if not _is_kept("examples", keep):
+        examples = None
     with post.weights.in_step():
         _warm_up(predict, task.test)
         for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
             started = time.perf_counter()
-            if name.startswith("ood:"):
-                predicted = _predict_outside(predict, task, data)
-            else:
-                predicted = _predict(predict, task, data, examples if name == "test" else None)
+            piece = None if _is_kept(name, keep) else rows_at_a_time
+            some = examples if name == "test" else None
+            predicted, clusters, number = _predicted(name, data, predict, task, some, piece)
             seconds += time.perf_counter() - started
-            count += len(predicted.prediction)
+            count += number
             marks[name] = _fingerprint(data, predicted)
             test = predicted if test is None else test
-            rows += _rows(name, predicted, test.prediction, task, scale)
+            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
             if _is_kept(name, keep):
                 predictions[name] = predicted
-            in_memory = name == "test" and isinstance(data, Arrays)
-            if in_memory and predicted.targets is not None and examples is not None:
-                examples.add(predicted.prediction, predicted.targets, partial(_inputs_at, data))
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
-            rows += _rows(name, _predict(predict, task, data), test.prediction, task, scale)
+            predicted, clusters, _ = _predicted(name, data, predict, task, None, rows_at_a_time)
+            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
         if _is_drawn(task):
             drawn = _grid(predict, task, test, predictions) if keep else {}
             predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
-    few = examples.kept() if examples is not None and _is_kept("examples", keep) else None
+    few = None if examples is None else examples.kept()
     return Results(
         task=task.name,
         method=post.method,
@@ -146,18 +158,36 @@ def evaluate(
         target_scale=scale,
         data=marks,
         class_names=tuple(task.class_names or ()),
+        columns=() if task.encoder is None else tuple(task.encoder.column_facts),
         kept=predictions if few is None else {**predictions, "examples": few},
     )
 
 
-def _inputs_at(data: Arrays, places: Tensor) -> Tensor:
-    return data.rows(places)[0]
+def _inputs_at(data: Arrays, start: int, places: Tensor) -> Tensor:
+    return data.rows(places + start)[0]
+
+
+def _piece(post: Posterior, samples_per_mode: int | None) -> int:
+    """Return how many rows are predicted before they are reduced to averages: more than a batch
+    where weights are drawn for each call."""
+    if post.weights.most is not None:
+        return BATCH
+    samples = post.num_modes * (samples_per_mode or post.weights.samples_per_mode)
+    row_bytes = samples * post.target_size * post.weights.like.dtype.itemsize
+    return max(1, PIECE // row_bytes // BATCH) * BATCH
 
 
 def _examples(task: Task) -> Examples:
     """Return the collector of examples of the test set, whose inputs it stores unscaled."""
     pixels = isinstance(task.test, Pixels)
-    return Examples(task.test.scaling if pixels else task.input_scaling)  # type: ignore[union-attr]
+    if task.encoder is not None:
+        return Examples(task.encoder.decode)
+    scaling = task.test.scaling if pixels else task.input_scaling  # type: ignore[union-attr]
+    return Examples(None if scaling is None else partial(_unscaled, scaling))
+
+
+def _unscaled(scaling: Scaling, x: Tensor) -> Tensor:
+    return scaling.inverse(x) if x.is_floating_point() else x
 
 
 def _check_kinds(post: Any, task: Any) -> Task:
@@ -206,7 +236,9 @@ def _target_scale(task: Task) -> tuple[float, ...] | None:
     ):
         scale = task.target_scaling.scale.double().expand(task.target_size)
     elif isinstance(task.train, Arrays) and len(task.train) > 1:
-        scale = task.train.y.double().std(0, correction=0)  # as in `Scaling.of`
+        values = task.train.y.double().flatten(0, -2)
+        values = values[~values.isnan().all(-1)]
+        scale = values.std(0, correction=0)  # as in `Scaling.of`
     else:
         return None
     return tuple(scale.tolist()) if bool((scale > 0).all()) else None
@@ -229,46 +261,112 @@ def _validation_sets(task: Task) -> Iterator[tuple[str, Data]]:
             yield f"val:{name}:{severity}", make()
 
 
+def _predicted(
+    name: str,
+    data: Any,
+    predict: Predict,
+    task: Task,
+    examples: Examples | None,
+    piece: int | None,
+) -> Observed:
+    """Predict a data set by its name; `examples` are numbers only where observations share them."""
+    outside = name.startswith("ood:")
+    if isinstance(task.likelihood, Positions):
+        unlabelled = outside and (task.likelihood.classification or isinstance(data, Loader))
+        keep = piece is None
+        return predict_observations(predict, task, data, keep=keep, outside=unlabelled)
+    if outside:
+        kept = _predict_outside(predict, task, data, piece)
+    else:
+        kept = _predict(predict, task, data, examples, piece)
+    return Observed(kept, None, len(kept.prediction))
+
+
 def _predict(
-    predict: Predict, task: Task, data: Data | Inputs, examples: Examples | None = None
+    predict: Predict,
+    task: Task,
+    data: Data | Inputs,
+    examples: Examples | None = None,
+    piece: int | None = None,
 ) -> Kept:
     """Predict in a single pass, since a loader's order may change from pass to pass.
 
-    Hence `examples` of a loader are collected here.
+    Hence `examples` are collected here.
+
+    Args:
+        piece: rows after which a prediction is reduced to averages; None to hold it as a whole.
     """
     drawn = _is_drawn(task)
     if isinstance(data, (Tensor, Rows)):
-        return Kept(predict(data), None, data if drawn and isinstance(data, Tensor) else None)
+        whole = _whole(map(predict, data.split(piece or len(data) or 1)), piece)
+        return Kept(whole, None, data if drawn and isinstance(data, Tensor) else None)
     if isinstance(data, Arrays):
-        return Kept(predict(data), data.y, data.x if drawn else None)
-    predictions: list[Prediction] = []
+        whole = _whole(_parts_of_arrays(predict, data, examples, piece), piece)
+        return Kept(whole, data.y, data.x if drawn else None)
     pairs: list[Pair] = []
-    for batch in data.batches(BATCH):
-        x, y = task.check_batch(*batch)
-        predictions.append(predict(x))
-        if examples is not None:
-            examples.add(predictions[-1], y, partial(torch.index_select, x.cpu(), 0))
-        pairs.append((x if drawn else None, y))
-    if not pairs:
-        raise ValueError("the loader is empty: 0 batches")
+
+    def parts_of_loader() -> Iterator[Prediction]:
+        for batch in data.batches(BATCH):
+            x, y = task.check_batch(*batch)
+            prediction = predict(x)
+            if examples is not None:
+                examples.add(prediction, y, partial(torch.index_select, x.cpu(), 0))
+            pairs.append((x if drawn else None, y))
+            yield prediction
+
+    prediction = _whole(parts_of_loader(), piece)
     targets = torch.cat([y for _, y in pairs])
     inputs = torch.cat([x for x, _ in pairs]) if drawn else None
-    return Kept(Prediction.cat(predictions), targets, inputs)
+    return Kept(prediction, targets, inputs)
 
 
-def _predict_outside(predict: Predict, task: Task, data: Data | Inputs) -> Kept:
+def _parts_of_arrays(
+    predict: Predict, data: Arrays, examples: Examples | None, piece: int | None
+) -> Iterator[Prediction]:
+    """Yield predictions piece by piece; batches are those of the whole set, to the bit."""
+    pieces = [data] if piece is None or len(data) <= piece else (x for x, _ in data.batches(piece))
+    start = 0
+    for x in pieces:
+        prediction = predict(x)
+        targets = data.y[start : start + len(prediction)]
+        if examples is not None:
+            examples.add(prediction, targets, partial(_inputs_at, data, start))
+        start += len(prediction)
+        yield prediction
+
+
+def _whole(parts: Iterator[Prediction], piece: int | None) -> Prediction:
+    """Return one prediction of several batches: averages, if the samples are not wanted."""
+    first = next(parts, None)
+    if first is None:
+        raise ValueError("the loader is empty: 0 batches")
+    every = chain([first], parts)
+    if piece is not None and Averages.possible(first):
+        del first
+        return Averages(every)  # type: ignore[arg-type]
+    predictions = list(every)
+    return predictions[0] if len(predictions) == 1 else Prediction.cat(predictions)
+
+
+def _predict_outside(
+    predict: Predict, task: Task, data: Data | Inputs, piece: int | None = None
+) -> Kept:
     """Predict an OOD set, of which a loader need not have targets."""
     if not isinstance(data, Loader):
-        return _predict(predict, task, data)
-    predictions = []
-    for x in data.inputs(BATCH):
-        check_inputs(x, task.input_shape, "ood set")
-        predictions.append(predict(x))
-    return Kept(Prediction.cat(predictions), None, None)
+        return _predict(predict, task, data, piece=piece)
+
+    def parts() -> Iterator[Prediction]:
+        for x in data.inputs(BATCH):
+            check_inputs(x, task.input_shape, "ood set")
+            yield predict(x)
+
+    return Kept(_whole(parts(), piece), None, None)
 
 
 def _is_drawn(task: Task) -> bool:
     """Return whether figures over the inputs exist: regressions on one, classes on two inputs."""
+    if isinstance(task.likelihood, Positions):
+        return False
     return task.input_shape == ((2,) if task.likelihood.classification else (1,))
 
 
@@ -298,20 +396,25 @@ def _grid(
 
 
 def _rows(
-    name: str, predicted: Kept, test: Prediction, task: Task, scale: tuple[float, ...] | None
+    name: str,
+    predicted: Kept,
+    test: Prediction,
+    task: Task,
+    scale: tuple[float, ...] | None,
+    clusters: Tensor | None,
 ) -> Iterator[Row]:
-    """Yield the numbers of one data set."""
+    """Yield the numbers of one data set; `clusters` tells to which example a row belongs."""
     prediction, targets, _ = predicted
     classes, outside = task.likelihood.classification, name.startswith("ood:")
     unit = task.target_unit or UNIT
     if outside:
         for entry in entries(OOD_CLASSIFICATION if classes else OOD_REGRESSION):
-            yield _row(name, entry, test, prediction, unit=unit)
+            yield _row(name, entry, test, prediction, unit=unit, clusters=clusters)
     labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
     for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
             labels = targets if labelled else None
-            yield _row(name, entry, prediction, labels, scale=scale, unit=unit)
+            yield _row(name, entry, prediction, labels, scale=scale, unit=unit, clusters=clusters)
 
 
 def _row(
@@ -322,12 +425,15 @@ def _row(
     *,
     scale: tuple[float, ...] | None = None,
     unit: str = UNIT,
+    clusters: Tensor | None = None,
 ) -> Row:
     facts = entry.metadata
     beside = len(against) if isinstance(against, Prediction) else 0
     score, note = Score(math.nan, len(prediction) + beside), ""
     try:
         score = score_of(entry, prediction, against, scale)
+        if clusters is not None:
+            score = clustered(score, clusters)
         if not math.isfinite(score.value):
             note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
     except NotDefined as reason:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Kept
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 
@@ -61,11 +60,11 @@ class Examples:
     """Collects the telling examples of one data set, batch by batch, in bounded memory.
 
     Args:
-        scaling: how the inputs were scaled; they are stored unscaled.
+        decode: what gives inputs back as they were before they were scaled or encoded.
     """
 
-    def __init__(self, scaling: Scaling | None = None) -> None:
-        self._scaling = scaling
+    def __init__(self, decode: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._decode = decode or (lambda x: x)
         self._parts: list[Kept] = []
 
     def add(
@@ -74,7 +73,7 @@ class Examples:
         """Add the telling examples of a batch; `inputs` maps indices within it to inputs."""
         places = torch.cat(telling(prediction, targets)).unique()
         if len(places):
-            x = pictured(_unscaled(inputs(places), self._scaling))
+            x = pictured(self._decode(inputs(places)))
             self._parts.append(Kept(prediction[places], targets[places.to(targets.device)], x))
         if len(self._parts) > PARTS:
             self._parts = [self._joined(MOST)]
@@ -94,10 +93,6 @@ class Examples:
         x = torch.cat([part.inputs for part in self._parts if part.inputs is not None])
         places = torch.cat(telling(prediction, y, most)).unique()
         return Kept(prediction[places], y[places], x[places])
-
-
-def _unscaled(x: Tensor, scaling: Scaling | None) -> Tensor:
-    return x if scaling is None or not x.is_floating_point() else scaling.inverse(x)
 
 
 def is_image(shape: Any) -> bool:

@@ -241,7 +241,7 @@ def energy(prediction: Prediction) -> Tensor:
     """
     check_call(energy, locals())
     classes = _classes(prediction, "energy")
-    if classes.log_normalizer is None:
+    if not classes.has_energy:
         raise NotDefined("needs the network's logits")
     return classes.energy
 
@@ -267,7 +267,10 @@ def epistemic_variance(prediction: Prediction) -> Tensor:
     if isinstance(prediction, MixturePrediction) and prediction.df is not None:
         if prediction.df <= 1.0:
             raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 1 has no mean")
-    return _several(prediction).epistemic_variance.sum(-1)
+    several = _several(prediction)
+    if isinstance(several, CategoricalPrediction):
+        return several.total_epistemic_variance
+    return several.epistemic_variance.sum(-1)
 
 
 SCORES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -309,13 +312,19 @@ def _several(prediction: Prediction) -> Prediction:
     return prediction
 
 
+def _kind_of(prediction: Prediction) -> type[Prediction]:
+    """Return the class of predictions; averages are those of classes, too."""
+    classes = isinstance(prediction, CategoricalPrediction)
+    return CategoricalPrediction if classes else type(prediction)
+
+
 def _check_alike(inside: Prediction, outside: Prediction) -> None:
     """Refuse empty predictions, and two that cannot come from one posterior."""
     for what, prediction in (("test", inside), ("OOD", outside)):
         if len(prediction) == 0:
             raise ValueError(f"the {what} set is empty: 0 inputs; leave it out")
     sides = [
-        f"a {type(side).__name__} of {side.num_samples} sample(s) and {side.mean.shape[-1]}"
+        f"a {_kind_of(side).__name__} of {side.num_samples} sample(s) and {side.mean.shape[-1]}"
         f" {'classes' if isinstance(side, CategoricalPrediction) else 'output(s)'}"
         for side in (inside, outside)
     ]

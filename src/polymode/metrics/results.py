@@ -96,6 +96,7 @@ class Results:
         label: its name in tables; by default the method, with the options that distinguish it.
         data: fingerprints of the data sets, by name; empty in results from before 0.2.
         class_names: in the order of the labels; empty where the task has none.
+        columns: of a table: name, kind and categories of each; empty where inputs are arrays.
         arrays: by examination, the arrays its figures need; not part of the JSON.
     """
 
@@ -111,6 +112,7 @@ class Results:
     label: str = ""
     data: Mapping[str, str] = field(default_factory=dict, repr=False)
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    columns: tuple[tuple[str, str, list[str]], ...] = field(default=(), repr=False)
     kept: Mapping[str, Kept] = field(default_factory=dict, compare=False, repr=False)
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
         default_factory=dict, compare=False, repr=False
@@ -256,6 +258,7 @@ class Results:
             "label": self.label,
             "data": dict(self.data),
             "class_names": list(self.class_names),
+            "columns": [list(facts) for facts in self.columns],
         }
 
     def to_json(self) -> str:
@@ -286,6 +289,7 @@ class Results:
                 label=content.get("label", ""),
                 data=dict(content.get("data", {})),
                 class_names=tuple(content.get("class_names", ())),
+                columns=tuple(_column_facts(facts) for facts in content.get("columns", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"these are not results of polymode: {error!r}") from None
@@ -305,6 +309,12 @@ class Results:
 def _cost(stored: Mapping[str, Any]) -> Cost:
     """Return the cost; files from before modes had several samples lack `num_samples`."""
     return Cost(**{"num_samples": stored["num_modes"], **stored})
+
+
+def _column_facts(stored: Any) -> tuple[str, str, list[str]]:
+    """Return name, kind and categories of a column."""
+    name, kind, labels = stored
+    return str(name), str(kind), [str(label) for label in labels]
 
 
 def _is_text(value: Any) -> bool:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
 from polymode.metrics.classification import classes_and_labels
-from polymode.metrics.score import CLASSIFICATION, Score, register
+from polymode.metrics.score import CLASSIFICATION, NotDefined, Score, register
 from polymode.prediction import Prediction
 
 ROUNDING = 1e-9  # coverages or risks closer than this count as equal
@@ -245,6 +245,34 @@ def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05
     low = (_curve(by_confidence, by_loss).risk <= risk + ROUNDING).nonzero()
     n = len(by_confidence.loss)
     return Score((int(low[-1]) + 1) / n if len(low) else 0.0, n)
+
+
+def threshold_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05) -> float:
+    """Return the least confidence at which the accepted examples have at most this risk.
+
+    That at the end of `coverage_at_risk`, for `post.bundled(threshold=...)`. All examples of
+    equal confidence are accepted or none.
+
+    Traps: chosen on these examples, so the risk on new ones is higher; take data set aside.
+
+    Args:
+        risk: in [0, 1].
+
+    Raises:
+        NotDefined: if every coverage has a higher risk.
+    """
+    check_call(threshold_at_risk, locals())
+    if not 0.0 <= risk <= 1.0:
+        raise ValueError(f"`risk` of threshold_at_risk must be in [0, 1], got {risk}")
+    classes, _ = classes_and_labels(prediction, targets, "threshold_at_risk")
+    by_confidence, by_loss = _judged(prediction, targets, "threshold_at_risk")
+    last = by_confidence.group.diff(append=by_confidence.group[-1:] + 1) > 0
+    low = ((_curve(by_confidence, by_loss).risk <= risk + ROUNDING) & last).nonzero()
+    if len(low) == 0:
+        raise NotDefined(
+            f"no coverage of these {len(by_loss.loss):,} examples has a risk of {risk:g}"
+        )
+    return float(classes.confidence[by_confidence.places[int(low[-1])]])
 
 
 class _Sorted(NamedTuple):

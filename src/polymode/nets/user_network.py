@@ -17,8 +17,18 @@ from polymode.core.warn import warn
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
+from polymode.stack.trainable import Choice, head_names
 from polymode.stack.vocabulary import explain_ids
-from polymode.tracing.calling import Calling, UnclearOutput, output_name, pick
+from polymode.tracing.calling import (
+    Calling,
+    Output,
+    UnclearOutput,
+    called_by,
+    calling_for,
+    output_name,
+    pick,
+)
+from polymode.training.data import Data
 
 
 def networks_for(net: Any, input_shape: Shapes, num_outputs: int) -> Any:
@@ -66,6 +76,20 @@ def _named(name: str) -> Any:
     return getattr(nets, name)
 
 
+def choice_of(trainable: str | None, data: Data, batch_size: int, output: Output) -> Choice:
+    """Return which parameters to train; the head is found in a pass over training inputs."""
+    if trainable != "head":
+        return trainable
+
+    def head(module: nn.Module) -> list[str]:
+        like = next((t for t in module.parameters() if t.is_floating_point()), torch.empty(0))
+        x = next(data.to(like.dtype, like.device).batches(batch_size))[0][:2]
+        with called_by(module, calling_for(module, shapes_of(x), output) or Calling(output)):
+            return head_names(module, x)
+
+    return head
+
+
 def _warn_of_softmax(out: Tensor) -> None:
     """Warn of outputs that are probabilities already, where logits are asked for."""
     sums = out.double().sum(1)
@@ -96,7 +120,7 @@ def check_network(
     try:
         with torch.no_grad():
             inputs = x[:2].clone()
-            out = stack.views.build(0, share=False).eval()(inputs)
+            out = stack.views.to_try(0).eval()(inputs)
         if not isinstance(out, Tensor):
             stack.call_by(Calling(output_name(out)))
             out = pick(out)

@@ -39,6 +39,8 @@ from polymode.core.safe_files import (
 from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.scaling import Scaling
+from polymode.nets.standardised import Standardised, standardised
 from polymode.nets.user_network import networks_for
 from polymode.posterior.contents import (
     FAULTS,
@@ -53,6 +55,7 @@ from polymode.posterior.hub import START, fetch
 from polymode.posterior.manifest import (
     MANIFEST,
     SCHEMA,
+    bundle_of,
     encoder_of,
     history_of,
     input_scaling_of,
@@ -96,6 +99,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if post.bundle is not None:
+        post.bundle.check(post.likelihood.classification, post.target_size)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
@@ -160,8 +165,10 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "trainable": list(stack.params) if stack.frozen else None,
         "channels_last": stack.channels_last,
         "network": type(stack.template).__name__,
+        "standardised": isinstance(stack.template, Standardised),
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
+        "bundle": post.bundle and post.bundle.to_dict(),
     }
 
 
@@ -261,8 +268,10 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
     likelihood = likelihood_of(folder, manifest)
     shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
+    if manifest.get("standardised"):  # its tensors are read with those of the network
+        network = standardised(network, Scaling(torch.zeros(shape), torch.ones(shape)))
     shards = Shards(folder, manifest, network, likelihood, device)
-    return Posterior(
+    post = Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards.checked(),
         likelihood,
         method=manifest["method"],
@@ -275,6 +284,8 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         history=history_of(folder, manifest),
         encoder=encoder_of(folder, manifest),
     )
+    post.bundle = bundle_of(folder, manifest, likelihood)
+    return post
 
 
 class Shards(Weights):

@@ -12,6 +12,7 @@ from polymode.core.rows import Shapes
 from polymode.core.safe_files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
+from polymode.posterior.bundle import Bundle
 from polymode.stack.gathering import Types
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.history import History
@@ -198,6 +199,20 @@ def input_scaling_of(folder: Path, manifest: dict[str, Any]) -> Scaling | None:
     return _read_field(folder, "input_scaling", lambda: numbers and Scaling.from_dict(numbers))
 
 
+def bundle_of(folder: Path, manifest: dict[str, Any], likelihood: Likelihood) -> Bundle | None:
+    """Return the rules that answers follow, None where there are none or the file is older."""
+    stored = manifest.get("bundle")
+    if stored is None:
+        return None
+
+    def read() -> Bundle:
+        bundle = Bundle.from_dict(stored)
+        bundle.check(likelihood.classification, manifest["target_size"])
+        return bundle
+
+    return _read_field(folder, "bundle", read)
+
+
 def encoder_of(folder: Path, manifest: dict[str, Any]) -> TableEncoder | None:
     """Return what encodes tables, None where there is nothing or the file is older."""
     stored = manifest.get("encoder")
@@ -221,5 +236,5 @@ def history_of(folder: Path, manifest: dict[str, Any]) -> History | None:
 def _read_field(folder: Path, name: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise FileProblem(f"{folder / MANIFEST}: `{name}` cannot be read: {error}") from None

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from polymode.conformal.prediction_intervals import ConformalIntervals
+from polymode.conformal.prediction_sets import ConformalSets
 from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
@@ -36,8 +38,10 @@ from polymode.core.rows import (
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
+from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
 from polymode.tasks.frames.columns import is_frame
@@ -65,8 +69,11 @@ class Posterior:
         target_scaling: how regression targets were scaled for training, or None; predictions are
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
+        bundle: the rules of `answer`, or None; saved and loaded with the posterior.
         encoder: what made the inputs of a table, or None; with it, tables are predicted from.
     """
+
+    bundle: Bundle | None = None
 
     def __init__(
         self,
@@ -147,6 +154,7 @@ class Posterior:
         part.weights = self.weights[modes]
         part.config = {**self.config, "num_modes": part.num_modes}
         part.history = self.history.of_modes(modes)
+        part.bundle = None  # chosen on the predictions of all modes
         return part
 
     def predict(
@@ -182,6 +190,54 @@ class Posterior:
                 for part in self.weights.parts()
             ]
             return self.weights.meet(parts)
+
+    def bundled(
+        self,
+        *,
+        recalibration: Recalibration | None = None,
+        conformal: ConformalSets | ConformalIntervals | None = None,
+        threshold: float | None = None,
+    ) -> Posterior:
+        """Return this posterior with rules for its answers, which are saved with it.
+
+        Args:
+            recalibration: what `pm.recalibration.recalibrate` returned, or None.
+            conformal: what `pm.conformal.conformal_sets` or `conformal_intervals` returned for
+                corrected predictions, or None.
+            threshold: the least confidence that is accepted, in [0, 1]; of regressions the largest
+                predictive standard deviation of any output; None for no rejection. See
+                `metrics.selective.threshold_at_risk`.
+        """
+        bundle = Bundle(recalibration, conformal, threshold)
+        bundle.check(self.likelihood.classification, self.target_size)
+        ship = copy.copy(self)
+        ship.bundle = bundle
+        return ship
+
+    def answer(
+        self,
+        x: Any,
+        *,
+        samples_per_mode: int | None = None,
+        seed: Seed = 0,
+        batch_size: Count = _BATCH,
+    ) -> Answer:
+        """Return the corrected prediction at inputs `x`, its set or interval, and whether to accept
+        it, by the rules of `bundle`.
+
+        Args:
+            x, samples_per_mode, batch_size: as of `predict`.
+            seed: of the samples, and of randomised sets.
+        """
+        check_call(Posterior.answer, locals(), but=_CHECKED)
+        if self.bundle is None:
+            raise ValueError(
+                "this posterior has no rules to answer by: give it some, post.bundled(...), or use"
+                " predict"
+            )
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        prediction = self.predict(x, samples_per_mode=samples_per_mode, **options)
+        return self.bundle(prediction, seed=seed)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int

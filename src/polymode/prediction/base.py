@@ -15,6 +15,7 @@ from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.targets import NOT_OBSERVED
+from polymode.prediction.decisions import Decision, abstentions
 
 SHOWN = 8  # inputs that a notebook shows
 
@@ -44,6 +45,7 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
+    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -159,6 +161,25 @@ class Prediction(ABC):
             raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
 
+    def abstain(self, cost: float) -> Tensor:
+        """Return where abstaining at `cost` is better than the best answer, bool (B,).
+
+        A wrong class costs 1, a value its squared error, summed over the outputs.
+        """
+        return abstentions(self._expected_loss(), cost)
+
+    def act(self, utility: Any) -> Decision:
+        """Return the actions of highest expected utility.
+
+        Args:
+            utility: (A, C) table of what action a gives if the class is c; costs are negative.
+        """
+        raise ValueError("Only classes have a table of utilities; use `quantile` or `sample`.")
+
+    def _expected_loss(self) -> Tensor:
+        """Return the expected loss of the best answer: squared error of the mean, (B,)."""
+        return self.variance.sum(-1)
+
     @property
     def num_outputs(self) -> int:
         """Classes C, or outputs D."""
@@ -197,10 +218,8 @@ class Prediction(ABC):
 
         Args:
             targets: as the task holds them: labels (B, *E), where -100 is no target, or values (B,
-                *E, D), where NaN is none. Without axes of positions nothing changes.
+                *E, D), where NaN is none. Nothing changes where all inputs have one target.
         """
-        if self.num_axes == 0:
-            return Observations(self, targets, torch.arange(len(self), device=targets.device))
         sizes = self._shape[1:-1]
         if targets.shape[: len(sizes)] != sizes:
             need, got = tuple(sizes), tuple(targets.shape)
@@ -210,6 +229,8 @@ class Prediction(ABC):
         if flat.is_floating_point():
             observed = ~flat.isnan().flatten(1).all(1) if flat.dim() > 1 else ~flat.isnan()
         places = observed.nonzero().squeeze(1)
+        if self.num_axes == 0 and len(places) == len(self):
+            return Observations(self, targets, places)
         tensors, metadata = self._parts()
         rows = {
             key: tensor.flatten(1, self.num_axes + 1).index_select(1, places.to(tensor.device))
@@ -217,6 +238,24 @@ class Prediction(ABC):
         }
         examples = places // math.prod(sizes[1:])
         return Observations(Prediction.from_arrays(rows, metadata), flat[places], examples)
+
+    def as_rows(self) -> Prediction:
+        """Return all positions as rows, (S, B |E|, ...)."""
+        if self.num_axes == 0:
+            return self
+        tensors, metadata = self._parts()
+        last = self.num_axes + 1
+        return Prediction.from_arrays({k: t.flatten(1, last) for k, t in tensors.items()}, metadata)
+
+    def at_positions(self, sizes: Sequence[int]) -> Prediction:
+        """Return rows as positions of examples, sizes (B, *E): what `as_rows` undoes."""
+        if len(sizes) == 1:
+            return self
+        tensors, metadata = self._parts()
+        if not self._has_positions:
+            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
+        rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
+        return Prediction.from_arrays(rows, metadata)
 
     @property
     def _shape(self) -> torch.Size:
@@ -255,8 +294,17 @@ class Prediction(ABC):
     @staticmethod
     def cat(predictions: Sequence[Prediction]) -> Prediction:
         """Return the predictions of several batches as one, joined along B."""
+        if len(predictions) == 1:
+            return predictions[0]
         tensors, metadata = _joined(predictions, along=1)
-        return Prediction.from_arrays(tensors, metadata)
+        return type(predictions[0])._of_batches(predictions, tensors, metadata)
+
+    @classmethod
+    def _of_batches(
+        cls, predictions: Sequence[Prediction], tensors: dict[str, Tensor], facts: dict[str, Any]
+    ) -> Prediction:
+        """Return the prediction of joined tensors; what batches have computed may be joined too."""
+        return Prediction.from_arrays(tensors, facts)
 
     @staticmethod
     def join(predictions: Sequence[Prediction]) -> Prediction:

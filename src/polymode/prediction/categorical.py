@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from polymode.core.rng import generator
 from polymode.likelihoods.components import Categories
 from polymode.likelihoods.targets import NOT_OBSERVED, check_labels
 from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong
+from polymode.prediction.decisions import Decision, best_actions
 
 _BLOCK = 1 << 17  # numbers processed at a time
 _SATURATED = 0.99  # above it, 1 - confidence in float32 has lost two digits or more
@@ -59,6 +60,17 @@ class CategoricalPrediction(Prediction):
             need, got = tuple(log_probs.shape[:-1]), tuple(log_normalizer.shape)
             raise ValueError(f"`log_normalizer` must have shape (S, B) = {need}, got {got}")
         self.log_probs, self.log_normalizer = log_probs, log_normalizer
+
+    @classmethod
+    def _of_batches(
+        cls, predictions: Sequence[Prediction], tensors: dict[str, Tensor], facts: dict[str, Any]
+    ) -> Prediction:
+        whole = cls.__new__(cls)
+        whole.num_modes = facts["num_modes"]
+        whole.log_probs, whole.log_normalizer = tensors["log_probs"], tensors.get("log_normalizer")
+        whole._mean = torch.cat([part.mean for part in predictions])
+        whole._expected_entropy = torch.cat([part.expected_entropy for part in predictions])
+        return whole
 
     @classmethod
     def from_probs(cls, probs: Any) -> CategoricalPrediction:
@@ -154,6 +166,11 @@ class CategoricalPrediction(Prediction):
         return torch.cat(spread).to(self.log_probs.dtype)
 
     @cached_property
+    def total_epistemic_variance(self) -> Tensor:
+        """Sum of `epistemic_variance` over classes, (B,)."""
+        return self.epistemic_variance.sum(-1)
+
+    @cached_property
     def predictive_entropy(self) -> Tensor:
         return _entropy(self.log_mean, self.mean)
 
@@ -176,6 +193,11 @@ class CategoricalPrediction(Prediction):
         return 1.0 - (counts * (counts - 1.0)).sum(-1) / (samples * (samples - 1))
 
     @property
+    def has_energy(self) -> bool:
+        """Whether the networks' outputs are known."""
+        return self.log_normalizer is not None
+
+    @property
     def energy(self) -> Tensor:
         r"""Mean over samples of :math:`-\log\sum_k e^{z_{sk}}`, z the network's outputs, (B,).
 
@@ -187,6 +209,12 @@ class CategoricalPrediction(Prediction):
                 " probabilities; use `from_logits`, or another score"
             )
         return -self.log_normalizer.mean(0)
+
+    def act(self, utility: Any) -> Decision:
+        return best_actions(self.mean, utility)
+
+    def _expected_loss(self) -> Tensor:
+        return 1.0 - self.mean.amax(-1)
 
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
         """Return drawn labels, int64 (num_samples, B, *E).
@@ -224,13 +252,13 @@ class CategoricalPrediction(Prediction):
 
     def _labels(self, targets: Tensor) -> Tensor:
         """Return labels as int64 (B, *E); -100 is allowed at positions."""
-        number, shape = self.log_probs.shape[-1], self.log_probs.shape[1:-1]
+        number, shape = self.num_outputs, self.mean.shape[:-1]
         if self.num_axes == 0:
             labels = check_labels(targets, number)
             if len(labels) != len(self):
                 raise ValueError(f"Got {len(labels)} label(s) for {len(self)} input(s).")
-            return labels.to(self.log_probs.device)
-        labels = as_numbers("Labels", targets).to(self.log_probs.device)
+            return labels.to(self.mean.device)
+        labels = as_numbers("Labels", targets).to(self.mean.device)
         if labels.shape != shape or labels.is_floating_point():
             need, got = tuple(shape), f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(f"Labels must be integers of shape (B, *E) = {need}, got {got}.")

@@ -47,6 +47,7 @@ class MappedPrediction(Prediction):
     """
 
     _kind = "mapped"
+    _has_positions = False
     _axes = "SBD"
     _summarised = ()
 

@@ -97,6 +97,9 @@ class Recalibration:
 
     def __call__(self, prediction: Prediction) -> Prediction:
         """Return the corrected prediction, S = 1 if the mean was mapped; its energy is unknown."""
+        if prediction.num_axes:
+            sizes = prediction.mean.shape[:-1]
+            return self(prediction.as_rows()).at_positions(sizes)
         apply = METHODS.get(self.method).value.apply
         _check_kind(prediction, self.method)
         outputs = prediction.num_outputs

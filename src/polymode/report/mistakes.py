@@ -122,15 +122,31 @@ def _rows(label: str, results: Results) -> Plain:
     lines = []
     for order, places in zip(ORDERS, telling(examples.prediction, examples.targets), strict=True):
         for place in places.tolist():
-            inputs = [number(float(x[place, i]), None, digits[i]) for i in range(num_features)]
+            inputs = [_shown(results, x[place, i], i, digits[i]) for i in range(num_features)]
             lines.append([order, *texts[place], *inputs])
     hidden = x.shape[1] - num_features
     more = f"; {hidden:,} more inputs are not shown" if hidden else ""
     names = [f"input {i + 1}" for i in range(num_features)] if num_features > 1 else ["input"]
+    if results.columns:
+        names = [name for name, _, _ in results.columns[:num_features]]
     classes = isinstance(examples.prediction, CategoricalPrediction)
     wrong = "the most confident mistakes" if classes else "the largest errors in units of std"
     note = f"Seed {results.seed}{more}. Surely wrong: {wrong}."
     return Plain(label, ["", *head, *names], lines, note)
+
+
+def _shown(results: Results, value: float, place: int, digits: int) -> str:
+    """Return a value of an input as its column has it."""
+    _, kind, labels = results.columns[place] if results.columns else ("", "number", [])
+    if not np.isfinite(value):
+        return "missing"
+    if kind == "category":
+        return labels[int(value)]
+    if kind == "boolean":
+        return str(bool(value))
+    if kind == "date":
+        return str(np.datetime64(round(value), "D"))
+    return number(float(value), None, digits)
 
 
 def _answers(results: Results, examples: Kept) -> tuple[list[str], list[list[str]]]:

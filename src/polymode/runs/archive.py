@@ -104,8 +104,36 @@ def _text(path: Path, name: str) -> Any:
     return parse_json(str(read_npz(path, [name])[name]))
 
 
+class _Recent:
+    """The predictions that were read last, `most` bytes of them at most: figures of a report ask
+    for the same ones again and again."""
+
+    def __init__(self, most: int = 2**27) -> None:
+        self.most, self._bytes = most, 0
+        self._held: dict[tuple[Any, ...], tuple[Kept, int]] = {}
+
+    def get(self, key: tuple[Any, ...]) -> Kept | None:
+        entry = self._held.pop(key, None)
+        if entry is None:
+            return None
+        self._held[key] = entry  # the last to go
+        return entry[0]
+
+    def put(self, key: tuple[Any, ...], kept: Kept, size: int) -> None:
+        if size > self.most or key in self._held:
+            return
+        self._held[key] = kept, size
+        self._bytes += size
+        while self._bytes > self.most:
+            self._bytes -= self._held.pop(next(iter(self._held)))[1]
+
+
+_recent = _Recent()
+
+
 class Stored(Mapping[str, Kept]):
-    """What `pack` packed, in a file; each prediction is read when it is asked for, and not held.
+    """What `pack` packed, in a file; each prediction is read when it is asked for, and of all files
+    128 MB are held.
 
     Raises `FileProblem` where the file is damaged, now or then.
     """
@@ -120,6 +148,10 @@ class Stored(Mapping[str, Kept]):
     def __getitem__(self, name: str) -> Kept:
         number, facts = self._about[name]
         with _damage_named(self.path):
+            about = self.path.stat() if self.path.exists() else None
+            key = (self.path, name, about and (about.st_mtime_ns, about.st_size))
+            if (kept := _recent.get(key)) is not None:
+                return kept
             parts = {part: f"{number}.{part}" for part in [*facts["parts"], "targets", "inputs"]}
             places = [place for place in parts.values() if place in self._held]
             arrays = read_npz(self.path, places, most_bytes=free_bytes())
@@ -129,7 +161,9 @@ class Stored(Mapping[str, Kept]):
                 if place in arrays
             }
             extra = [tensors.pop(part, None) for part in ("targets", "inputs")]
-            return Kept(Prediction.from_arrays(tensors, facts["rest"]), *extra)
+            kept = Kept(Prediction.from_arrays(tensors, facts["rest"]), *extra)
+            _recent.put(key, kept, 2 * sum(array.nbytes for array in arrays.values()))
+            return kept
 
     def __contains__(self, name: object) -> bool:
         return name in self._about  # a `Mapping` would read the prediction

@@ -407,6 +407,8 @@ def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
 
 def _grad(losses: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     """Differentiate the sum of the losses: each depends on one member, so it has all gradients."""
+    if not losses.requires_grad:  # a pass that met nothing of what is trained
+        return tuple(map(torch.zeros_like, leaves))
     ones = torch.ones_like(losses) if losses.dim() else None
     grads = torch.autograd.grad(losses, leaves, grad_outputs=ones, allow_unused=True)
     if any(grad is None for grad in grads):  # a parameter that the network does not use
@@ -496,7 +498,7 @@ def _seen(
     """Return what `look` finds in the stack's mode, found once."""
 
     def probe(_: nn.Module) -> Seen:
-        module = set_mode(stack.views.build(0, share=False), stack.mode)
+        module = set_mode(stack.views.to_try(0), stack.mode)
         return look(module, x[0] if per_member else x)
 
     return stack.network.program(look.__name__, stack.mode, probe)

@@ -26,7 +26,7 @@ def is_shared(tensor: Tensor) -> bool:
 
 def row_of(tensor: Tensor) -> Tensor:
     """Return what a tensor (M, ...) takes in memory: (1, ...) where members share it."""
-    return tensor[:1] if is_shared(tensor) else tensor
+    return tensor[0].unsqueeze(0) if is_shared(tensor) else tensor  # no stride of 0 is left
 
 
 def num_bytes(tensor: Tensor) -> int:
@@ -37,11 +37,10 @@ def num_bytes(tensor: Tensor) -> int:
 
 def digest(tensor: Tensor) -> str:
     """Return a hash of the values of one row (1, ...), and of their type and shape."""
-    row = tensor.detach()[:1].contiguous().cpu()
-    text = f"{row.dtype}{tuple(row.shape[1:])}".encode()
-    return hashlib.blake2b(
-        text + row.reshape(-1).view(torch.uint8).numpy().data, digest_size=16
-    ).hexdigest()
+    row = tensor.detach()[0].cpu().contiguous()
+    digest = hashlib.blake2b(f"{row.dtype}{tuple(row.shape)}".encode(), digest_size=16)
+    digest.update(row.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def spread(row: Tensor, num_modes: int) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes, human
+from polymode.core.rows import map_leaves
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import keep_still, set_mode
@@ -122,14 +123,14 @@ class Trunk:
     def is_quiet(self, x: Any) -> bool:
         """Whether the trunk does the same in training: it draws nothing, and what it normalises
         with are statistics that stay."""
-        module = _without(self._given.views.build(0, share=False), self.paths)
+        module = _without(self._given.views.to_try(0), self.paths)
         with drawing() as drawn:
             trained = set_mode(module, "train")(x[:ROWS])
         return not drawn and torch.equal(trained, self(x[:ROWS]))
 
     def late_draws(self, x: Any) -> bool:
         """Whether the part after the cut draws random numbers in training."""
-        module = set_mode(self.late.views.build(0, share=False), "train")
+        module = set_mode(self.late.views.to_try(0), "train")
         with torch.no_grad():
             return habits(module, self(x[:ROWS])).draws
 
@@ -147,9 +148,17 @@ def trunk_of(stack: Stack, x: Any) -> Trunk | None:
         if any(path == "" for path in paths) or not _has_shared_trunk(stack, paths):
             continue
         trunk = Trunk(stack, paths)
-        if _is_right(trunk, x[:ROWS]):
+        if all(_is_right(trunk, some) for some in _trials(x)):
             return trunk
     return None
+
+
+def _trials(x: Any) -> list[Any]:
+    """Return inputs to try a cut with: networks may take another way for others, such as those of
+    another sign."""
+    first = x[:ROWS]
+    opposite = map_leaves(first, lambda leaf: -leaf if leaf.is_floating_point() else leaf)
+    return [first, x[-ROWS:], opposite]
 
 
 def _cuts(stack: Stack) -> Iterator[tuple[str, ...]]:
@@ -231,7 +240,12 @@ def _is_right(trunk: Trunk, x: Any) -> bool:
         rest = trunk.late.views.build(0, share=True).eval()(features)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
         return False
-    return torch.equal(features, h) and torch.equal(rest, result)
+    return _equal(features, h) and _equal(rest, result)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bits, NaN included."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _without(module: nn.Module, paths: Sequence[str]) -> nn.Module:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from polymode.core.registry import Registry, suggest
 from polymode.examinations import Findings, findings_of
+from polymode.methods.method import on_all_data
 from polymode.metrics.leaderboard import value_of
 from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import EXAMINED, Results
@@ -198,13 +199,25 @@ STUDIES: Registry[Study] = Registry(
 )
 
 
+def whole(part: Part | Experiment) -> Part | Experiment:
+    """Return a part whose methods train on all data to the last step, as those of the papers do,
+    unless its arms say otherwise."""
+    if not isinstance(part, Part):
+        return part
+    arms = {
+        name: arm._replace(options={**on_all_data(arm.method), **arm.options})
+        for name, arm in part.arms.items()
+    }
+    return replace(part, arms=arms)
+
+
 def parts_of(study: Study, preset: str, only: Sequence[str] = ()) -> dict[str, Part | Experiment]:
     """Return the parts of a preset, those in `only` or all."""
     if preset not in PRESETS:
         raise ValueError(
             f"Unknown preset '{preset}'.{suggest(preset, PRESETS)} Presets: {', '.join(PRESETS)}."
         )
-    parts = study.parts(preset)
+    parts = {name: whole(part) for name, part in study.parts(preset).items()}
     for name in only:
         if name not in parts:
             raise ValueError(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from polymode.core.checks import check_call
@@ -100,6 +99,13 @@ def _reference(reference: Networks | int, stack: Stack) -> Tensors:
     return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
 
 
+def _assignment(gain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the assignment of the largest sum."""
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(gain, maximize=True)  # type: ignore[no-any-return]
+
+
 class _Matching:
     """Coordinate ascent of the inner product with a reference."""
 
@@ -177,7 +183,7 @@ class _Matching:
         changed = False
         for mode, matrix in enumerate(similar):
             for block in range(group.num_blocks):
-                columns = linear_sum_assignment(matrix[block, :, block], maximize=True)[1]
+                columns = _assignment(matrix[block, :, block])[1]
                 changed |= bool((columns != np.arange(len(columns))).any())
                 order[mode, units[block]] = torch.from_numpy(units[block, columns])
         if not changed:
@@ -200,10 +206,10 @@ class _Matching:
             inner = np.empty((len(groups), size, size), object)
             for k, a, b in np.ndindex(inner.shape):
                 matrix = similar[k][mode, a, :, b]
-                rows, columns = linear_sum_assignment(matrix, maximize=True)
+                rows, columns = _assignment(matrix)
                 gain[a, b] += matrix[rows, columns].sum()
                 inner[k, a, b] = columns
-            outer = linear_sum_assignment(gain, maximize=True)[1]
+            outer = _assignment(gain)[1]
             for k, group in enumerate(groups):
                 for a, b in enumerate(outer):
                     order[mode, group.units[a]] = torch.from_numpy(group.units[b][inner[k, a, b]])

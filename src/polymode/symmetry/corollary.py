@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
 from torch import Tensor
 
 from polymode.core.rng import fold
@@ -58,7 +57,9 @@ def uniformity(indices: np.ndarray, units: int, *, seed: int = 0) -> Uniformity:
     expected = len(indices) / units
     statistic = float(((counts - expected) ** 2).sum() / expected)
     if expected >= ENOUGH:
-        return Uniformity(counts, statistic, float(chi2.sf(statistic, units - 1)))
+        from scipy.special import chdtrc
+
+        return Uniformity(counts, statistic, float(chdtrc(units - 1, statistic)))
     stream = np.random.default_rng(fold(seed, "uniformity"))
     drawn = stream.multinomial(len(indices), np.full(units, 1 / units), size=DRAWS)
     simulated = ((drawn - expected) ** 2).sum(1) / expected

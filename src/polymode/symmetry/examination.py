@@ -26,7 +26,7 @@ import torch
 
 from polymode.core.options import Config, option, rule
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, NotApplicable, measure
+from polymode.examinations.findings import Findings, NotApplicable, measure, require_one_input
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
 from polymode.posterior.files import load
@@ -120,6 +120,9 @@ for _form, _words in FORMS.items():
 )
 def symmetry(post: Posterior, task: Task, options: Symmetry) -> Findings:
     """Return how far the posterior's networks are from a reference; see the module."""
+    require_one_input("symmetries are found in networks of one input", post.input_shape)
+    if post.weights.like.calling is not None:
+        raise NotApplicable("symmetries are found in networks that return one tensor")
     stack = networks_of(post, options.samples_per_mode)
     if stack.num_modes < 2:
         raise NotApplicable("symmetry needs at least 2 samples; this posterior has 1")

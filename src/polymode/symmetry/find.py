@@ -34,6 +34,7 @@ from polymode.symmetry.operation_rules import follow
 from polymode.symmetry.unit_groups import Symmetries
 from polymode.symmetry.units import Value
 from polymode.symmetry.walk import Call, Walk, each_in, meta
+from polymode.tracing.calling import calling_of
 from polymode.tracing.graph import traced
 from polymode.tracing.modules import aliases_of, tie_again
 from polymode.tracing.operations import function_of, name_of, normalises, operation, operation_at
@@ -104,6 +105,11 @@ def _require_module(module: object) -> None:
 
 def _traced(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
     name = type(module).__name__
+    if calling_of(module) is not None:
+        raise ValueError(
+            f"{name} takes several inputs, or returns more than one tensor: its symmetries are not"
+            " found. Give the part of it that takes one tensor to another"
+        )
     if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
         raise ValueError(
             f"{name} has forward hooks, whose effect a graph does not show; remove them"

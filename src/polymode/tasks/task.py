@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -43,6 +44,7 @@ from polymode.tasks.observations import (
     with_class_weights,
     without_weights,
 )
+from polymode.tasks.row_scales import standardisation_of_rows
 from polymode.training.data import TARGET_NAMES, Arrays, Data, Loader, Pair, Pixels, as_data
 from polymode.training.options import Augment
 
@@ -106,6 +108,9 @@ class Task:
             probabilities (N, C), where it is known.
         exact: exact answers of the task's own model, where there are any.
         input_scaling: how the inputs given here were scaled, for users who need the original ones.
+            "auto" looks at rows of numbers (N, D): where a column's root mean square is above 10,
+            or that of all columns below 0.1, new networks standardise their inputs themselves, with
+            a warning; predictions, attacks and files stay in the units given. None leaves it out.
         target_scaling: for regressions. Targets are given in their own units; `fit` trains new
             networks on target_scaling(y), and predictions come back in the units given. "auto"
             standardises with the training targets; the likelihood's noise is in the units of the
@@ -124,6 +129,7 @@ class Task:
             dictionaries, where they are no inputs. Metrics do not use them.
 
     Attributes:
+        inner_scaling: by what new networks standardise their inputs, or None.
         train, val, test: `Arrays`, `Loader` or (val, test) None. Targets are canonical, int64 (N,)
             or floating-point (N, D); a loader makes them so, and checks them, batch by batch.
         ood: mapping from names to inputs (`Tensor` or `Rows`), `Arrays` or a `Loader`.
@@ -155,7 +161,7 @@ class Task:
         description: str = "",
         truth: Callable[[Tensor], Tensor] | None = None,
         exact: Any = None,
-        input_scaling: Scaling | None = None,
+        input_scaling: Scaling | str | None = "auto",
         target_scaling: Scaling | str | None = "auto",
         target_unit: str = "",
         class_names: Sequence[Any] | str | None = None,
@@ -200,7 +206,9 @@ class Task:
         )
         self.near_ood = _names_among(near_ood, self.ood)
         self.shifts = {key: self._shift(key, levels) for key, levels in (shifts or {}).items()}
-        self.input_scaling, self.augment = input_scaling, augment
+        self.inner_scaling = self._inner_scaling(input_scaling)
+        self.input_scaling = input_scaling if isinstance(input_scaling, Scaling) else None
+        self.augment = augment
         self.scales_itself = target_scaling == "auto" and not self.likelihood.classification
         self.target_scaling = self._target_scaling(target_scaling)
         self.target_unit = target_unit
@@ -230,12 +238,17 @@ class Task:
                 "heteroscedastic_gaussian" for numbers; "gaussian" learns its noise.
             columns: names of the input columns; by default all but the target.
             drop: names of columns to leave out.
-            **options: `numeric` ("quantile", "standard", "piecewise"), `num_bins`,
-                `most_categories`, `test_fraction`, `val_fraction` (0.1 each), `split`; and what
-                `Task` takes, such as `name` and `target_unit`.
+            **options: `numeric` ("piecewise", "standard", "quantile"), `num_bins`,
+                `most_categories`, `large_categories`, `test_fraction`, `val_fraction` (0.1 each),
+                `split`; and what `Task` takes, such as `name` and `target_unit`.
         """
         from polymode.tasks.frames.from_frame import FrameOptions, task_from_frame
 
+        accepted = {**declarations(FrameOptions), **signature(cls.__init__).parameters}
+        for key in options:
+            if key not in accepted:
+                near = suggest(key, accepted)
+                raise ValueError(f"from_frame has no option '{key}'.{near} See its help.")
         stated = {key: options.pop(key) for key in [*options] if key in declarations(FrameOptions)}
         return task_from_frame(
             frame,
@@ -317,6 +330,18 @@ class Task:
         checked = check(key, source)
         return lambda: checked
 
+    def _inner_scaling(self, scaling: Scaling | str | None) -> Scaling | None:
+        """Return what new networks are to standardise their inputs by, None for nothing."""
+        if not isinstance(scaling, str):
+            return None
+        if scaling != "auto":
+            raise ValueError(
+                f'`input_scaling` of Task must be "auto", a Scaling or None, got {scaling!r}'
+            )
+        if self.encoder is not None or self.exact is not None or self.truth is not None:
+            return None
+        return standardisation_of_rows(self.train)
+
     def _target_scaling(self, scaling: Scaling | str | None) -> Scaling | None:
         if isinstance(scaling, str):
             if scaling != "auto":
@@ -362,8 +387,11 @@ class Task:
         if isinstance(source, Mapping):
             names = TARGET_NAMES if self._target is None else (self._target,)
             return not any(name in source for name in names)
-        if isinstance(source, tuple) and not is_one_shape(self.input_shape):
-            return len(source) == len(self.input_shape) and is_several(source)
+        if isinstance(source, tuple) and isinstance(self.input_shape, tuple):
+            shapes = self.input_shape
+            if is_one_shape(shapes) or len(source) != len(shapes) or not is_several(source):
+                return False
+            return not (is_several(source[0]) and is_one_shape(shapes[0]))  # else (inputs, targets)
         return isinstance(source, (Tensor, np.ndarray, list, Rows))
 
     def _shift(self, key: str, levels: Mapping[int, Any]) -> Mapping[int, Arrays]:

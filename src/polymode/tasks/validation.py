@@ -20,6 +20,7 @@ from functools import partial
 import torch
 
 from polymode.core.rng import fold, generator
+from polymode.core.rows import is_one_shape, shapes_text
 from polymode.likelihoods.scaling import Scaling
 from polymode.tasks.images.pixels import to_bytes, to_unit
 from polymode.tasks.shifts import SEVERITIES, corrupt
@@ -77,6 +78,11 @@ def validation_shifts(task: Task, *, seed: int = 0) -> dict[str, Makers]:
 def _validation_set(task: Task) -> Arrays:
     """Return the validation set in memory, or say why it cannot be shifted."""
     data = task.val
+    if not is_one_shape(task.input_shape):
+        raise ValueError(
+            f"task '{task.name}' has several inputs ({shapes_text(task.input_shape)}), and"
+            " synthetic shifts are of one; leave them out"
+        )
     if data is None:
         raise ValueError(
             f"task '{task.name}' has no validation set to shift; give one, such as"

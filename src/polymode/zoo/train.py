@@ -22,6 +22,7 @@ from polymode.core.safe_files import FileProblem, read_tensors, take_lock, write
 from polymode.core.warn import warn
 from polymode.distributed.ray import Cluster, ClusterProblem, Done, Lost, Say
 from polymode.methods.fit import fit
+from polymode.methods.method import on_all_data
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction
 from polymode.tasks.task import Task
@@ -255,7 +256,7 @@ def _train_shard(folder: Path, setup: Setup, number: int, task: Task) -> Shard:
         execution=setup.execution,
         device=setup.device,
         progress="silent",
-        **recipe.options,
+        **on_all_data(recipe.method) | recipe.options,
     )
     return store_shard(folder, number, post, task, setup.dtype, time.monotonic() - start)
 

@@ -64,6 +64,7 @@ def split(
     training: dict[str, Any] = {
         "alpha": alpha, "num_passes": num_passes, "lr": lr, "schedule": "cosine",
         "batch_size": batch_size, "prior_precision": prior_precision, "samples_per_mode": SAMPLES,
+        "holdout": 0,
     }  # fmt: skip
 
     def trained(task: Task, rate: float, length: int) -> Posterior:

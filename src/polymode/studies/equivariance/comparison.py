@@ -107,7 +107,7 @@ def trained(
         post = fit(
             "deep_ensemble", net=canonicalised(plain, group) if method == "canonical" else plain,
             task=data, seed=seed, augment=hook, schedule="cosine", prior_precision=0.0,
-            data_order="own", progress="silent", **training,
+            data_order="own", holdout=0, progress="silent", **training,
         )  # fmt: skip
     weights = sum(p.numel() for p in post[:1].members[0].parameters())
     rows = [measure("weights", float(weights), n=1)]

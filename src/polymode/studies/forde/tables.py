@@ -20,7 +20,7 @@ from polymode.plots import (
 )
 from polymode.plots.regression_band import default_view
 from polymode.studies.forde.published import CHOSEN_ALPHA, TABLES, Printed
-from polymode.studies.forde.setup import ALPHAS, FAMILIES, VARIANTS, name_of
+from polymode.studies.forde.setup import ALPHAS, FAMILIES, SAME_BATCHES, VARIANTS, name_of
 from polymode.studies.study import Runs, Table, paired_difference
 from polymode.studies.table_cells import (
     PAIRED,
@@ -35,7 +35,8 @@ from polymode.studies.table_cells import (
 
 TUNED = "FoRDE-Tuned"
 LINES = (
-    "DE", "weight-RDE", "function-RDE", "feature-RDE", "LIT", "FoRDE-PCA", "FoRDE-Identity", TUNED,
+    "DE", SAME_BATCHES, "weight-RDE", "function-RDE", "feature-RDE", "LIT", "FoRDE-PCA",
+    "FoRDE-Identity", TUNED,
 )  # fmt: skip
 COLUMNS = {
     "NLL ↓": Column("test", "nll", field="nll"),

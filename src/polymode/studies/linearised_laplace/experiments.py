@@ -53,7 +53,7 @@ class _Curve:
             "map",
             net=lambda: nets.mlp((1,), 1, hidden=(50, 50), norm="batch", bias=False),
             task=self.task, seed=seed, epochs=steps, batch_size=400, lr=1e-2,
-            prior_precision=0.0, progress="silent",
+            prior_precision=0.0, holdout=0, progress="silent",
         )  # fmt: skip
         assert post.target_scaling is not None
         self.scaling = post.target_scaling
@@ -228,6 +228,7 @@ def networks(
     post = fit(
         "map", net=make_net, task=images, seed=seed, epochs=epochs, batch_size=50, lr=2e-3,
         prior_precision=1e-4 * num_train, schedule="cosine", augment=None, progress="silent",
+        holdout=0,
     )  # fmt: skip
     stack = Stack(post.members, dtype=torch.float32)
     (x, labels), (new, targets) = (_all(data) for data in (images.train, images.test))
@@ -309,7 +310,7 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
         candidate = fit(
             "map", net=make_net, task=task, seed=seed, epochs=max(1, epochs // share),
             batch_size=20, lr=2e-3, prior_precision=1e-4 * len(x), schedule="cosine",
-            progress="silent",
+            progress="silent", holdout=0,
         )  # fmt: skip
         with torch.no_grad():
             error = (candidate.members[0].eval()(held) - wanted).square().mean().item()

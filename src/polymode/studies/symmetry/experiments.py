@@ -13,6 +13,7 @@ from polymode.core.rng import fold, generator
 from polymode.examinations import Findings, examine, measure
 from polymode.likelihoods.kinds import Bernoulli
 from polymode.methods.fit import fit
+from polymode.methods.method import on_all_data
 from polymode.nets import mlp
 from polymode.posterior import Posterior
 from polymode.stack.stack import Stack
@@ -86,6 +87,7 @@ def toy(seed: int, *, number: int) -> Findings:
         epochs=10,
         batch_size=10,
         prior_precision=0.0,
+        holdout=0,
         progress="silent",
     )
     fitted = _losses(post.stack, x, y) <= FITTED
@@ -131,7 +133,7 @@ def mass(
     recipe = RECIPES.get(name).value.with_settings(settings or {})
     task = recipe.make_task()
     make = recipe.make_net(task.input_shape, task.num_outputs)
-    options = {**recipe.options, "schedule": "constant"}
+    options = {**on_all_data(recipe.method), **recipe.options, "schedule": "constant"}
     post: Posterior | None = None
     mass_at, least = [], []
     for before, moment in zip([0, *moments], moments, strict=False):

@@ -7,8 +7,8 @@ A table for each data set: one mode and several of every method, against the zoo
 cpu: LeNet on the 8x8 digits; 1,000 networks as reference; 5 modes, 50 samples in all for methods
 that draw; 5 seeds. OptuNet on 2,000 images of MNIST for `mass`. Rates, lengths, the share of units
 that dropout drops and how Laplace finds its prior precision were chosen on the validation part
-(`docs/symmetry_tuning.py`, whose outcome a test compares with these numbers). All have the prior
-N(0, 1) and temperature 1.
+(`benchmarks/symmetry_tuning.py`, whose outcome a test compares with these numbers). All have the
+prior N(0, 1) and temperature 1.
 
 paper: ResNet-18 on CIFAR-100 and Tiny-ImageNet, with the published networks as reference: imported
 by `polymode.zoo.import_published` into folders `checkpoints/<data>-resnet18`. The paper's

@@ -1,15 +1,16 @@
 r"""From columns of any kind to the inputs of a network, learned on training rows only.
 
 =========  =====================================================================================
-number     `numeric`: "standard" (x - mean) / std; "quantile", the normal score of its rank among
-           the training values, linear between at most 256 of them and beyond; "piecewise", for
-           the bins between `num_bins` quantiles the share of each that lies below x (values
-           outside the outermost bins go on linearly)
+number     `numeric`: "standard" (x - mean) / std; "piecewise", that and, for the bins between
+           `num_bins` quantiles, the share of each that lies below x (values outside the outermost
+           bins go on linearly); "quantile", the normal score of its rank among the training
+           values, linear between at most 256 of them and beyond
 boolean    -1 and 1
 date       days as a number, and sine and cosine of the day of the year and of the week, and of
            the hour if the training rows differ in it
-category   a column of 0 and 1 for each category; more than `most_categories` are cut to the most
-           frequent ones. Those that occur once, and those that training has not seen, are "other"
+category   a column of 0 and 1 for each category. Of more than `most_categories` the most frequent
+           ones have one, or (`large_categories`) the column becomes one number, a code for the
+           embedding of `pm.nets.tabular`. Those that occur once or are new are "other"
 =========  =====================================================================================
 
 A missing number, date or truth value becomes the median and sets an indicator, which is there for
@@ -31,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from polymode.core.checks import check_call
@@ -50,8 +50,13 @@ _FEW_ROWS = 50  # below, a text column cannot be told from a category
 class Encoding(Config):
     """How columns become inputs."""
 
-    numeric: str = option("quantile", choices=NUMERIC, doc="form of numbers")
+    numeric: str = option("piecewise", choices=NUMERIC, doc="form of numbers")
     num_bins: int = option(16, ge=2, le=1000, doc="bins of piecewise numbers")
+    large_categories: str = option(
+        "frequent",
+        choices=("frequent", "codes"),
+        doc="columns of more categories: the most frequent ones, or a code for `pm.nets.tabular`",
+    )
     most_categories: int = option(64, ge=2, le=10_000, doc="categories of a column that are told"
                                   " apart")  # fmt: skip
 
@@ -62,13 +67,16 @@ class NumberFeatures:
 
     Attributes:
         name: of the column. form: of `NUMERIC`.
-        knots: increasing training values that the form is made of; (mean, std) of "standard".
+        centre, width: mean and standard deviation of the training values.
+        knots: increasing training values between which "quantile" and "piecewise" are linear.
         heights: normal scores of the knots, of "quantile".
         median: what replaces a missing value. indicator: whether there is a feature for it.
     """
 
     name: str
     form: str
+    centre: float
+    width: float
     knots: list[float]
     heights: list[float]
     median: float
@@ -78,37 +86,47 @@ class NumberFeatures:
     def fit(cls, column: Column, encoding: Encoding) -> NumberFeatures:
         values = column.values[~column.missing]
         median, indicator = float(np.median(values)), bool(column.missing.any())
-        form, heights = encoding.numeric, list[float]()
-        if form == "standard":
-            knots = [float(values.mean()), float(values.std()) or 1.0]
-        elif form == "quantile":
+        form, knots, heights = encoding.numeric, list[float](), list[float]()
+        centre, width = float(values.mean()), float(values.std()) or 1.0
+        if form == "quantile":
             knots, heights = _normal_scores(values)
-        else:
+        elif form == "piecewise":
             shares = np.linspace(0, 1, encoding.num_bins + 1)
             knots = np.unique(np.quantile(values, shares)).tolist()
-        return cls(column.name, form, knots, heights, median, indicator)
+        return cls(column.name, form, centre, width, knots, heights, median, indicator)
 
     @property
     def feature_names(self) -> list[str]:
-        names = [self.name]
-        if self.form == "piecewise":
-            names = [f"{self.name} in bin {k}" for k in range(len(self.knots) - 1)]
+        bins = len(self.knots) - 1 if self.form == "piecewise" else 0
+        names = [self.name, *(f"{self.name} in bin {k}" for k in range(bins))]
         return [*names, *_indicator_name(self.name, self.indicator)]
 
     def __call__(self, column: Column) -> np.ndarray:
         missing = column.missing
         values = np.where(missing, self.median, column.values)
-        knots = np.asarray(self.knots)
-        if self.form == "standard":
-            features = ((values - knots[0]) / knots[1])[:, None]
-        elif self.form == "quantile":
-            features = np.interp(values, knots, self.heights)[:, None]
+        if self.form == "quantile":
+            features = np.interp(values, self.knots, self.heights)[:, None]
         else:
-            shares = (values[:, None] - knots[:-1]) / np.diff(knots)
-            low, high = np.zeros(shares.shape[1]), np.ones(shares.shape[1])
-            low[:1], high[-1:] = -np.inf, np.inf
-            features = np.clip(shares, low, high)
+            features = ((values - self.centre) / self.width)[:, None]
+        if self.form == "piecewise":
+            features = np.column_stack([features, self._bins(values)])
         return _with_indicator(features, missing, self.indicator)
+
+    def _bins(self, values: np.ndarray) -> np.ndarray:
+        """Return the share of each bin that lies below the values, (N, bins)."""
+        knots = np.asarray(self.knots)
+        shares = (values[:, None] - knots[:-1]) / np.diff(knots)
+        low, high = np.zeros(shares.shape[1]), np.ones(shares.shape[1])
+        low[:1], high[-1:] = -np.inf, np.inf
+        return np.clip(shares, low, high)
+
+    def decode(self, features: np.ndarray) -> np.ndarray:
+        """Return the values (N,) of features (N, F), NaN where missing."""
+        if self.form == "quantile":
+            values = np.interp(features[:, 0], self.heights, self.knots)
+        else:
+            values = features[:, 0] * self.width + self.centre
+        return np.where(features[:, -1] > 0.5, np.nan, values) if self.indicator else values
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,11 @@ class BooleanFeatures:
         missing = column.missing
         values = np.where(missing, self.likely, column.values)
         return _with_indicator(2.0 * values[:, None] - 1.0, missing, self.indicator)
+
+    def decode(self, features: np.ndarray) -> np.ndarray:
+        """Return the values (N,) of features (N, F), NaN where missing."""
+        values = (features[:, 0] > 0).astype(float)
+        return np.where(features[:, -1] > 0.5, np.nan, values) if self.indicator else values
 
 
 @dataclass(frozen=True)
@@ -173,6 +196,11 @@ class DateFeatures:
         phases = [function(angle) for angle in angles for function in (np.sin, np.cos)]
         return np.column_stack([numbers(column), *phases])
 
+    def decode(self, features: np.ndarray) -> np.ndarray:
+        """Return the days (N,) of features (N, F), NaN where missing."""
+        numbers = NumberFeatures(**self.days)
+        return numbers.decode(features[:, : len(numbers.feature_names)])
+
 
 @dataclass(frozen=True)
 class CategoryFeatures:
@@ -183,12 +211,14 @@ class CategoryFeatures:
         categories: those that are told apart; None is a missing value.
         other: whether there is a feature for all others.
         seen: every category of the training rows.
+        coded: whether there is one feature, the place of the category, for an embedding.
     """
 
     name: str
     categories: list[str | None]
     other: bool
     seen: list[str | None]
+    coded: bool = False
 
     @classmethod
     def fit(cls, column: Column, encoding: Encoding) -> CategoryFeatures:
@@ -198,22 +228,27 @@ class CategoryFeatures:
                 f"column '{column.name}' has {len(once)} categories with one row each (first:"
                 f" '{once[0]}'); they are taken together as {_OTHER}"
             )
-        frequent = [name for name, n in counts.most_common(encoding.most_categories) if n > 1]
-        if len(counts) - len(once) > encoding.most_categories:
+        several = [name for name, n in counts.most_common() if n > 1]
+        coded = len(several) > encoding.most_categories and encoding.large_categories == "codes"
+        frequent = several if coded else several[: encoding.most_categories]
+        if len(frequent) < len(several):
             warn(
-                f"column '{column.name}' has {len(counts):,} categories; the"
-                f" {encoding.most_categories} most frequent ones are told apart, see"
-                " `most_categories`"
+                f"column '{column.name}' has {len(counts):,} categories; only the"
+                f" {encoding.most_categories} most frequent ones have inputs of their own, see"
+                " `most_categories` and `large_categories`"
             )
         return cls(
             column.name,
             sorted(frequent, key=lambda name: (name is None, str(name))),
             len(frequent) < len(counts),
             sorted(counts, key=lambda name: (name is None, str(name))),
+            coded,
         )
 
     @property
     def feature_names(self) -> list[str]:
+        if self.coded:
+            return [f"code of {self.name}"]
         names = [f"{self.name} = {'missing' if c is None else c}" for c in self.categories]
         return [*names, *([f"{self.name} = {_OTHER}"] if self.other else [])]
 
@@ -221,13 +256,16 @@ class CategoryFeatures:
         places = {name: k for k, name in enumerate(self.categories)}
         width = len(self.categories) + self.other
         codes = np.array([places.get(v, len(places)) for v in column.values], dtype=np.int64)
-        features = np.zeros((len(codes), width))
-        rows = np.flatnonzero(codes < width)  # without "other", an unseen one is all zeros
-        features[rows, codes[rows]] = 1.0
-        if unseen := sorted(
-            {str(v) for v in column.values if v is not None} - {*map(str, self.seen)}
-        ):
-            count = sum(str(v) in set(unseen) for v in column.values)
+        if self.coded:
+            features = codes[:, None].astype(float)
+        else:
+            features = np.zeros((len(codes), width))
+            rows = np.flatnonzero(codes < width)  # without "other", an unseen one is all zeros
+            features[rows, codes[rows]] = 1.0
+        seen = {*map(str, self.seen)}
+        others = Counter(v for v in map(_text_of, column.values) if v is not None and v not in seen)
+        if others:
+            unseen, count = sorted(others), others.total()
             names = ", ".join(f"'{name}'" for name in unseen[:3])
             more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
             warn(
@@ -235,6 +273,17 @@ class CategoryFeatures:
                 f" ({count} of {len(codes)} rows); they are taken as {_OTHER}"
             )
         return features
+
+    def decode(self, features: np.ndarray) -> np.ndarray:
+        """Return the places (N,) of the categories in `labels`."""
+        if self.coded:
+            return features[:, 0].round()
+        return np.where(features.any(1), features.argmax(1), len(self.categories)).astype(float)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of what is told apart, as tables show them."""
+        return [*("missing" if c is None else c for c in self.categories), _OTHER]
 
 
 Features = NumberFeatures | BooleanFeatures | DateFeatures | CategoryFeatures
@@ -294,6 +343,16 @@ class TableEncoder:
         """Names of the F inputs."""
         return [name for part in self.features for name in part.feature_names]
 
+    @property
+    def codes(self) -> list[tuple[int, int]]:
+        """Position and number of categories of each coded column, for `pm.nets.tabular`."""
+        starts = np.cumsum([0, *(len(part.feature_names) for part in self.features)]).tolist()
+        return [
+            (start, len(part.categories) + 1)
+            for start, part in zip(starts, self.features, strict=False)
+            if isinstance(part, CategoryFeatures) and part.coded
+        ]
+
     def __call__(self, frame: Any, what: str = "the table") -> Tensor:
         """Return the inputs (N, F) of rows, in torch's default type."""
         columns = read_columns(frame, what)
@@ -320,6 +379,30 @@ class TableEncoder:
                 )
             parts.append(features(column))
         return torch.as_tensor(np.concatenate(parts, 1), dtype=torch.get_default_dtype())
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Return the values of the columns that inputs (N, F) stand for, float64 (N, K).
+
+        Numbers, truth values and days are as in the table up to rounding, NaN where missing;
+        categories are places in the labels of `column_facts`.
+        """
+        values = x.detach().double().cpu().numpy()
+        ends = np.cumsum([len(part.feature_names) for part in self.features])
+        pieces = np.split(values, ends[:-1], axis=1)
+        decoded = [part.decode(f) for part, f in zip(self.features, pieces, strict=True)]
+        return torch.as_tensor(np.stack(decoded, 1))
+
+    @property
+    def column_facts(self) -> list[tuple[str, str, list[str]]]:
+        """Name, kind and labels (of categories) of each column that `decode` returns."""
+        return [
+            (
+                part.name,
+                self.columns[part.name],
+                part.labels if isinstance(part, CategoryFeatures) else [],
+            )
+            for part in self.features
+        ]
 
     def _as_trained(self, column: Column, what: str) -> Column:
         """Return a column as the kind that it had in training, or say that it is another."""
@@ -381,6 +464,8 @@ def _normal_scores(values: np.ndarray) -> tuple[list[float], list[float]]:
     Ten standard deviations beyond each end are added, so that values outside those of training are
     told from them.
     """
+    from scipy.special import ndtri
+
     unique, counts = np.unique(values, return_counts=True)
     shares = (np.cumsum(counts) - 0.5 * counts) / len(values)
     if len(unique) > _KNOTS:

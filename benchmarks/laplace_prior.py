@@ -1,4 +1,4 @@
-"""Measure priors of `laplace` on validation parts: `python -m docs.laplace_prior`, about 2 minutes.
+"""Measure priors of `laplace` on validation parts: `python -m benchmarks.laplace_prior`, 2 minutes.
 
 Networks are trained as by `map` and then given to `laplace` with priors found in several ways; the
 NLL of the validation part is that of the predictive, next to that of the network alone. Writes

@@ -1,4 +1,4 @@
-"""Measure what gradient noise does to samplers: `python -m docs.sampling_bias`, about 3 minutes.
+"""Measure what gradient noise does to samplers: `python -m benchmarks.sampling_bias`, 3 minutes.
 
 A Gaussian posterior of N = 100 examples, curvatures of U/N 1 and 0.1, T = 1. To the gradient of U/N
 is added noise of variance 0.1 per coordinate, on average over the posterior: that of batches of 10

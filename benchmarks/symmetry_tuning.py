@@ -1,4 +1,6 @@
-"""Choose rates and lengths for the study `symmetry`: `python -m docs.symmetry_tuning`, 5 minutes.
+"""Choose rates and lengths of the study `symmetry`: `python -m benchmarks.symmetry_tuning`.
+
+It takes 5 minutes.
 
 Candidates of each arm are trained on the training part of the digits and scored on their
 validation part: the NLL of a posterior with one mode, mean over posteriors that start and shuffle
