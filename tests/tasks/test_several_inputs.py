@@ -216,3 +216,17 @@ def test_packed_sequences_are_taken_but_by_laplace() -> None:
     torch.testing.assert_close(post.predict(other).mean, post.predict(x).mean)
     with pytest.raises(ValueError, match="torch.func does not take packed sequences.*mask padded"):
         pm.fit("laplace", **options)
+
+
+def test_points_of_repulsion_between_inputs() -> None:
+    """Noise goes to every input of real numbers; points of one tensor are refused."""
+    options = {"net": Two, "num_modes": 2, "epochs": 1, "progress": "silent"}
+    source = task(((A, B), LABELS))
+    posts = [
+        pm.fit("function_rde", task=source, points=points, **options)
+        for points in ("batch", "perturbed")
+    ]
+    weights = [post.stack.params["body.0.weight"] for post in posts]
+    assert not torch.equal(*weights)
+    with pytest.raises(ValueError, match=r"`points` .* are one tensor.*several inputs: 0 \(B, 3\)"):
+        pm.fit("function_rde", task=source, points=[[0.0] * 5], **options)
