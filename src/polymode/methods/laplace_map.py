@@ -83,7 +83,8 @@ class LaplaceMAP(Trained):
         None,
         choices=("all", "last_layer"),
         doc="weights that the Gaussian at the end is over",
-        none="is last_layer for classes, where the last layer is linear, and all otherwise",
+        none="is last_layer for classes, where the last layer is linear and has at most 3,000"
+        " weights, and all otherwise",
         more="'last_layer' has its λ by the evidence of the linear model, as in `laplace`.",
     )
     samples_per_mode: int = option(100, ge=1, doc="L draws of the logits in a prediction")
@@ -192,7 +193,7 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     ]
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
-    if _is_spread_last(config, problem.likelihood, layers):
+    if _is_spread_last(config, problem.likelihood, stack, layers):
         weights = _last_layer(config, problem, state)
         weights.log_evidence = evidences
         return weights
@@ -202,11 +203,13 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     )  # fmt: skip
 
 
-def _is_spread_last(config: LaplaceMAP, likelihood: Likelihood, layers: Survey) -> bool:
+def _is_spread_last(
+    config: LaplaceMAP, likelihood: Likelihood, stack: Stack, layers: Survey
+) -> bool:
     """Whether the Gaussian at the end is over the last layer alone."""
     if config.spread is None:
         covered = likelihood.classification and likelihood.name in COVERED
-        return covered and bool(layers.last)
+        return covered and laplace.is_small_last_layer(stack, layers)
     return config.spread == "last_layer"
 
 

@@ -61,7 +61,7 @@ from polymode.methods.work import Work
 from polymode.stack.stack import Stack
 
 EVIDENCES = ("auto", "trained", "linear")
-LARGE = 20_000  # weights
+LARGE, LARGEST_LAST = 20_000, 3000  # weights: of a large network, of its last layer
 _FORWARD, _PRODUCTS = 1 / 3, 250.0  # passes: of a forward pass, and of a search for λ on all data
 _FEW, _SHARE = 1000, 30  # examples, and what share of them, by which the evidence finds λ
 
@@ -81,7 +81,8 @@ class Laplace(Trained):
         None,
         choices=STRUCTURES,
         doc="structure of the curvature",
-        none="is kron, and last_layer above 20,000 weights where the last layer is linear",
+        none="is kron, and last_layer above 20,000 weights where the last layer is linear and has"
+        " at most 3,000",
         more="The evidence of many weights costs many passes over the data.",
     )
     prior: str = option(
@@ -308,11 +309,18 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     return weights
 
 
+def is_small_last_layer(stack: Stack, layers: Survey) -> bool:
+    """Whether there is a linear last layer whose covariance is decomposed within seconds."""
+    size = sum(stack.params[name][0].numel() for name in layers.last)
+    return 0 < size <= LARGEST_LAST
+
+
 def sized(config: Laplace, problem: Problem, stack: Stack, layers: Survey) -> Laplace:
     """Return the options with what None stands for in a network and data of this size."""
     structure = config.structure
     if structure is None:
-        structure = "last_layer" if stack.num_parameters > LARGE and layers.last else "kron"
+        large = stack.num_parameters > LARGE and is_small_last_layer(stack, layers)
+        structure = "last_layer" if large else "kron"
     examples = config.prior_examples
     if examples is None and problem.data is not None:
         number = len(problem.data)

@@ -57,7 +57,7 @@ class SWAG(Trained):
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
-    clip_norm: float | None = 1.0
+    clip_norm: float | None = 10.0
     burn_in: int | None = option(
         None, ge=0, doc="steps before the first snapshot", none="is half of all"
     )
