@@ -137,6 +137,14 @@ class Case:
             for index in torch.randperm(len(x), generator=generator).split(self.batch_size):
                 yield x[index], y[index]
 
+    def own_batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mini-batches (M, B, ...) of all epochs: each member shuffles for itself."""
+        generators = [torch.Generator().manual_seed(k) for k in range(self.num_modes)]
+        for _ in range(self.epochs):
+            orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
+            for index in orders.split(self.batch_size, 1):
+                yield x[index], y[index]
+
 
 @lru_cache(maxsize=2)
 def data(case: Case) -> tuple[Tensor, Tensor]:
@@ -179,6 +187,23 @@ def member_log_probs(case: Case, shift: float) -> tuple[Tensor, Tensor]:
     logits = shared + torch.randn(case.num_modes, *shared.shape, generator=generator)
     logits[:, torch.arange(len(labels)), labels] += 2.0 * shift
     return logits.log_softmax(-1), labels
+
+
+def evaluated_data(case: Case) -> tuple[list[nn.Module], Tensor, Tensor, Tensor]:
+    """Linear members, test inputs with labels that they half know, and inputs from elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    x, outside = (torch.randn(case.num_examples, *case.input_shape, generator=generator) * s
+                  for s in (1.0, 0.7))  # fmt: skip
+    shared = torch.randn(case.num_classes, *case.input_shape, generator=generator) / 3
+    nets: list[nn.Module] = []
+    for _ in range(case.num_modes):
+        net = nn.Linear(case.input_shape[0], case.num_classes, bias=False)
+        own = torch.randn(shared.shape, generator=generator) / 3
+        net.weight = nn.Parameter(shared + own)
+        nets.append(net.eval())
+    y = torch.cat([(part @ shared.T * 2).softmax(-1).multinomial(1, generator=generator)[:, 0]
+                   for part in x.split(1000)])  # fmt: skip
+    return nets, x, y, outside
 
 
 def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -391,6 +416,9 @@ CASES = {
         Case("scores_all", "all_scores",
              "all metrics that each has, 10 members x 10,000 x 100 classes + OOD, one core",
              num_classes=100, num_examples=10_000),
+        Case("evaluate_large", "evaluate",
+             "evaluate 50,000 test and 50,000 OOD inputs x 1,000 classes x 10 members, one core",
+             input_shape=(32,), num_classes=1000, num_examples=50_000),
         *(Case(f"pairs_{number}", "pairs",
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)

@@ -110,7 +110,17 @@ def check(case: Case, result: Any) -> float | None:
     """One number that shows whether contenders did the same work: see `Kind.check`."""
     if result is None:
         return None
-    plain = ("scores", "all_scores", "report", "pgd", "mmd", "cost", "image_prior", "image_kernel")
+    plain = (
+        "scores",
+        "all_scores",
+        "evaluate",
+        "report",
+        "pgd",
+        "mmd",
+        "cost",
+        "image_prior",
+        "image_kernel",
+    )
     if case.kind in plain or case.kind.startswith(("laplace", "kernel", "ising", "project")):
         return float(result)
     if case.kind == "predict":

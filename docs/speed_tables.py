@@ -45,7 +45,11 @@ def speed_table(report: dict[str, Any]) -> str:
     dates = " and ".join(sorted({case["date"][:10] for case in shown}))
     rounds = min(len(case["contenders"]["polymode"]["rounds"]) for case in shown)
     machine = f"{_machines(shown)}, at least {rounds} rounds"
-    about = f"{machine}, {dates}. TorchUncertainty: joint training; `test` to predict."
+    peer = next(name for name in shown[0]["contenders"] if name.startswith("torch_uncertainty"))
+    training = "joint training"
+    if peer.endswith("separate"):
+        training = "members one by one, since joint training gives all the same batches"
+    about = f"{machine}, {dates}. TorchUncertainty: {training}; `test` to predict."
     return "\n\n".join([markdown(rows), "\n".join(lines), about])
 
 
@@ -84,7 +88,7 @@ def _other(case: dict[str, Any]) -> str:
 
 
 def _speed_up(case: dict[str, Any], start: str) -> str:
-    """Against the first contender whose name starts so: joint training, or testing."""
+    """Against the first contender whose name starts so: separate training, or testing."""
     own = case["contenders"]["polymode"]["rounds"]
     other = next((c for name, c in case["contenders"].items() if name.startswith(start)), None)
     if other is None or not other["rounds"]:

@@ -15,7 +15,12 @@ from typing import Any
 from ..cases import Case
 
 PEER = "torch_uncertainty"
-PEERS = (PEER, "torchmetrics_scores", "foolbox_pgd")  # files that need the peers' interpreter
+PEERS = (
+    PEER,
+    "torchmetrics_scores",
+    "torchmetrics_stream",
+    "foolbox_pgd",
+)  # files that need the peers' interpreter
 LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
 TANGENTS = "neural_tangents_kernels"  # likewise
 ASTRA = "astra_toolbox"  # likewise
@@ -72,8 +77,8 @@ KINDS = {
             "plain_loop": "plain_loop.train",
             "vmap": "vmap.train",
             "polymode": "polymode_stack.train",
-            "torch_uncertainty joint": f"{PEER}.train_joint",
             "torch_uncertainty separate": f"{PEER}.train_separate",
+            "torch_uncertainty joint, shared batches": f"{PEER}.train_joint",
         },
         check="loss",
     ),
@@ -89,7 +94,7 @@ KINDS = {
             "forde, fraction=0.25": "forde.quarter",
             "forde, fraction=0.125": "forde.eighth",
             "forde, chunk_size=2": "forde.two_kept",
-            "plain loop, no repulsion": "plain_loop.train",
+            "plain loop, no repulsion": "plain_loop.train_shared",
             "plain loop, autograd twice": "plain_forde.train",
         },
         figure="cpu",
@@ -102,7 +107,7 @@ KINDS = {
             "forde": "forde.forde",
             "forde, every=8": "forde.every_8",
             "forde, chunk_size=1": "forde.one_kept",
-            "plain loop, no repulsion": "plain_loop.train",
+            "plain loop, no repulsion": "plain_loop.train_shared",
         },
         figure="cpu",
         ratio="CPU ratio",
@@ -115,7 +120,7 @@ KINDS = {
             "forde, 64 components": "forde.truncated_pca",
             "forde, chunk_size=2": "forde.two_kept",
             "forde, chunk_size=1": "forde.one_kept",
-            "plain loop, no repulsion": "plain_loop.train",
+            "plain loop, no repulsion": "plain_loop.train_shared",
         },
         figure="allocated_mb",
         ratio="memory ratio",
@@ -319,6 +324,15 @@ KINDS = {
             "torchmetrics + torch_uncertainty": "torchmetrics_scores.with_torch_uncertainty",
             "polymode": "scores.polymode",
         },
+        check="AUROC, MI",
+    ),
+    "evaluate": Kind(
+        {
+            "torchmetrics, 20 metrics": "torchmetrics_stream.shared",
+            "polymode, 20 metrics": "evaluating.shared",
+            "polymode": "evaluating.everything",
+        },
+        figure="cpu",
         check="AUROC, MI",
     ),
     "pairs": Kind(

@@ -25,12 +25,12 @@ def train(case: Case) -> Job:
             by_name, forward = stacked(nets)
             params = list(by_name.values())
         optimizer = torch.optim.Adam(params, lr=case.lr, fused=True)
-        for inputs, labels in case.batches(x, y):
-            logits = forward(inputs)
+        for inputs, labels in case.own_batches(x, y):
             if len(nets) == 1:
-                loss = F.cross_entropy(logits, labels)
+                loss = F.cross_entropy(forward(inputs[0]), labels[0])
             else:
-                loss = len(nets) * F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(nets)))
+                logits = forward(inputs, own=True)
+                loss = len(nets) * F.cross_entropy(logits.flatten(0, 1), labels.flatten())
             for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
                 param.grad = grad.contiguous()  # fused Adam assumes the layout of the parameter
             optimizer.step()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cases import Case, data
 from . import Job
-from .polymode_stack import pm  # sets the cache of this run before polymode is imported
+from .polymode_stack import pm
 
 from polymode.core.memory import keep_freed_memory  # isort: skip
 from polymode.methods.particles.lengthscales import IDENTITY, Lengthscales  # isort: skip
@@ -25,6 +25,7 @@ def _training(case: Case, method: str, **options: Any) -> Job:
         return pm.fit(
             method, net=case.make_net, task=task, num_modes=case.num_modes, epochs=case.epochs,
             batch_size=case.batch_size, lr=case.lr, prior_precision=0.0, progress="silent",
+            holdout=0,
             **options,
         ).stack  # fmt: skip
 
@@ -32,8 +33,8 @@ def _training(case: Case, method: str, **options: Any) -> Job:
 
 
 def deep_ensemble(case: Case) -> Job:
-    """Without repulsion."""
-    return _training(case, "deep_ensemble")
+    """Without repulsion, on batches that members share, as with it."""
+    return _training(case, "deep_ensemble", data_order="shared")
 
 
 def forde(case: Case) -> Job:

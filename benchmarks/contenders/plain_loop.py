@@ -16,7 +16,27 @@ TOY_SAMPLE = 50
 
 
 def train(case: Case) -> Job:
-    """Each step: the loss of every member backward on its own, then one Adam step."""
+    """Each step: the loss of every member backward on its own, then one Adam step.
+
+    Each member shuffles the data for itself, as ensembles do here by default.
+    """
+    x, y = data(case)
+
+    def run() -> Callable[[Tensor], Tensor]:
+        nets = case.members()
+        optimizer = torch.optim.Adam([p for net in nets for p in net.parameters()], lr=case.lr)
+        for inputs, labels in case.own_batches(x, y):
+            optimizer.zero_grad()
+            for k, net in enumerate(nets):
+                F.cross_entropy(net(inputs[k]), labels[k]).backward()
+            optimizer.step()
+        return lambda inputs: torch.stack([net.eval()(inputs) for net in nets])
+
+    return Job(run, case.num_steps)
+
+
+def train_shared(case: Case) -> Job:
+    """The same on batches that members share, as repulsion needs them."""
     x, y = data(case)
 
     def run() -> Callable[[Tensor], Tensor]:
@@ -45,11 +65,11 @@ def train_toy(case: Case) -> Job:
 
     def run() -> Callable[[Tensor], Tensor]:
         nets = sample.members()
-        for net in nets:
-            optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
-            for inputs, labels in case.batches(x, targets):
+        optimizers = [torch.optim.SGD(net.parameters(), lr=case.lr) for net in nets]
+        for inputs, labels in sample.own_batches(x, targets):
+            for k, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
                 optimizer.zero_grad()
-                F.binary_cross_entropy_with_logits(net(inputs), labels).backward()
+                F.binary_cross_entropy_with_logits(net(inputs[k]), labels[k]).backward()
                 optimizer.step()
         return lambda inputs: torch.stack([net(inputs) for net in nets])
 

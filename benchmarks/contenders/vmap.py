@@ -13,16 +13,19 @@ from ..cases import Case, data, uncertainty
 from . import Job
 
 
-def stacked(nets: list[nn.Module]) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
-    """Stacked parameters, and the function from inputs (B, ...) to all outputs (M, B, C)."""
+def stacked(nets: list[nn.Module]) -> tuple[dict[str, Tensor], Callable[..., Tensor]]:
+    """Stacked parameters, and the function from inputs (B, ...) to all outputs (M, B, C); from
+    inputs (M, B, ...) of each member's own with `own`."""
     params, buffers = stack_module_state(nets)
     net = nets[0]
 
     def one(params: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return functional_call(net, (params, buffers), (inputs,))
 
-    batched = vmap(one, in_dims=(0, 0, None))
-    return params, lambda inputs: batched(params, buffers, inputs)
+    def forward(inputs: Tensor, own: bool = False) -> Tensor:
+        return vmap(one, in_dims=(0, 0, 0 if own else None))(params, buffers, inputs)
+
+    return params, forward
 
 
 def train(case: Case) -> Job:
@@ -33,12 +36,11 @@ def train(case: Case) -> Job:
         nets = case.members()
         params, forward = stacked(nets)
         optimizer = torch.optim.Adam(params.values(), lr=case.lr)
-        for inputs, labels in case.batches(x, y):
+        for inputs, labels in case.own_batches(x, y):
             optimizer.zero_grad()
-            logits = forward(inputs)
-            labels_MB = labels.repeat(len(nets))
-            loss = F.cross_entropy(logits.flatten(0, 1), labels_MB, reduction="sum") / len(labels)
-            loss.backward()
+            logits = forward(inputs, own=True)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            (loss / labels.shape[1]).backward()
             optimizer.step()
         nets[0].eval()
         return forward
@@ -54,10 +56,9 @@ def train_toy(case: Case) -> Job:
     def run() -> Callable[[Tensor], Tensor]:
         params, forward = stacked(case.members())
         optimizer = torch.optim.SGD(params.values(), lr=case.lr)
-        for inputs, labels in case.batches(x, targets):
+        for inputs, labels in case.own_batches(x, targets):
             optimizer.zero_grad()
-            logits = forward(inputs)
-            labels = labels.expand_as(logits)
+            logits = forward(inputs, own=True)
             loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
             (loss / case.batch_size).backward()
             optimizer.step()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.examinations.findings import NotApplicable
 from polymode.likelihoods import HeteroscedasticGaussian
 from polymode.metrics.clusters import clustered
 from polymode.metrics.score import CLASSIFICATION, entries, score_of
@@ -181,3 +182,11 @@ def test_augmentations_that_leave_masks_behind_are_refused() -> None:
     task = pm.Task(train=(IMAGES, MASKS), likelihood="categorical", ignore_index=255)
     with pytest.raises(ValueError, match="moves pixels of inputs, but not of the targets"):
         pm.fit("map", net=conv, task=task, augment="flip", epochs=1, progress="silent")
+
+
+@pytest.mark.parametrize("name", ["attack", "equivariance"])
+def test_examinations_of_one_target_say_so(name) -> None:
+    task = segmentation()
+    post = pm.fit("map", net=conv, task=task, epochs=1, progress="silent")
+    with pytest.raises(NotApplicable, match="one target per example.*at positions"):
+        pm.examine(post, task, name)

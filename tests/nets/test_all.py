@@ -58,6 +58,7 @@ CASES = {
         partial(nets.mlp, hidden=(6,), activation="erf", dropout=0.3, input_dropout=0.2), (1, 2, 2)
     ),
     "mlp-prelu": Case(partial(nets.mlp, hidden=(6, 5), activation=nn.PReLU, norm="layer"), (4,)),
+    "tabular": Case(partial(nets.tabular, codes=[(1, 5), (2, 40)], hidden=(6,)), (4,)),
     "optunet": Case(nets.optunet, (1, 18, 20)),
     "lenet": Case(nets.lenet, (1, 8, 8)),
     "cnn": Case(partial(nets.cnn, channels=(4, 4), hidden=8), (1, 8, 8)),
@@ -320,7 +321,7 @@ def test_state_goes_to_another_network_and_back(case) -> None:
 
 KNOWN = {
     nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.PReLU,
-    FilterResponseNorm2d, Shift, Scale,
+    FilterResponseNorm2d, Shift, Scale, nn.Embedding,
 }  # fmt: skip
 
 
@@ -412,7 +413,7 @@ def test_smallest_image(make, smallest) -> None:
 def test_all_are_named() -> None:
     assert nets.__all__ == [
         "mlp", "optunet", "lenet", "cnn", "resnet8", "resnet20", "resnet18", "resnet", "vit",
-        "unet",
+        "unet", "tabular",
     ]  # fmt: skip
     tested = {getattr(case.make, "func", case.make) for case in CASES.values()}
     assert tested == {getattr(nets, name) for name in nets.__all__ if name != "resnet"}

@@ -116,6 +116,21 @@ def test_files_and_pickles(kind, tmp_path) -> None:
 
 
 @pytest.mark.cpu_seconds(8)
+def test_columns_of_many_categories_get_embeddings(tmp_path) -> None:
+    """A hundred categories, each with an effect of its own; files and pickles know the network."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    place, effects = rng.integers(0, 100, 1500), rng.normal(size=100)
+    table = pandas.DataFrame({"place": [f"p{k}" for k in place], "x": rng.normal(size=1500)})
+    y = effects[place] + 0.1 * rng.normal(size=1500)
+    model = PolymodeRegressor(num_modes=1, epochs=30, lr=0.01).fit(table, y)
+    assert model.posterior_.encoder.codes and model.score(table, y) > 0.9
+    model.save(tmp_path / "m")
+    for again in (PolymodeRegressor.load(tmp_path / "m"), pickle.loads(pickle.dumps(model))):
+        np.testing.assert_array_equal(again.predict(table), model.predict(table))
+
+
+@pytest.mark.cpu_seconds(8)
 def test_tables_with_every_kind_of_column() -> None:
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)

@@ -140,9 +140,18 @@ def test_categories_rare_unseen_and_many() -> None:
         x = encoder({"k": ["a", "z", "c", None]})
     assert x.argmax(1).tolist() == [0, 3, 3, 2] and (x.sum(1) == 1).all()
     many = [str(k % 30) for k in range(300)]
-    with pytest.warns(UserWarning, match="30 categories; the 10 most frequent"):
+    with pytest.warns(UserWarning, match="30 categories; only the 10 most frequent"):
         encoder = TableEncoder.fit(read_columns({"k": many}), Encoding(most_categories=10))
     assert len(encoder.feature_names) == 11
+    coding = Encoding(most_categories=10, large_categories="codes")
+    coded = TableEncoder.fit(read_columns({"x": np.arange(300.0), "k": many}), coding)
+    assert coded.codes == [(17, 31)] and coded.feature_names[-1] == "code of k"
+    x = coded({"x": np.arange(300.0), "k": many})
+    assert [coded.features[1].labels[int(c)] for c in coded.decode(x)[:, 1]] == many
+    net = pm.nets.tabular((18,), 2, codes=coded.codes)
+    assert net(x).shape == (300, 2)
+    with pytest.raises(ValueError, match="positions below 18 and different"):
+        pm.nets.tabular((18,), 2, codes=[(18, 3)])
     numbers = TableEncoder.fit(read_columns({"k": Series([1, 2, 1, 2], "category")}))
     assert numbers({"k": [2.0, 1.0]}).tolist() == [[0, 1], [1, 0]]  # as DataFrames with gaps have
 

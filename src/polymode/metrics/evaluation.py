@@ -168,7 +168,10 @@ def _inputs_at(data: Arrays, start: int, places: Tensor) -> Tensor:
 
 
 def _piece(post: Posterior, samples_per_mode: int | None) -> int:
-    """Return how many rows are predicted before they are reduced to averages."""
+    """Return how many rows are predicted before they are reduced to averages: more than a batch
+    where weights are drawn for each call."""
+    if post.weights.most is not None:
+        return BATCH
     samples = post.num_modes * (samples_per_mode or post.weights.samples_per_mode)
     row_bytes = samples * post.target_size * post.weights.like.dtype.itemsize
     return max(1, PIECE // row_bytes // BATCH) * BATCH

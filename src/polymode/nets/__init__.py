@@ -10,9 +10,11 @@ from __future__ import annotations
 from polymode.nets.convolutional import cnn, lenet, optunet
 from polymode.nets.mlp import mlp
 from polymode.nets.resnet import resnet, resnet8, resnet18, resnet20
+from polymode.nets.tabular import tabular
 from polymode.nets.unet import unet
 from polymode.nets.vit import vit
 
 __all__ = [
     "mlp", "optunet", "lenet", "cnn", "resnet8", "resnet20", "resnet18", "resnet", "vit", "unet",
+    "tabular",
 ]  # fmt: skip

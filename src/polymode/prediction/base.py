@@ -294,8 +294,17 @@ class Prediction(ABC):
     @staticmethod
     def cat(predictions: Sequence[Prediction]) -> Prediction:
         """Return the predictions of several batches as one, joined along B."""
+        if len(predictions) == 1:
+            return predictions[0]
         tensors, metadata = _joined(predictions, along=1)
-        return Prediction.from_arrays(tensors, metadata)
+        return type(predictions[0])._of_batches(predictions, tensors, metadata)
+
+    @classmethod
+    def _of_batches(
+        cls, predictions: Sequence[Prediction], tensors: dict[str, Tensor], facts: dict[str, Any]
+    ) -> Prediction:
+        """Return the prediction of joined tensors; what batches have computed may be joined too."""
+        return Prediction.from_arrays(tensors, facts)
 
     @staticmethod
     def join(predictions: Sequence[Prediction]) -> Prediction:

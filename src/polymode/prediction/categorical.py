@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,17 @@ class CategoricalPrediction(Prediction):
             need, got = tuple(log_probs.shape[:-1]), tuple(log_normalizer.shape)
             raise ValueError(f"`log_normalizer` must have shape (S, B) = {need}, got {got}")
         self.log_probs, self.log_normalizer = log_probs, log_normalizer
+
+    @classmethod
+    def _of_batches(
+        cls, predictions: Sequence[Prediction], tensors: dict[str, Tensor], facts: dict[str, Any]
+    ) -> Prediction:
+        whole = cls.__new__(cls)
+        whole.num_modes = facts["num_modes"]
+        whole.log_probs, whole.log_normalizer = tensors["log_probs"], tensors.get("log_normalizer")
+        whole._mean = torch.cat([part.mean for part in predictions])
+        whole._expected_entropy = torch.cat([part.expected_entropy for part in predictions])
+        return whole
 
     @classmethod
     def from_probs(cls, probs: Any) -> CategoricalPrediction:

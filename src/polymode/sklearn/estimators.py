@@ -25,7 +25,7 @@ from torch import Tensor
 from polymode.core.safe_files import FileProblem, read_json, write_json
 from polymode.likelihoods.kinds import Gaussian, Likelihood, as_likelihood
 from polymode.methods import METHODS, fit
-from polymode.nets.mlp import mlp
+from polymode.nets.tabular import tabular
 from polymode.posterior import Posterior, load
 from polymode.prediction import CategoricalPrediction, Prediction
 from polymode.tasks.frames.columns import is_frame, read_columns
@@ -99,6 +99,7 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
                 "n_features": self.n_features_in_,
                 "names": None if names is None else [str(name) for name in names],
                 "single": self.single_,
+                "codes": cast(TableEncoder, self.posterior_.encoder).codes,
                 "classes": _stored_classes(getattr(self, "classes_", None)),
             },
         )
@@ -120,10 +121,10 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
                 estimator.classes_ = np.array(
                     stored["classes"]["values"], dtype=np.dtype(stored["classes"]["dtype"])
                 )
-            hidden = tuple(int(units) for units in stored["params"]["hidden"])
+            network = _network(stored["params"]["hidden"], stored["codes"])
         except (KeyError, TypeError, ValueError) as error:
             raise FileProblem(f"{folder / _FILE} is not an estimator's: {error!r:.80}") from None
-        estimator.posterior_ = load(folder / _POSTERIOR, net=partial(mlp, hidden=hidden))
+        estimator.posterior_ = load(folder / _POSTERIOR, net=network)
         return estimator
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,23 +132,22 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
         state = dict(super().__getstate__())
         if "posterior_" in state:
             with tempfile.TemporaryDirectory() as folder:
-                cast(Posterior, state.pop("posterior_")).save(folder)
+                posterior = cast(Posterior, state.pop("posterior_"))
+                posterior.save(folder)
+                state["_codes"] = cast(TableEncoder, posterior.encoder).codes
                 files = (path for path in Path(folder).iterdir() if path.is_file())
                 state["_files"] = {path.name: path.read_bytes() for path in files}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        files = state.pop("_files", None)
+        files, codes = state.pop("_files", None), state.pop("_codes", [])
         super().__setstate__(state)
         if files is not None:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
-                self.posterior_ = load(folder, net=self._network)
-
-    @property
-    def _network(self) -> Any:
-        return partial(mlp, hidden=tuple(self.hidden)) if self.net is None else self.net
+                network = self.net if self.net is not None else _network(self.hidden, codes)
+                self.posterior_ = load(folder, net=network)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -171,7 +171,11 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
         else:
             X, y = validate_data(self, X, y, **_NUMBERS, ensure_min_samples=2, **targets)
             columns = read_columns(_by_number(X), "X")
-        encoding = Encoding(numeric=self.numeric, most_categories=self.most_categories)
+        encoding = Encoding(
+            numeric=self.numeric,
+            most_categories=self.most_categories,
+            large_categories="codes" if self.net is None else "frequent",
+        )
         self._encoder = TableEncoder.fit(columns, encoding)
         return self._encoder.encode(columns, "X"), y
 
@@ -192,13 +196,16 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
         if weights is not None:
             counted = torch.as_tensor(weights, dtype=torch.get_default_dtype())
             x, y, weights = (rows[counted > 0] for rows in (x, y, counted))
-        task = Task(train=(x, y), likelihood=law, target_size=size, weights=weights)
+        task = Task(
+            train=(x, y), likelihood=law, target_size=size, weights=weights, input_scaling=None
+        )
         task.encoder = self._encoder
+        network = self.net if self.net is not None else _network(self.hidden, self._encoder.codes)
         del self._encoder
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         options = self._options(len(x))
         self.posterior_ = fit(
-            self.method, net=self._network, task=task, seed=seed, progress="silent", **options
+            self.method, net=network, task=task, seed=seed, progress="silent", **options
         )
         return self
 
@@ -328,6 +335,11 @@ class PolymodeClassifier(ClassifierMixin, _Polymode):  # type: ignore[misc]
         assert isinstance(prediction, CategoricalPrediction)
         probs = prediction.mean.detach().double().numpy()
         return probs / probs.sum(1, keepdims=True)
+
+
+def _network(hidden: Sequence[int], codes: Sequence[Sequence[int]]) -> Any:
+    """Return the builder of the network of a table."""
+    return partial(tabular, hidden=tuple(map(int, hidden)), codes=codes)
 
 
 def _by_number(X: np.ndarray) -> dict[str, np.ndarray]:

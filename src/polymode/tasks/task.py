@@ -239,8 +239,8 @@ class Task:
             columns: names of the input columns; by default all but the target.
             drop: names of columns to leave out.
             **options: `numeric` ("piecewise", "standard", "quantile"), `num_bins`,
-                `most_categories`, `test_fraction`, `val_fraction` (0.1 each), `split`; and what
-                `Task` takes, such as `name` and `target_unit`.
+                `most_categories`, `large_categories`, `test_fraction`, `val_fraction` (0.1 each),
+                `split`; and what `Task` takes, such as `name` and `target_unit`.
         """
         from polymode.tasks.frames.from_frame import FrameOptions, task_from_frame
 

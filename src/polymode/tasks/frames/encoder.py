@@ -8,8 +8,9 @@ number     `numeric`: "standard" (x - mean) / std; "piecewise", that and, for th
 boolean    -1 and 1
 date       days as a number, and sine and cosine of the day of the year and of the week, and of
            the hour if the training rows differ in it
-category   a column of 0 and 1 for each category; more than `most_categories` are cut to the most
-           frequent ones. Those that occur once, and those that training has not seen, are "other"
+category   a column of 0 and 1 for each category. Of more than `most_categories` the most frequent
+           ones have one, or (`large_categories`) the column becomes one number, a code for the
+           embedding of `pm.nets.tabular`. Those that occur once or are new are "other"
 =========  =====================================================================================
 
 A missing number, date or truth value becomes the median and sets an indicator, which is there for
@@ -51,6 +52,11 @@ class Encoding(Config):
 
     numeric: str = option("piecewise", choices=NUMERIC, doc="form of numbers")
     num_bins: int = option(16, ge=2, le=1000, doc="bins of piecewise numbers")
+    large_categories: str = option(
+        "frequent",
+        choices=("frequent", "codes"),
+        doc="columns of more categories: the most frequent ones, or a code for `pm.nets.tabular`",
+    )
     most_categories: int = option(64, ge=2, le=10_000, doc="categories of a column that are told"
                                   " apart")  # fmt: skip
 
@@ -205,12 +211,14 @@ class CategoryFeatures:
         categories: those that are told apart; None is a missing value.
         other: whether there is a feature for all others.
         seen: every category of the training rows.
+        coded: whether there is one feature, the place of the category, for an embedding.
     """
 
     name: str
     categories: list[str | None]
     other: bool
     seen: list[str | None]
+    coded: bool = False
 
     @classmethod
     def fit(cls, column: Column, encoding: Encoding) -> CategoryFeatures:
@@ -220,22 +228,27 @@ class CategoryFeatures:
                 f"column '{column.name}' has {len(once)} categories with one row each (first:"
                 f" '{once[0]}'); they are taken together as {_OTHER}"
             )
-        frequent = [name for name, n in counts.most_common(encoding.most_categories) if n > 1]
-        if len(counts) - len(once) > encoding.most_categories:
+        several = [name for name, n in counts.most_common() if n > 1]
+        coded = len(several) > encoding.most_categories and encoding.large_categories == "codes"
+        frequent = several if coded else several[: encoding.most_categories]
+        if len(frequent) < len(several):
             warn(
-                f"column '{column.name}' has {len(counts):,} categories; the"
-                f" {encoding.most_categories} most frequent ones are told apart, see"
-                " `most_categories`"
+                f"column '{column.name}' has {len(counts):,} categories; only the"
+                f" {encoding.most_categories} most frequent ones have inputs of their own, see"
+                " `most_categories` and `large_categories`"
             )
         return cls(
             column.name,
             sorted(frequent, key=lambda name: (name is None, str(name))),
             len(frequent) < len(counts),
             sorted(counts, key=lambda name: (name is None, str(name))),
+            coded,
         )
 
     @property
     def feature_names(self) -> list[str]:
+        if self.coded:
+            return [f"code of {self.name}"]
         names = [f"{self.name} = {'missing' if c is None else c}" for c in self.categories]
         return [*names, *([f"{self.name} = {_OTHER}"] if self.other else [])]
 
@@ -243,13 +256,16 @@ class CategoryFeatures:
         places = {name: k for k, name in enumerate(self.categories)}
         width = len(self.categories) + self.other
         codes = np.array([places.get(v, len(places)) for v in column.values], dtype=np.int64)
-        features = np.zeros((len(codes), width))
-        rows = np.flatnonzero(codes < width)  # without "other", an unseen one is all zeros
-        features[rows, codes[rows]] = 1.0
-        if unseen := sorted(
-            {str(v) for v in column.values if v is not None} - {*map(str, self.seen)}
-        ):
-            count = sum(str(v) in set(unseen) for v in column.values)
+        if self.coded:
+            features = codes[:, None].astype(float)
+        else:
+            features = np.zeros((len(codes), width))
+            rows = np.flatnonzero(codes < width)  # without "other", an unseen one is all zeros
+            features[rows, codes[rows]] = 1.0
+        seen = {*map(str, self.seen)}
+        others = Counter(v for v in map(_text_of, column.values) if v is not None and v not in seen)
+        if others:
+            unseen, count = sorted(others), others.total()
             names = ", ".join(f"'{name}'" for name in unseen[:3])
             more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
             warn(
@@ -260,6 +276,8 @@ class CategoryFeatures:
 
     def decode(self, features: np.ndarray) -> np.ndarray:
         """Return the places (N,) of the categories in `labels`."""
+        if self.coded:
+            return features[:, 0].round()
         return np.where(features.any(1), features.argmax(1), len(self.categories)).astype(float)
 
     @property
@@ -324,6 +342,16 @@ class TableEncoder:
     def feature_names(self) -> list[str]:
         """Names of the F inputs."""
         return [name for part in self.features for name in part.feature_names]
+
+    @property
+    def codes(self) -> list[tuple[int, int]]:
+        """Position and number of categories of each coded column, for `pm.nets.tabular`."""
+        starts = np.cumsum([0, *(len(part.feature_names) for part in self.features)]).tolist()
+        return [
+            (start, len(part.categories) + 1)
+            for start, part in zip(starts, self.features, strict=False)
+            if isinstance(part, CategoryFeatures) and part.coded
+        ]
 
     def __call__(self, frame: Any, what: str = "the table") -> Tensor:
         """Return the inputs (N, F) of rows, in torch's default type."""

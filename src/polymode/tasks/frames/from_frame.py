@@ -6,6 +6,7 @@ are learned on the rows of training that remain after validation. Targets stay i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ def task_from_frame(
         target_size=len(classes) if classes else y.shape[1],
         target_scaling=scaling,
         class_names=classes,
+        input_scaling=None,
         **facts,
     )
     task.encoder, task.row_numbers = encoder, parts
@@ -104,6 +106,7 @@ def frame(
     numeric: str = Encoding.numeric,
     num_bins: int = Encoding.num_bins,
     most_categories: int = Encoding.most_categories,
+    large_categories: str = Encoding.large_categories,
     test_fraction: float = FrameOptions.test_fraction,
     val_fraction: float = FrameOptions.val_fraction,
     split: int = FrameOptions.split,
@@ -114,7 +117,7 @@ def frame(
         path: the file. target: name of the column to predict.
         seed: not used; the split is that of `split`.
         likelihood, columns, drop: see `Task.from_frame`.
-        numeric, num_bins, most_categories: how columns are encoded.
+        numeric, num_bins, most_categories, large_categories: how columns are encoded.
         test_fraction, val_fraction, split: which rows are held out.
     """
     if path is None or target is None:
@@ -127,6 +130,7 @@ def frame(
         numeric=numeric,
         num_bins=num_bins,
         most_categories=most_categories,
+        large_categories=large_categories,
         test_fraction=test_fraction,
         val_fraction=val_fraction,
         split=split,
@@ -209,8 +213,8 @@ def _targets(
         classes = tuple(sorted({*names}, key=float))
     if len(classes) < _FEW_CLASSES:
         raise ValueError(f"target '{columns[0].name}' has one class in all rows, '{classes[0]}'")
-    counts = {name: names.count(name) for name in classes} if len(names) < 10**5 else {}
-    if single := [name for name, count in counts.items() if count == 1]:
+    counts = Counter(names)
+    if single := [name for name in classes if counts[name] == 1]:
         warn(
             f"{len(single)} class(es) of '{columns[0].name}' have one row (first: '{single[0]}'),"
             " which is in only one of training, validation and test"
