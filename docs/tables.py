@@ -212,9 +212,8 @@ def order_table(orders: dict[str, Any]) -> str:
             gaps = [b - a for a, b in zip(shared, own, strict=True)]
             half = float(t.ppf(0.975, len(gaps) - 1)) * stdev(gaps) / len(gaps) ** 0.5
             gap = f"{mean(gaps):+.4f} ± {half:.4f}".replace("-", "−")
-            rows.append(
-                [name, str(len(pairs)), f"{title} ↓", f"{mean(shared):.4f}", f"{mean(own):.4f}", gap]
-            )
+            means = (f"{mean(shared):.4f}", f"{mean(own):.4f}")
+            rows.append([name, str(len(pairs)), f"{title} ↓", *means, gap])
     return markdown(rows)
 
 
