@@ -28,6 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -55,12 +56,14 @@ class Weights(ABC):
         stack: one network per mode, the centres.
         samples_per_mode: L that predictions take unless asked otherwise.
         most: the largest L there is, None where draws never end.
+        chosen: what a method has chosen itself, for `Posterior.config`; JSON-safe.
     """
 
     kind: ClassVar[str]
     stack: Stack
     samples_per_mode: int
     most: int | None = None
+    chosen: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def num_modes(self) -> int:
