@@ -69,7 +69,12 @@ class Job(NamedTuple):
         """Return the work as done by this stack, of as many of the members, as planned."""
         stack.plans = dict.fromkeys(KINDS, plan)
         inputs = [part[: len(stack)] if self.per_member else part for part in (self.x, self.y)]
-        return lambda: self.run(stack, *inputs)
+
+        def work() -> Any:
+            with ranks.sharing(None):  # a rank tries it alone
+                return self.run(stack, *inputs)
+
+        return work
 
 
 def choose(stack: Stack, job: Job) -> Plan:
