@@ -313,7 +313,7 @@ CASES = {
               ("batches", "3 epochs of 1,024 rows, the body run for each batch", 3),
               ("kept", "100 epochs of 1,024 rows, features computed once", 100),
               ("predict", "predict 1,024 rows", 1))),
-        Case("frozen_lora", "frozen_lora", "LoRA in 4 layers of 128 units, 5 epochs of 256 sequences",
+        Case("frozen_lora", "frozen_lora", "LoRA in 4 layers of 128 units, 5 × 256 sequences",
              input_shape=(16, 128), num_classes=4, num_examples=256, epochs=5,
              batch_size=32),
         Case("tiny_networks", "toy", "train 10,000 networks 2-2-1 on 400 points, 10 epochs, SGD",
