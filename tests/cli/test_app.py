@@ -156,12 +156,12 @@ def test_check_fails_aloud(monkeypatch, command):
     assert "6 check(s) failed." in command.out
 
 
-def test_help_leads_with_three_examples(command):
+def test_help_leads_with_examples(command):
     assert command("--help") == 0
     assert command.out.index("polymode run --task digits") < command.out.index("Options:")
     assert command.out.split("Options:")[0].count("\n    polymode ") == 3
     assert command("run", "--help") == 0
-    assert command.out.split("Options:")[0].count("\n    polymode ") == 3
+    assert command.out.split("Options:")[0].count("\n    polymode ") == 4
     assert command("--version") == 0
     assert command.out == f"polymode {__version__}\n"
     assert command() == 2
@@ -173,9 +173,9 @@ def test_the_flags_of_run_are_these():
 
     run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     assert [option.opts[-1] for option in run.params] == [
-        "study", "--task", "--method", "--seeds", "--set", "--config", "--preset", "--part",
-        "--net", "--examine", "--out", "--jobs", "--backend", "--address", "--device", "--fresh",
-        "--dry-run", "--quiet", "--json",
+        "study", "--task", "--table", "--target", "--method", "--seeds", "--set", "--config",
+        "--preset", "--part", "--net", "--examine", "--out", "--jobs", "--backend", "--address",
+        "--device", "--fresh", "--dry-run", "--quiet", "--json",
     ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ FORMER_RATES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("snapshot", "swag"), {"clip_norm": None}),
     "cyclical_sgmcmc": {"step_limit": None, "clip_norm": None, "exploration": 0.8},
     "ivon": {"clip_radius": None},
+    "laplace_map": {"spread": "all"},
     "vi": {"lr": 1e-3, "std_lr": 0.01},
 }
 

@@ -1,8 +1,8 @@
 """Networks of several inputs with every method: as the same network of one tensor, to the bit.
 
-Two inputs, named ones, and tokens with a mask are compared with a network that takes one tensor and
-takes it apart itself. Batches of a loader differ in length, which one tensor cannot; they are
-fitted, resumed, saved and loaded. No method has code of its own here.
+Two inputs by position, and tokens with a mask by name, are compared with a network that takes one
+tensor and takes it apart itself. Batches of a loader differ in length, which one tensor cannot;
+they are fitted, resumed, saved and loaded. No method has code of its own here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class TokensInOne(Tokens):
 
 KINDS: dict[str, tuple[Any, type[nn.Module], Any, type[nn.Module]]] = {
     "two inputs": ((A, B), Two, torch.cat([A, B], 1), TwoInOne),
-    "names": ({"b": B, "a": A}, Two, torch.cat([A, B], 1), TwoInOne),
     "tokens": (
         {"input_ids": IDS, "attention_mask": MASK},
         Tokens,
@@ -116,10 +115,12 @@ def fit(method: str, net: Any, train: Any, **options: Any) -> pm.Posterior:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_one_tensor(method, kind, tmp_path) -> None:
     several, net, one, net_of_one = KINDS[kind]
-    if method in ("forde", "lit") and kind == "tokens":
-        pytest.skip("one tensor of identifiers and masks has no embedding that takes it")
     post = fit(method, net, (several, LABELS), execution="loop")
-    other = fit(method, net_of_one, (one, LABELS), execution="loop")
+    try:
+        other = fit(method, net_of_one, (one, LABELS), execution="loop")
+    except ValueError as error:  # of identifiers and masks in one tensor, which no embedding takes
+        assert "differentiates with respect to the inputs" in str(error)
+        pytest.skip(str(error))
     for name, tensor in other.weights.tensors().items():
         assert torch.equal(tensor, post.weights.tensors()[name]), name
     prediction = post.predict(several)

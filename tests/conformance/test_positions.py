@@ -122,6 +122,20 @@ def test_positions_of_regressions_are_rows(method) -> None:
     assert_same_networks(positions, rows)
 
 
+@pytest.mark.cpu_seconds(6)
+def test_weights_of_one_change_nothing(method) -> None:
+    """Targets that come with weights take every way through the data that others take."""
+    x, y = X.flatten(0, 1), Y.flatten().clamp(min=0)
+    given = {"train": (x, y), "likelihood": Positions(Categorical(), axes=0)}
+    posts = [
+        pm.fit(method, net=by_position(method), task=task, dtype=torch.float64, **SHORT)
+        for task in (pm.Task(**given), pm.Task(**given, weights=torch.ones(len(y))))
+    ]
+    assert_same_networks(*posts)
+    prediction = [post.predict(x).mean for post in posts]
+    torch.testing.assert_close(*prediction)
+
+
 def test_maps(method, tmp_path) -> None:
     """Fit, predict, log-probability, save and load on pictures: classes, and depths with noise."""
     net = lambda: LastLinear(2, is_noisy(method))  # noqa: E731

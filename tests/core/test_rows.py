@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.func import vmap
 
-from polymode.core.rows import Rows, as_rows, is_several, shapes_of, spread, why_not_same
+from polymode.core.rows import (
+    Ragged,
+    Rows,
+    as_rows,
+    equal,
+    is_several,
+    map_leaves,
+    shapes_of,
+    spread,
+    stacked,
+    why_not_same,
+)
 
 IDS = torch.arange(12).view(4, 3)
 SIZE = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -83,3 +97,19 @@ def test_how_inputs_differ_from_what_is_expected() -> None:
     )
     assert "one tensor, and not several" in str(why_not_same(IDS, shapes))
     assert "several tensors (ids, size), and not one" in str(why_not_same(rows(), (3,)))
+
+
+def test_it_goes_to_another_process_and_into_a_copy() -> None:
+    for other in (pickle.loads(pickle.dumps(rows())), copy.deepcopy(rows())):
+        assert equal(other, rows()) and other.structure == rows().structure
+
+
+def test_batches_of_different_lengths_stay_apart() -> None:
+    alike = stacked([rows(), rows()])
+    assert isinstance(alike, Rows) and alike.tree["ids"].shape == (2, 4, 3)
+    ragged = stacked([rows(), as_rows({"size": SIZE, "ids": IDS[:, :2]})])
+    assert isinstance(ragged, Ragged) and len(ragged) == 2
+    assert torch.equal(ragged[1].tree["ids"], IDS[:, :2])
+    assert [len(part) for part in (ragged[:1], ragged[0])] == [1, 4]
+    doubled = map_leaves(ragged, lambda leaf: leaf + leaf)
+    assert torch.equal(doubled[0].tree["size"], 2 * SIZE)

@@ -95,3 +95,21 @@ def test_options_that_cannot_be_right_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             LaplaceMAP(**options)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def test_with_classes_the_gaussian_at_the_end_is_over_the_last_layer() -> None:
+    """The networks and their evidence are those of a Gaussian over all weights."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 2, generator=stream)
+    task = pm.Task(train=(x, (x[:, 0] > 0).long()), likelihood="categorical")
+    how = {"net": two_layers, "task": task, "epochs": 150, "lr": 0.02, "progress": "silent"}
+    last, whole = pm.fit("laplace_map", **how), pm.fit("laplace_map", spread="all", **how)
+    assert sorted(last.weights.precision) == ["2.bias", "2.weight"]
+    assert sorted(whole.weights.precision) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert last.weights.log_evidence == whole.weights.log_evidence
+    regression_fit = fit(epochs=20)
+    assert sorted(regression_fit.weights.precision) == ["weight"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.examinations.findings import NotApplicable
 from polymode.likelihoods import HeteroscedasticGaussian
 from polymode.metrics.clusters import clustered
 from polymode.metrics.score import CLASSIFICATION, entries, score_of
@@ -89,6 +90,12 @@ def test_scores_are_those_of_the_rows(make, net, number) -> None:
             assert row.standard_error == pytest.approx(score.standard_error, rel=1e-3, abs=1e-7)
         compared += 1
     assert compared > 15
+    joint = -post.predict(task.test.x).joint_log_prob(task.test.y).double()
+    assert seen["joint_nll"].value == pytest.approx(joint.mean().item(), rel=1e-5)
+    assert seen["joint_nll"].n == len(joint)
+    assert seen["joint_nll"].standard_error == pytest.approx(
+        joint.std().item() / len(joint) ** 0.5, rel=1e-4
+    )
     assert seen["nll"].n == number
 
 
@@ -181,3 +188,11 @@ def test_augmentations_that_leave_masks_behind_are_refused() -> None:
     task = pm.Task(train=(IMAGES, MASKS), likelihood="categorical", ignore_index=255)
     with pytest.raises(ValueError, match="moves pixels of inputs, but not of the targets"):
         pm.fit("map", net=conv, task=task, augment="flip", epochs=1, progress="silent")
+
+
+@pytest.mark.parametrize("name", ["attack", "equivariance"])
+def test_examinations_of_one_target_say_so(name) -> None:
+    task = segmentation()
+    post = pm.fit("map", net=conv, task=task, epochs=1, progress="silent")
+    with pytest.raises(NotApplicable, match="one target per example.*at positions"):
+        pm.examine(post, task, name)

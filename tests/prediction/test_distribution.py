@@ -13,7 +13,7 @@ from scipy.integrate import quad
 
 from polymode.metrics.crps import crps
 from polymode.metrics.intervals import pinball
-from polymode.metrics.regression import nll
+from polymode.metrics.regression import epistemic_std, nll
 from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
 
 from .made_up import categorical, mixture
@@ -133,6 +133,8 @@ def test_mapped_is_stored_taken_and_refused() -> None:
     assert not pred.has_epistemic and "S=4" in repr(pred) and "95 %" in pred._repr_html_()
     with pytest.raises(ValueError, match="whole mixture"):
         pred.take_modes([0])
+    with pytest.raises(ValueError, match="not defined of a mapped prediction"):
+        epistemic_std(pred)
     with pytest.raises(ValueError, match="rise strictly from 0 to 1"):
         MappedPrediction.of(mixture((1, 2, 1)), [([0.0, 0.5, 0.5, 1.0], [0.0, 0.2, 0.3, 1.0])])
     with pytest.raises(ValueError, match="one pair per output, 2"):

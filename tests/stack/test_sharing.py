@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
+from polymode.posterior import weights
 from polymode.stack.sharing import is_shared, joined, num_bytes, replaced
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import head_names, trained_names
@@ -318,3 +319,19 @@ def test_a_pass_that_meets_nothing_of_what_is_trained_has_gradients_of_zero() ->
         losses = stack.gradients(lambda out, y, extra: out.square().mean((-1, -2)), X, Y)
         assert losses.shape == (2,)
         assert all(not leaf.grad.any() for leaf in stack.leaves())
+
+
+def test_predictions_of_a_shared_body_are_made_by_pieces(monkeypatch) -> None:
+    """As many rows at a time as suit the networks; the outputs are those of all rows at once."""
+    monkeypatch.setattr(weights, "_MEMBER_ROWS", 24)
+    stack = stack_of(3, dtype=torch.float64)
+    sizes: list[int] = []
+    call = Stack.__call__
+    monkeypatch.setattr(Stack, "__call__", lambda s, x, **how: sizes.append(len(x)) or call(s, x))
+    with torch.no_grad():
+        pieces = weights.Samples(stack).outputs(1, 0)(X.double())
+    assert sizes == [8, 8, 4]
+    torch.testing.assert_close(pieces[:, 0], call(stack, X.double()).detach(), rtol=1e-12, atol=0)
+    sizes.clear()
+    weights.Samples(stack).outputs(1, 0)(X.double())  # gradients are recorded: one graph
+    assert sizes == [20]

@@ -182,3 +182,78 @@ def test_wrong_inputs_of_a_prediction_are_one_line(x, message) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         fit(task({"a": A, "b": B, "y": LABELS})).predict(x)
     assert "\n" not in str(refused.value)
+
+
+class Packed(nn.Module):
+    """An LSTM over sequences of their own lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, steps: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            steps, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        return self.head(self.cells(packed)[1][0][-1])
+
+
+def test_packed_sequences_are_taken_but_by_laplace() -> None:
+    """One number per example is an input as any other. torch.func takes no packed sequences."""
+    steps = torch.randn(40, 5, 3, generator=torch.Generator().manual_seed(1))
+    x = {"steps": steps, "lengths": torch.arange(40) % 5 + 1}
+    source = task((x, LABELS))
+    options = {
+        "net": Packed,
+        "task": source,
+        "epochs": 1,
+        "execution": "loop",
+        "progress": "silent",
+    }
+    post = pm.fit("deep_ensemble", num_modes=2, **options)
+    beyond = torch.arange(5) >= x["lengths"][:, None]
+    other = {**x, "steps": steps.masked_fill(beyond[..., None], 9.0)}
+    torch.testing.assert_close(post.predict(other).mean, post.predict(x).mean)
+    with pytest.raises(ValueError, match="torch.func does not take packed sequences.*mask padded"):
+        pm.fit("laplace", **options)
+
+
+def test_points_of_repulsion_between_inputs() -> None:
+    """Noise goes to every input of real numbers; points of one tensor are refused."""
+    options = {"net": Two, "num_modes": 2, "epochs": 1, "progress": "silent"}
+    source = task(((A, B), LABELS))
+    posts = [
+        pm.fit("function_rde", task=source, points=points, **options)
+        for points in ("batch", "perturbed")
+    ]
+    weights = [post.stack.params["body.0.weight"] for post in posts]
+    assert not torch.equal(*weights)
+    with pytest.raises(ValueError, match=r"`points` .* are one tensor.*several inputs: 0 \(B, 3\)"):
+        pm.fit("function_rde", task=source, points=[[0.0] * 5], **options)
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    """Examples as dictionaries, one after another."""
+
+    def __iter__(self) -> Any:
+        return (Items()[row] for row in range(40))
+
+
+@pytest.mark.parametrize("source", [Items(), Streamed()], ids=["in a process", "streamed"])
+def test_loaders_with_workers_and_without_a_length(source) -> None:
+    loader = DataLoader(source, 8, num_workers=int(isinstance(source, Items)))
+    read = task(loader, target="kind")
+    x = torch.cat([x for x, _ in read.train.batches(8)])
+    assert torch.equal(x.tree["a"], A) and torch.equal(x.tree["b"], B)
+    mean = fit(read, data_order="shared").predict(loader_of_inputs()).mean
+    torch.testing.assert_close(mean.sum(1), torch.ones(40))
+
+
+def loader_of_inputs() -> DataLoader:
+    rows = [{"a": a, "b": b} for a, b in zip(A, B, strict=True)]
+    return DataLoader(rows, 8)
+
+
+def test_a_list_is_no_loader() -> None:
+    with pytest.raises(ValueError, match="is a pair .inputs, targets., such as .*got a list of 1"):
+        task([{"a": A, "b": B, "kind": LABELS}], target="kind")

@@ -48,6 +48,11 @@ def check_inputs(
             f"attacks are on predicted classes, and this posterior ({post.method}) is of a"
             f" regression ({post.likelihood.name})"
         )
+    if post.likelihood.num_axes:
+        raise ValueError(
+            "attacks are on one class per input, and this posterior predicts at positions (pixels,"
+            " tokens, labels); follow the gradient of post.predict_batch(x).log_prob(y)"
+        )
     check_choice("norm", norm, NORMS)
     if not is_one_shape(post.input_shape):
         raise ValueError(

@@ -34,6 +34,7 @@ from polymode.examinations.findings import (
     NotApplicable,
     measure,
     require_one_input,
+    require_one_target,
 )
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.results import Row
@@ -142,6 +143,7 @@ class Attack(Config):
 def attack_examination(post: Posterior, task: Task, options: Attack) -> Findings:
     """Attack the first test inputs; see the module."""
     require_one_input("an attack moves one input of real numbers", post.input_shape)
+    require_one_target("an attack", post.likelihood)
     if task.test is not None and not first_inputs(task.test, 1).is_floating_point():
         raise NotApplicable("an attack moves inputs by small numbers, and identifiers are whole")
     x, y, scaling, box = inputs_of(task, options.num_examples)

@@ -84,7 +84,7 @@ def _map_is_exact() -> tuple[bool, str]:
 
 
 def _ensemble() -> tuple[bool, str]:
-    problem, post = _fit("deep_ensemble", num_modes=2)
+    problem, post = _fit("deep_ensemble", num_modes=2, holdout=0)
     far = _distance(problem, post)
     passed = far < TOLERANCE and post.num_modes == 2
     return passed, f"largest distance {far:.1e}, allowed {TOLERANCE:g}"
@@ -157,7 +157,15 @@ def _compare(pairs: dict[str, tuple[float, float]]) -> tuple[bool, str]:
 
 def _files() -> tuple[bool, str]:
     moons = task("two_moons")
-    post = fit("deep_ensemble", net=nets.mlp, task=moons, num_modes=2, epochs=1, progress="silent")
+    post = fit(
+        "deep_ensemble",
+        net=nets.mlp,
+        task=moons,
+        num_modes=2,
+        epochs=20,
+        lr=0.02,
+        progress="silent",
+    )
     assert moons.test is not None
     with tempfile.TemporaryDirectory() as folder:
         post.save(folder)
@@ -168,7 +176,7 @@ def _files() -> tuple[bool, str]:
 
 def _report() -> tuple[bool, str]:
     moons = task("two_moons")
-    post = fit("map", net=nets.mlp, task=moons, epochs=1, progress="silent")
+    post = fit("map", net=nets.mlp, task=moons, epochs=20, lr=0.02, progress="silent")
     with tempfile.TemporaryDirectory() as folder:
         size = report(compare([evaluate(post, moons)]), Path(folder) / "r.html").stat().st_size
     return size > 10_000, f"{size / 1000:.0f} kB"

@@ -241,6 +241,8 @@ def _underivable(module: nn.Module, error: RuntimeError) -> str:
             "torch.utils.checkpoint computes layers again in the backward pass",
             "call the layers themselves where the network is not in training",
         )
+    elif "doesn't have storage" in text:
+        text, remedy = "torch.func does not take packed sequences", "mask padded steps instead"
     return f"the network cannot be differentiated in its weights ({text}): {remedy}"
 
 
@@ -337,7 +339,10 @@ def _followed(stack: Stack, probe: Tensor, survey: Survey) -> Survey:
     shape = (2, *outputs.shape)
     cotangents = torch.randn(shape, generator=stream, dtype=torch.float64).to(outputs)
     looped = survey._replace(loops=True)
-    plain = dict(Tangent(stack, 0, looped, survey.singles)(probe).pull(cotangents))
+    try:
+        plain = dict(Tangent(stack, 0, looped, survey.singles)(probe).pull(cotangents))
+    except RuntimeError as error:
+        raise ValueError(_underivable(tangent.module, error)) from error
     try:
         for name, record in pull(cotangents):
             expected = plain[name].moving

@@ -34,7 +34,12 @@ from polymode.equivariance.groups import group as find_group
 from polymode.equivariance.orbits import Score, class_scores, mean_of_members, value_scores
 from polymode.equivariance.planar import QuarterTurns, Turns
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, measure, require_one_input
+from polymode.examinations.findings import (
+    Findings,
+    measure,
+    require_one_input,
+    require_one_target,
+)
 from polymode.metrics.diversity.size import mean_over_subsets, subsets
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
@@ -232,6 +237,7 @@ for _set, _where in (("", "test set"), ("ood_", "OOD set")):
 def equivariance(post: Posterior, task: Task, options: Equivariance) -> Findings:
     """Return how symmetric a posterior's predictions are; see the module."""
     require_one_input("a group acts on one input", post.input_shape)
+    require_one_target("an orbit", post.likelihood)
     acting, samples_per_mode = find_group(options.group), options.samples_per_mode
     if post.likelihood.classification and not acting.invariant:
         raise ValueError(

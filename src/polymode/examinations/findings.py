@@ -14,6 +14,7 @@ from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.core.registry import Registry, suggest
 from polymode.core.rows import Shapes, is_one_shape, shapes_text
+from polymode.likelihoods.kinds import Likelihood
 from polymode.metrics.results import EXAMINED, Results, Row, finite, title_of
 from polymode.metrics.score import ARROWS
 from polymode.metrics.text_table import align, decimals_for, number
@@ -139,6 +140,15 @@ def require_one_input(what: str, shapes: Shapes) -> None:
         raise NotApplicable(
             f"{what}, and these networks take several: {shapes_text(shapes)}. Wrap the network in"
             " one that takes one tensor apart"
+        )
+
+
+def require_one_target(what: str, likelihood: Likelihood) -> None:
+    """Refuse predictions at positions, for examinations of one target per example."""
+    if likelihood.num_axes:
+        raise NotApplicable(
+            f"{what} has one target per example, and this posterior predicts at positions (pixels,"
+            " tokens, labels)"
         )
 
 

@@ -26,7 +26,12 @@ import torch
 from polymode.core.options import Config, option
 from polymode.core.registry import suggest
 from polymode.examinations.examination import EXAMINATIONS
-from polymode.examinations.findings import Findings, NotApplicable, measure
+from polymode.examinations.findings import (
+    Findings,
+    NotApplicable,
+    measure,
+    require_one_target,
+)
 from polymode.metrics.diversity import pairwise_mutual_information
 from polymode.metrics.results import Row
 from polymode.posterior import Posterior
@@ -61,6 +66,7 @@ class Pairs(Config):
 )
 def pairs(post: Posterior, task: Task, options: Pairs) -> Findings:
     """Return the diversity of pairs; see the module."""
+    require_one_target("a pair's mutual information", post.likelihood)
     name = _ood_set(task, options.ood)
     if task.test is None or not post.likelihood.classification or post.num_samples < 3:
         raise NotApplicable(

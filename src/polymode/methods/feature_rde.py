@@ -191,7 +191,7 @@ def find_head(stack: Stack, x: Tensor) -> str:
     hooks = [
         layer.register_forward_hook(lambda _, args, out, path=path: outputs_of.update({path: out}))
         for path, layer in module.named_modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear) or _is_pointwise(layer)
     ]
     with torch.no_grad(), private_stream(0):
         outputs = module(x)
@@ -208,6 +208,14 @@ def find_head(stack: Stack, x: Tensor) -> str:
         f" {type(module).__name__} are not those of an nn.Linear of its own behind other trainable"
         " layers; let its forward method end in one, or use function_rde, which repels outputs"
     )
+
+
+def _is_pointwise(layer: nn.Module) -> bool:
+    """Whether it is a convolution that is a linear layer at each position."""
+    if not isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return False
+    plain = not isinstance(layer.padding, str) and not any(layer.padding)
+    return plain and layer.groups == 1 and {*layer.kernel_size, *layer.stride} == {1}
 
 
 def without_head(stack: Stack, head: str) -> Stack:
@@ -229,6 +237,9 @@ def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
     tensors = {**stack.params, **stack.frozen}
     weight, bias = (tensors.get(name) for name in _names(head))
     assert weight is not None
+    positions = weight.dim() - 3  # of a 1 x 1 convolution, whose channels come first
+    if positions:
+        features, weight = features.movedim(2, -1), weight.flatten(2)
     if features.dim() < 3 or features.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"feature_rde repels the inputs of the last linear layer, '{head}', but this network"
@@ -237,7 +248,8 @@ def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
         )
     outputs = torch.bmm(features.flatten(1, -2), weight.mT)
     outputs = outputs if bias is None else outputs + bias.unsqueeze(1)
-    return outputs.unflatten(1, features.shape[1:-1])
+    outputs = outputs.unflatten(1, features.shape[1:-1])
+    return outputs.movedim(-1, 2) if positions else outputs
 
 
 @torch.no_grad()

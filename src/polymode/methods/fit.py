@@ -37,6 +37,7 @@ from polymode.methods.fit_warnings import (
 )
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
+from polymode.methods.work import tell_work
 from polymode.nets.standardised import standardised
 from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
@@ -285,6 +286,9 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     if division.evidence is not None and not plan.ready:
         together = core.config.stops_together
         selection = Selection(division.evidence, likelihood, stack, together)
+    work = core.work(config, problem, stack)
+    usual = Passes().num_epochs(data.num_batches(Passes().batch_size))
+    tell_work(work, 0 if plan.ready else usual, number, stack.num_parameters)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -309,9 +313,10 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     reported: Any = Told(data, what, plan.observers)
     with ranks.together():
         weights = core.finish(config, problem._replace(data=reported), state)
+        chosen = dict(weights.chosen)
         weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
-    done |= trained
+    done |= trained | chosen
     if selection is not None:
         done["stopping"] = selection.facts()
     post = Posterior(

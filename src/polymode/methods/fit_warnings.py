@@ -22,8 +22,8 @@ def require_trainable(stack: Stack) -> None:
     frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
     why = f"all {frozen:,} are frozen" if frozen else "it has none"
     raise ValueError(
-        f"the network has no parameter to train: {why}. Call requires_grad_(True) on what shall"
-        " learn; networks that are trained already are taken as they are with epochs=0"
+        f"the network has no parameter to train: {why}. Name what shall learn by"
+        " `trainable`; networks that are trained already are taken as they are with epochs=0"
     )
 
 

@@ -50,6 +50,7 @@ from torch import Tensor
 from polymode.core.checks import as_numbers
 from polymode.core.options import option, rule
 from polymode.core.rng import fold, generator
+from polymode.core.rows import map_leaves, shapes_of, shapes_text
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.components import Categories
@@ -288,8 +289,17 @@ def _points(config: FunctionRDE, problem: Problem, state: State, batch: Batch) -
                 " points='batch', or give points"
             )
         stream = generator(fold(problem.seed, "member", 0), "points", state.step)
-        noise = torch.randn(batch.x.shape, generator=stream, dtype=batch.x.dtype)
-        return batch.x + config.points_noise * noise.to(batch.x.device)
+
+        def moved(leaf: Tensor) -> Tensor:
+            noise = torch.randn(leaf.shape, generator=stream, dtype=leaf.dtype)
+            return leaf + config.points_noise * noise.to(leaf.device)
+
+        return map_leaves(batch.x, moved)  # type: ignore[no-any-return]
+    if not isinstance(batch.x, Tensor):
+        raise ValueError(
+            "`points` of FunctionRDE are one tensor, and the networks take several inputs:"
+            f" {shapes_text(shapes_of(batch.x))}; take points='batch' or 'perturbed'"
+        )
     shape = batch.x.shape[2:] if batch.own else batch.x.shape[1:]
     if state.points.shape[1:] != shape:
         raise ValueError(

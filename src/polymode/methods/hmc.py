@@ -52,6 +52,7 @@ from polymode.methods.map import add_noise
 from polymode.methods.method import METHODS, Members, Method, Problem
 from polymode.methods.sampling.chains import burn_in_of, steps_kept
 from polymode.methods.sampling.keeping import keep_sample, kept_samples, room_for
+from polymode.methods.work import Work
 from polymode.posterior.weights import Samples
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
@@ -237,6 +238,12 @@ def _warn(config: HMC, state: State, count: int, tuned: bool) -> None:
         )
 
 
+def work_of(config: HMC, problem: Problem, stack: Stack) -> Work:
+    """Return what the trajectories take: a gradient on all data per leapfrog step."""
+    passes = config.total_steps(problem.steps_per_epoch) * config.leapfrog_steps
+    return Work(float(passes), "hmc", "sghmc, one pass per epoch, or fewer `epochs`")
+
+
 METHODS.register(
     "hmc",
     summary="full-batch Hamiltonian Monte Carlo, the reference posterior of small networks",
@@ -250,4 +257,4 @@ METHODS.register(
     bibtex="""@incollection{neal2011mcmc,
   title={{MCMC} using {Hamiltonian} dynamics}, author={Neal, Radford M.},
   booktitle={Handbook of {Markov} Chain {Monte} {Carlo}}, publisher={CRC Press}, year={2011}}""",
-)(Method(HMC, init, step, finish))
+)(Method(HMC, init, step, finish, work=work_of))

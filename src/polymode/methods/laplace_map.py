@@ -17,6 +17,11 @@ weights that normalisation makes scale-free (`prior="per_group"`, see `laplace/g
 no mode: the prior shrinks them and λ grows with 1 / ‖θ_g‖², which leaves the function as it is and
 acts as a schedule of their learning rate.
 
+At these λ a Gaussian over all weights is underconfident with classes: a network that fits its
+labels has little curvature, so most weights keep the spread of their prior, and the linear model
+adds it up in the logits. The networks themselves do not suffer. So for classes the Gaussian at the
+end is over the last layer, with λ by the evidence of the linear model (`spread`).
+
 Learned noise of a regression is trained with the weights, by its likelihood.
 
 Limits: an update costs a pass over the data with C backward passes; the evidence is approximate,
@@ -38,12 +43,15 @@ import torch
 from torch import Tensor
 
 from polymode.core.options import option
-from polymode.curvature.tangent import survey
+from polymode.curvature.tangent import Survey, survey
+from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
+from polymode.methods.laplace import laplace
 from polymode.methods.laplace.curvature import Curvature, Setting, curvature
 from polymode.methods.laplace.gaussian import GaussianPosterior, log_evidence
 from polymode.methods.laplace.laplace import refuse_low_precision
 from polymode.methods.laplace.laplace_weights import LaplaceWeights
+from polymode.methods.laplace.linear_model import COVERED
 from polymode.methods.laplace.prior_groups import KINDS, prior_groups
 from polymode.methods.map import Info, Trained
 from polymode.methods.method import METHODS, Method, Problem
@@ -70,6 +78,13 @@ class LaplaceMAP(Trained):
     )
     evidence_every: int | None = option(
         None, ge=1, doc="steps from one update to the next", none="is five epochs"
+    )
+    spread: str | None = option(
+        None,
+        choices=("all", "last_layer"),
+        doc="weights that the Gaussian at the end is over",
+        none="is last_layer for classes, where the last layer is linear, and all otherwise",
+        more="'last_layer' has its λ by the evidence of the linear model, as in `laplace`.",
     )
     samples_per_mode: int = option(100, ge=1, doc="L draws of the logits in a prediction")
 
@@ -177,10 +192,31 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     ]
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     outputs = problem.likelihood.num_outputs(problem.target_size)
+    if _is_spread_last(config, problem.likelihood, layers):
+        weights = _last_layer(config, problem, state)
+        weights.log_evidence = evidences
+        return weights
     return LaplaceWeights(
         stack, posteriors, layers, outputs, config.samples_per_mode,
         "sampled" if problem.likelihood.num_axes else "linearised", log_evidence=evidences,
     )  # fmt: skip
+
+
+def _is_spread_last(config: LaplaceMAP, likelihood: Likelihood, layers: Survey) -> bool:
+    """Whether the Gaussian at the end is over the last layer alone."""
+    if config.spread is None:
+        covered = likelihood.classification and likelihood.name in COVERED
+        return covered and bool(layers.last)
+    return config.spread == "last_layer"
+
+
+def _last_layer(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights:
+    """Return what `laplace` makes of the networks with the structure last_layer."""
+    options = laplace.Laplace(
+        structure="last_layer", evidence="linear", batch_size=config.batch_size,
+        samples_per_mode=config.samples_per_mode,
+    )  # fmt: skip
+    return laplace.finish(options, problem, map_.State(*state[:2], state.step))
 
 
 METHODS.register(

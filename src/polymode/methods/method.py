@@ -11,6 +11,7 @@ from torch import Tensor
 from polymode.core.options import Config, option
 from polymode.core.registry import Registry
 from polymode.likelihoods.kinds import Likelihood
+from polymode.methods.work import Work, that_of_training
 from polymode.posterior import Posterior, Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.training.data import Data
@@ -122,6 +123,8 @@ class Method(NamedTuple):
             that never chooses.
         uses_inputs: (config) -> whether the method does more with inputs than to hand them to the
             network, such as to differentiate by them; then a frozen trunk is not cut off.
+        work: (config, problem, stack) -> Work, an estimate where it is more than the training, or
+            None.
         post_hoc: whether networks that are given (modules, or a posterior) are taken as they are,
             so that `step` is not called. Factories are trained first.
     """
@@ -133,6 +136,7 @@ class Method(NamedTuple):
     search: Callable[..., Search | None] | None = None
     post_hoc: bool = False
     uses_inputs: Callable[[Any], bool] = hands_inputs_on
+    work: Callable[[Any, Problem, Stack], Work | None] = that_of_training
 
 
 METHODS: Registry[Method] = Registry("method")

@@ -182,6 +182,11 @@ def epistemic_share(prediction: Prediction, targets: Tensor | None = None) -> Sc
 
 def _uncertain(prediction: Prediction, metric: str) -> Density:
     mixture = check_mixture(prediction, metric)
+    if isinstance(mixture, MappedPrediction):
+        raise ValueError(
+            f"`{metric}` is not defined of a mapped prediction, which is no longer split into"
+            " aleatoric and epistemic; score the prediction before recalibration"
+        )
     if not mixture.has_epistemic:
         raise ValueError(
             f"`{metric}` needs at least 2 samples, got 1 without an epistemic share of its own"

@@ -498,7 +498,7 @@ def _seen(
     """Return what `look` finds in the stack's mode, found once."""
 
     def probe(_: nn.Module) -> Seen:
-        module = set_mode(stack.views.build(0, share=False), stack.mode)
+        module = set_mode(stack.views.to_try(0), stack.mode)
         return look(module, x[0] if per_member else x)
 
     return stack.network.program(look.__name__, stack.mode, probe)

@@ -123,14 +123,14 @@ class Trunk:
     def is_quiet(self, x: Any) -> bool:
         """Whether the trunk does the same in training: it draws nothing, and what it normalises
         with are statistics that stay."""
-        module = _without(self._given.views.build(0, share=False), self.paths)
+        module = _without(self._given.views.to_try(0), self.paths)
         with drawing() as drawn:
             trained = set_mode(module, "train")(x[:ROWS])
         return not drawn and torch.equal(trained, self(x[:ROWS]))
 
     def late_draws(self, x: Any) -> bool:
         """Whether the part after the cut draws random numbers in training."""
-        module = set_mode(self.late.views.build(0, share=False), "train")
+        module = set_mode(self.late.views.to_try(0), "train")
         with torch.no_grad():
             return habits(module, self(x[:ROWS])).draws
 

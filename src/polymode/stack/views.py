@@ -69,7 +69,12 @@ class Views:
         self._rows = [(rows, views), *self._rows[:1]]
         return views
 
-    def build(self, k: int, *, share: bool) -> nn.Module:
+    def to_try(self, k: int) -> nn.Module:
+        """Return member k as a module for a trial pass: it may move what it likes, but refers to
+        frozen parameters, which may be large."""
+        return self.build(k, share=False, share_frozen=True)
+
+    def build(self, k: int, *, share: bool, share_frozen: bool = False) -> nn.Module:
         """Return member k as a new module, with the stack's memory or memory of its own."""
         if share and k not in self.apart and not self.network.keeps_plain_state:
             module = shallow_copy(self.network.template)
@@ -78,7 +83,8 @@ class Views:
         for name, stacked in {**self.params, **self.frozen}.items():
             value = stacked.detach()[k]
             learns = name in self.params and (stacked.requires_grad or not share)
-            parameter = nn.Parameter(value if share else value.clone(), learns)
+            refers = share or (share_frozen and name in self.frozen)
+            parameter = nn.Parameter(value if refers else value.clone(), learns)
             for alias in self.network.aliases[name]:
                 assign(module, alias, parameter)
         for name, stacked in self.buffers.items():

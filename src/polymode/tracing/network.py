@@ -99,5 +99,10 @@ class _Lock:
 
 def without_values(module: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode whose tensors have shapes but no values."""
-    empty = silent(copy.deepcopy(module)).to("meta").requires_grad_(False).eval()
+    copies: dict[int, Any] = {  # of plain parameters, so that large ones are never copied
+        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False)
+        for p in module.parameters()
+        if type(p) is nn.Parameter
+    }
+    empty = silent(copy.deepcopy(module, copies)).to("meta").requires_grad_(False).eval()
     return tie_again(empty, aliases_of(module))

@@ -160,6 +160,14 @@ class Told:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @property
+    def untold(self) -> Data:
+        """The data alone."""
+        return self._data
+
     def batches(self, batch_size: int) -> Iterator[Pair]:
         """Yield (x, y) in order."""
         total = self._data.num_batches(batch_size)

@@ -149,7 +149,7 @@ def test_a_slice_of_a_posterior_that_has_predicted() -> None:
 def test_updates_of_the_prior_in_training_are_of_each_mode(structure, classes) -> None:
     """λ of the modes begin apart, so far that the longest step of an update matters."""
     problem, stack = networks(classes)
-    config = LaplaceMAP(structure=structure, prior="per_layer")
+    config = LaplaceMAP(structure=structure, prior="per_layer", spread="all")
     starts = torch.tensor([1e-4, 1.0, 1e4], dtype=torch.float64)
     together = updated(config, problem, stack, {name: starts.clone() for name in stack.params})
     state = SimpleNamespace(stack=stack, precision=together)
@@ -181,7 +181,7 @@ def test_another_noise_is_a_factor_of_the_precision_of_all_outputs(structure) ->
     setting = Setting(structure=structure)
     known = survey(stack, X)
     groups = prior_groups(stack, "single")
-    options = SimpleNamespace(evidence="linear", batch_size=10)
+    options = SimpleNamespace(evidence="linear", batch_size=10, prior_examples=None)
 
     def made(stack: Stack) -> tuple[Curvature, StructuredEvidence]:
         found = curvature(setting, problem, stack, 0, known, chosen)

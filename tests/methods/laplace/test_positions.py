@@ -10,6 +10,7 @@ from torch.func import functional_call, jacrev
 import polymode as pm
 from polymode.likelihoods import Categorical, Positions
 from polymode.methods.laplace.curvature import MOST_OUTPUTS, roots
+from polymode.methods.laplace.subnetwork import diagonals
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(8, 3, 4, generator=STREAM, dtype=torch.float64)
@@ -122,3 +123,17 @@ def test_full_covariances_of_maps_are_refused() -> None:
     task = pm.Task(train=(IMAGES, MASKS), likelihood="categorical")
     with pytest.raises(ValueError, match="output_covariance='diagonal'.*predictive='sampled'"):
         pm.fit("laplace", net=conv, task=task, predictive="linearised", **OPTIONS)
+
+
+def test_subnetworks_of_maps_are_chosen_by_all_outputs() -> None:
+    """Energies Σ (∂f/∂θ)² over every output at every position, by a dense Jacobian."""
+    task = pm.Task(train=(IMAGES, MASKS), likelihood="categorical")
+    post = pm.fit("map", net=conv, task=task, epochs=1, dtype=torch.float64, progress="silent")
+    likelihood = post.likelihood
+    problem = pm.methods.Problem(likelihood, 36, 2, 1, task.train.to(torch.float64, "cpu"))
+    energy = diagonals(problem, post.stack).energy
+    params = {n: t[0].detach() for n, t in post.stack.params.items()}
+    module = post.members[0]
+    columns = jacrev(lambda values: functional_call(module, values, (IMAGES,)).flatten())(params)
+    expected = torch.cat([part.flatten(1).square().sum(0) for part in columns.values()])
+    torch.testing.assert_close(energy, expected)

@@ -56,7 +56,10 @@ from polymode.methods.laplace.linear_model_solve import Products, solve_iterativ
 from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
-from polymode.training.events import work_on
+from polymode.training.batches import Pair
+from polymode.training.data import Data
+from polymode.training.events import Told, work_on
+from polymode.training.history import spread_rows
 
 SPAN = 1e8  # a precision stays within this factor of its start
 PRUNED = 1e-3  # weights
@@ -293,6 +296,8 @@ class StructuredEvidence:
         mask: which weights are free, (P,) of truth values, None for all.
         mean: "linear" or "trained".
         apart: δ of `linear_model.distance`, which decides on the form of the linear model.
+        weight: N/n, where the products are with n examples of the N that the blocks are of. What
+            they sum over the data counts for so much, so θ* is that of a prior of λ n/N.
     """
 
     def __init__(
@@ -307,7 +312,9 @@ class StructuredEvidence:
         mean: str = "linear",
         inner: int = 100,
         apart: float = 0.0,
+        weight: float = 1.0,
     ) -> None:
+        self.weight = weight
         self.blocks, self.mean, self.inner, self.apart = blocks, mean, inner, apart
         self.tangent, self.products, self.outputs = tangent, products, outputs
         self.group_of = {name: groups[name] for block in blocks for name in block.names}
@@ -326,7 +333,8 @@ class StructuredEvidence:
     def bound(self, precision: Tensor, beta: Tensor) -> float:
         """Return log E of a linear model that fits all targets with weights of 0."""
         factor = float(beta[0]) if len(beta) else 1.0
-        return self.products_at(factor).most_likely() - 0.5 * self._spread(precision, beta)[0]
+        most_likely = self.weight * self.products_at(factor).most_likely()
+        return most_likely - 0.5 * self._spread(precision, beta)[0]
 
     def _spread(self, precision: Tensor, beta: Tensor) -> tuple[float, dict[str, float]]:
         """Return log det H − log det Λ, and γ of each group."""
@@ -346,7 +354,7 @@ class StructuredEvidence:
         factor = float(beta[0]) if len(beta) else 1.0
         spread, effective = self._spread(precision, beta)
         outputs, squares = self._mean(precision, factor)
-        fit = float(self.products_at(factor).log_likelihood(outputs))
+        fit = self.weight * float(self.products_at(factor).log_likelihood(outputs))
         value = fit - 0.5 * float((precision * squares).sum()) - 0.5 * spread
         gamma = torch.tensor(list(effective.values()), dtype=torch.float64)
         if not len(beta):
@@ -356,8 +364,9 @@ class StructuredEvidence:
             (data.precision * (data.targets - h).square()).double().sum()
             for data, h in zip(self.products.data, outputs, strict=True)
         ]
-        count = torch.tensor([float(sum(h.numel() for h in outputs))], dtype=torch.float64)
-        total = torch.stack(errors).sum()[None]
+        values = self.weight * float(sum(h.numel() for h in outputs))
+        count = torch.tensor([values], dtype=torch.float64)
+        total = self.weight * torch.stack(errors).sum()[None]
         return Terms(value, gamma, squares, gamma.sum()[None], total, count)
 
     def products_at(self, factor: float) -> Products:
@@ -369,11 +378,11 @@ class StructuredEvidence:
             return self.outputs, self.point_squares
         full = torch.ones_like(self.tangent.point)
         for places, value in zip(self.places, precision, strict=True):
-            full[places] = value.to(full)
+            full[places] = value.to(full) / self.weight
         products = self.products_at(factor)
         self.theta = solve_iterative(
             products, full, start=self.theta, inner=self.inner,
-            tolerance=_DECREASE, forcing=_FORCING,
+            tolerance=_DECREASE / self.weight, forcing=_FORCING,
         )  # fmt: skip
         return products.outputs(self.theta), self._squares(self.theta)
 
@@ -385,7 +394,7 @@ def choose_prior(
 
     Args:
         config: options of `laplace`: `prior` (single, per_layer, per_group), `evidence` (trained,
-            linear) and `batch_size`.
+            linear), `prior_examples` and `batch_size`.
         curvature: of one mode; its `blocks`.
         mode: which member of the stack.
     """
@@ -428,11 +437,13 @@ def _evidence(
 ) -> StructuredEvidence:
     if problem.data is None:
         raise ValueError("the evidence needs the training data: give Problem(..., data=...)")
-    pairs = list(problem.data.batches(config.batch_size))
+    pairs = _examples(config.prior_examples, problem.data, config.batch_size)
     targets = torch.cat([y for _, y in pairs])
     data = observed(problem.likelihood, targets, _noise(problem, stack, mode))
     outputs = [tangent.outputs(x) for x, _ in pairs]
     inputs, functions = _last_layer(curvature.blocks, tangent, [x for x, _ in pairs])
+    if functions is not None:  # features are small: one large product is faster than many
+        inputs, outputs = [torch.cat(inputs)], [torch.cat(outputs)]
     multiply, transpose = functions or masked_products(tangent, mask)
     pairs = list(zip(inputs, outputs, strict=True))
     logits = problem.likelihood.name == "categorical"
@@ -445,8 +456,19 @@ def _evidence(
     products = Products(multiply, transpose, batches, data, report)
     return StructuredEvidence(
         curvature.blocks, groups, tangent, products, outputs, mask=mask, mean=config.evidence,
-        apart=apart,
+        apart=apart, weight=len(problem.data) / len(targets),
     )  # fmt: skip
+
+
+def _examples(number: int | None, data: Data, batch_size: int) -> list[Pair]:
+    """Return so many examples in batches, evenly spread over arrays; all where None is given."""
+    if number is None or number >= len(data):
+        return list(data.batches(batch_size))
+    return [
+        (x, y)
+        for rows in spread_rows(data.untold if isinstance(data, Told) else data, number)
+        for x, y in zip(*(part.split(batch_size) for part in rows), strict=True)
+    ]
 
 
 def _noise(problem: Problem, stack: Stack, mode: int) -> Tensor | float:

@@ -173,11 +173,11 @@ def _map_variances(
 ) -> Tensor:
     """Return variances of the outputs (B, K, *E) at positions, some of an example at a time."""
     numbers, parts = outputs[0].numel(), []
-    for rows in tangent.parts(len(x), min(numbers, _OUTPUTS)):
+    for rows in tangent.parts(len(x), min(numbers, OUTPUTS)):
         columns = []
-        for start in range(0, numbers, _OUTPUTS):
+        for start in range(0, numbers, OUTPUTS):
             output, pull = tangent(x[rows])
-            unit = torch.eye(numbers)[start : start + _OUTPUTS].to(output)
+            unit = torch.eye(numbers)[start : start + OUTPUTS].to(output)
             unit = unit.view(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
             columns.append(posterior.quadratic(pull(unit), False))
         parts.append(torch.cat(columns, 1).view(-1, *outputs.shape[1:]))
@@ -194,7 +194,7 @@ def joint_moments(
 
 
 _RANGE = math.log(1e-10), math.log(1e10)  # where data say nothing of a group, λ has no end
-_OUTPUTS = 256  # of a map whose variances are computed at a time
+OUTPUTS = 256  # of a map whose variances are computed at a time
 _CLOSE = 1e-5  # of the slope with respect to log λ, nats
 
 

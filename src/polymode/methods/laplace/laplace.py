@@ -57,9 +57,13 @@ from polymode.methods.laplace.prior_groups import prior_groups
 from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
 from polymode.methods.map import State, Trained
 from polymode.methods.method import METHODS, Method, Problem
+from polymode.methods.work import Work
 from polymode.stack.stack import Stack
 
 EVIDENCES = ("auto", "trained", "linear")
+LARGE = 20_000  # weights
+_FORWARD, _PRODUCTS = 1 / 3, 250.0  # passes: of a forward pass, and of a search for λ on all data
+_FEW, _SHARE = 1000, 30  # examples, and what share of them, by which the evidence finds λ
 
 
 def _counts(numbers: object) -> bool:
@@ -73,7 +77,13 @@ def _counts(numbers: object) -> bool:
 class Laplace(Trained):
     """Options of `laplace`: those of `map`, and"""
 
-    structure: str = option("kron", choices=STRUCTURES, doc="structure of the curvature")
+    structure: str | None = option(
+        None,
+        choices=STRUCTURES,
+        doc="structure of the curvature",
+        none="is kron, and last_layer above 20,000 weights where the last layer is linear",
+        more="The evidence of many weights costs many passes over the data.",
+    )
     prior: str = option(
         "single",
         choices=PRIORS,
@@ -97,6 +107,13 @@ class Laplace(Trained):
         none="leaves it to the evidence",
         more="Taken as it is unless `evidence` is given, too. The networks of a factory are trained"
         " with it, or with 1.",
+    )
+    prior_examples: int | None = option(
+        None,
+        ge=2,
+        doc="training examples by which the evidence finds λ",
+        none="is all of them for last_layer, and otherwise 1,000, or a thirtieth if that is more",
+        more="What they say counts N/n times; the curvature is that of all data.",
     )
     fisher: str | None = option(
         None,
@@ -183,10 +200,13 @@ class Laplace(Trained):
             object.__setattr__(self, "prior_precision", Trained.prior_precision)
             if self.evidence is None:
                 object.__setattr__(self, "evidence", "auto")
+        if self.structure is None and self.sharing != type(self).sharing:
+            object.__setattr__(self, "structure", "kron")  # which has it
         super().__post_init__()
 
     @property
     def setting(self) -> Setting:
+        assert self.structure is not None  # settled
         return Setting(
             self.structure, self.fisher, self.mc_samples, self.sharing, self.rank,
             batch_size=self.batch_size,
@@ -234,18 +254,20 @@ def placed(config: Laplace, likelihood: Likelihood) -> Laplace:
     return config
 
 
-def settled(config: Laplace, likelihood: Likelihood) -> Laplace:
-    """Return the options with what "auto" and None stand for with this likelihood."""
+def settled(config: Laplace, likelihood: Likelihood, quiet: bool = False) -> Laplace:
+    """Return the options with what "auto" and None stand for with this likelihood; warns of an
+    evidence that is second best unless `quiet`."""
     config = placed(config, likelihood)
     if config.evidence != "auto":
         return config
     if likelihood.name in COVERED:
         return replace(config, evidence="linear")
-    warn(
-        f"the linear model has no evidence for the likelihood {likelihood.name}, so the prior"
-        " precision is that of the largest evidence at the trained weights, which is often too"
-        " small; give `prior_precision` where you know better",
-    )
+    if not quiet:
+        warn(
+            f"the linear model has no evidence for the likelihood {likelihood.name}, so the prior"
+            " precision is that of the largest evidence at the trained weights, which is often too"
+            " small; give `prior_precision` where you know better",
+        )
     return replace(config, evidence="trained")
 
 
@@ -254,6 +276,7 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     config = settled(config, problem.likelihood)
     stack = state.stack.clone().eval()
     layers = survey(stack, next(problem.inputs(config.batch_size)))
+    config = sized(config, problem, stack, layers)
     look_at_coverage(config, layers, stack)
     every = prior_groups(stack, config.prior)
     posteriors, evidences = [], []
@@ -263,7 +286,7 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
         posterior, evidence = _posterior(config, problem, stack, k, mode_curvature)
         posteriors.append(posterior)
         evidences.append(evidence)
-    return LaplaceWeights(
+    weights = LaplaceWeights(
         stack,
         posteriors,
         layers,
@@ -275,6 +298,47 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
         None if config.evidence is None else evidences,
         {name: every[name] for block in posteriors[0].blocks for name in block.names},
     )
+    choices: dict[str, Any] = {k: getattr(config, k) for k in ("structure", "prior_examples")}
+    if config.evidence is not None and stack.num_modes == ranks.num_modes(stack.num_modes):
+        choices["prior_precisions"] = [
+            {every[name]: float(value) for name, value in posterior.precision.items()}
+            for posterior in posteriors
+        ]
+    weights.chosen = choices
+    return weights
+
+
+def sized(config: Laplace, problem: Problem, stack: Stack, layers: Survey) -> Laplace:
+    """Return the options with what None stands for in a network and data of this size."""
+    structure = config.structure
+    if structure is None:
+        structure = "last_layer" if stack.num_parameters > LARGE and layers.last else "kron"
+    examples = config.prior_examples
+    if examples is None and problem.data is not None:
+        number = len(problem.data)
+        few = max(_FEW, number // _SHARE)
+        examples = number if structure == "last_layer" else min(few, number)
+    return replace(config, structure=structure, prior_examples=examples)
+
+
+def work_of(config: Laplace, problem: Problem, stack: Stack) -> Work:
+    """Return what the curvature and the search for λ take, about."""
+    layers = survey(stack, next(problem.inputs(config.batch_size)))
+    config = sized(settled(config, problem.likelihood, quiet=True), problem, stack, layers)
+    outputs = problem.likelihood.num_outputs(problem.target_size)
+    cheaper = "structure='last_layer'" if layers.last else "a `prior_precision` that is given"
+    if config.structure == "last_layer":
+        return Work(_FORWARD, "laplace of the last layer", cheaper)
+    passes = _FORWARD * (1 + 2 * (outputs if config.fisher in (None, "exact") else 1))
+    what = f"laplace, structure='{config.structure}'"
+    if config.evidence == "linear":
+        assert problem.data is not None and config.prior_examples is not None
+        share = min(config.prior_examples / len(problem.data), 1.0)
+        passes += _PRODUCTS * share
+        what += " with evidence='linear'"
+        if share > 1 / _SHARE:
+            cheaper += f", or prior_examples={max(_FEW, len(problem.data) // _SHARE):,}"
+    return Work(passes, what, cheaper)
 
 
 def _posterior(
@@ -416,4 +480,4 @@ METHODS.register(
   title={Improving predictions of {Bayesian} neural nets via local linearization},
   author={Immer, Alexander and Korzepa, Maciej and Bauer, Matthias},
   booktitle={International Conference on Artificial Intelligence and Statistics}, year={2021}}""",
-)(Method(Laplace, init, step, finish, post_hoc=True))
+)(Method(Laplace, init, step, finish, post_hoc=True, work=work_of))

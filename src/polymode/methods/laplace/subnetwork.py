@@ -35,6 +35,7 @@ from polymode.curvature.blocks import Diagonal
 from polymode.curvature.tangent import Survey, Tangent, survey
 from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.curvature import Setting, curvature
+from polymode.methods.laplace.gaussian import OUTPUTS
 from polymode.methods.method import Problem
 from polymode.stack.stack import Stack
 
@@ -89,9 +90,14 @@ def _energy(
     for x in problem.inputs(batch_size):
         for rows in tangent.parts(len(x), size):
             outputs, pull = tangent(x[rows])
-            unit = torch.eye(size).to(outputs)[:, None].expand(-1, len(outputs), -1)
-            for name, record in pull(unit):
-                totals[name] = totals[name] + record.squares().flatten().detach()
+            numbers = outputs[0].numel()  # of maps more than are taken at a time
+            for start in range(0, numbers, OUTPUTS):
+                if start:
+                    outputs, pull = tangent(x[rows])
+                unit = torch.eye(numbers)[start : start + OUTPUTS].to(outputs)
+                unit = unit.view(-1, 1, *outputs.shape[1:]).expand(-1, *outputs.shape)
+                for name, record in pull(unit):
+                    totals[name] = totals[name] + record.squares().flatten().detach()
     return totals
 
 

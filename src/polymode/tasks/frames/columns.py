@@ -67,7 +67,7 @@ def read_columns(frame: Any, what: str = "the table") -> dict[str, Column]:
     if isinstance(frame, Mapping):
         sources: dict[str, Any] = {str(name): values for name, values in frame.items()}
     elif is_frame(frame):
-        names = [name for name in frame.columns]
+        names = list(frame.columns)
         if len(set(map(str, names))) < len(names):
             twice = next(str(n) for k, n in enumerate(names) if str(n) in map(str, names[:k]))
             raise ValueError(f"{what} has two columns named '{twice}'; rename one")

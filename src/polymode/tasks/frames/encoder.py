@@ -262,10 +262,10 @@ class CategoryFeatures:
             features = np.zeros((len(codes), width))
             rows = np.flatnonzero(codes < width)  # without "other", an unseen one is all zeros
             features[rows, codes[rows]] = 1.0
-        if unseen := sorted(
-            {str(v) for v in column.values if v is not None} - {*map(str, self.seen)}
-        ):
-            count = sum(str(v) in set(unseen) for v in column.values)
+        seen = {*map(str, self.seen)}
+        others = Counter(v for v in map(_text_of, column.values) if v is not None and v not in seen)
+        if others:
+            unseen, count = sorted(others), others.total()
             names = ", ".join(f"'{name}'" for name in unseen[:3])
             more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
             warn(

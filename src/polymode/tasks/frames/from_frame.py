@@ -6,6 +6,7 @@ are learned on the rows of training that remain after validation. Targets stay i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,8 +213,8 @@ def _targets(
         classes = tuple(sorted({*names}, key=float))
     if len(classes) < _FEW_CLASSES:
         raise ValueError(f"target '{columns[0].name}' has one class in all rows, '{classes[0]}'")
-    counts = {name: names.count(name) for name in classes} if len(names) < 10**5 else {}
-    if single := [name for name, count in counts.items() if count == 1]:
+    counts = Counter(names)
+    if single := [name for name in classes if counts[name] == 1]:
         warn(
             f"{len(single)} class(es) of '{columns[0].name}' have one row (first: '{single[0]}'),"
             " which is in only one of training, validation and test"
