@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t
+
 from docs.defaults_table import defaults_tables
 from docs.growth import growth_table
 from docs.speed_tables import (
@@ -64,6 +66,8 @@ FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
+ENSEMBLE = ROOT / "docs" / "methods" / "deep_ensemble.md"
+ORDERS = ROOT / "results" / "data_order.json"
 WHICH = ROOT / "docs" / "which_method.md"
 DEFAULTS = ROOT / "results" / "defaults.json"
 
@@ -198,6 +202,21 @@ def metrics_table() -> str:
             rows.append([f"`{entry.name}`", ARROWS[facts["direction"]], *said])
         parts.append(f"### {title[0].upper()}{title[1:]}\n\n{markdown(rows)}")
     return "\n" + "\n\n".join(parts) + "\n"
+
+
+def order_table(orders: dict[str, Any]) -> str:
+    """Return scores of ensembles with shared batches and with orders of their own, by task."""
+    rows = [["task", "seeds", "score", "shared", "own", "own − shared, 95 % interval"]]
+    for name, pairs in sorted(orders.items()):
+        classes = pairs[0]["own"]["error"] < 1
+        for key, title in (("nll", "NLL"), ("error", "error" if classes else "RMSE")):
+            shared, own = ([pair[order][key] for pair in pairs] for order in ("shared", "own"))
+            gaps = [b - a for a, b in zip(shared, own, strict=True)]
+            half = float(t.ppf(0.975, len(gaps) - 1)) * stdev(gaps) / len(gaps) ** 0.5
+            gap = f"{mean(gaps):+.4f} ± {half:.4f}".replace("-", "−")
+            means = (f"{mean(shared):.4f}", f"{mean(own):.4f}")
+            rows.append([name, str(len(pairs)), f"{title} ↓", *means, gap])
+    return markdown(rows)
 
 
 def options_table(method: str) -> str:
@@ -351,6 +370,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (EXAMINATIONS, "options", examination_options()),
         *((page, "options", options_table(page.stem)) for page in sorted(PAGES.glob("*.md"))),
         *studies,
+        (ENSEMBLE, "order", order_table(json.loads(ORDERS.read_text()))),
         (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),
         (FORDE, "cost", forde_tables(report)),
         (LAPLACE, "speed", laplace_table(report)),
