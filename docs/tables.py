@@ -23,6 +23,7 @@ from typing import Any
 from scipy.stats import t
 
 from docs.defaults_table import defaults_tables
+from docs.growth import growth_table
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -60,6 +61,7 @@ BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
 EXECUTIONS = ROOT / "results" / "executions.json"
+GROWTH = ROOT / "results" / "growth.json"
 FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
@@ -388,6 +390,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (TOMOGRAPHY, "tomography", tomography_table(report)),
         (WHICH, "defaults", defaults_tables(json.loads(DEFAULTS.read_text())["rows"])),
         (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
+        (SCALE, "growth", growth_table(json.loads(GROWTH.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),
     ]
