@@ -20,7 +20,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t
+
 from docs.defaults_table import defaults_tables
+from docs.growth import growth_table
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -58,10 +61,13 @@ BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
 EXECUTIONS = ROOT / "results" / "executions.json"
+GROWTH = ROOT / "results" / "growth.json"
 FLEET = ROOT / "results" / "fleet.json"
 SYMMETRY = STUDIES / "symmetry.md"
 TUNING = ROOT / "results" / "symmetry" / "tuning.json"
 PRIORS = ROOT / "results" / "laplace_prior.json"
+ENSEMBLE = ROOT / "docs" / "methods" / "deep_ensemble.md"
+ORDERS = ROOT / "results" / "data_order.json"
 WHICH = ROOT / "docs" / "which_method.md"
 DEFAULTS = ROOT / "results" / "defaults.json"
 
@@ -196,6 +202,21 @@ def metrics_table() -> str:
             rows.append([f"`{entry.name}`", ARROWS[facts["direction"]], *said])
         parts.append(f"### {title[0].upper()}{title[1:]}\n\n{markdown(rows)}")
     return "\n" + "\n\n".join(parts) + "\n"
+
+
+def order_table(orders: dict[str, Any]) -> str:
+    """Return scores of ensembles with shared batches and with orders of their own, by task."""
+    rows = [["task", "seeds", "score", "shared", "own", "own − shared, 95 % interval"]]
+    for name, pairs in sorted(orders.items()):
+        classes = pairs[0]["own"]["error"] < 1
+        for key, title in (("nll", "NLL"), ("error", "error" if classes else "RMSE")):
+            shared, own = ([pair[order][key] for pair in pairs] for order in ("shared", "own"))
+            gaps = [b - a for a, b in zip(shared, own, strict=True)]
+            half = float(t.ppf(0.975, len(gaps) - 1)) * stdev(gaps) / len(gaps) ** 0.5
+            gap = f"{mean(gaps):+.4f} ± {half:.4f}".replace("-", "−")
+            means = (f"{mean(shared):.4f}", f"{mean(own):.4f}")
+            rows.append([name, str(len(pairs)), f"{title} ↓", *means, gap])
+    return markdown(rows)
 
 
 def options_table(method: str) -> str:
@@ -349,6 +370,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (EXAMINATIONS, "options", examination_options()),
         *((page, "options", options_table(page.stem)) for page in sorted(PAGES.glob("*.md"))),
         *studies,
+        (ENSEMBLE, "order", order_table(json.loads(ORDERS.read_text()))),
         (SYMMETRY, "tuning", tuning_table(json.loads(TUNING.read_text()))),
         (FORDE, "cost", forde_tables(report)),
         (LAPLACE, "speed", laplace_table(report)),
@@ -368,6 +390,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (TOMOGRAPHY, "tomography", tomography_table(report)),
         (WHICH, "defaults", defaults_tables(json.loads(DEFAULTS.read_text())["rows"])),
         (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
+        (SCALE, "growth", growth_table(json.loads(GROWTH.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
         (SCALE, "outlook", outlook_table(ranks)),
     ]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import polymode as pm
 from polymode.cli.app import main
 from polymode.training.options import Passes
 
@@ -97,7 +96,7 @@ def test_a_posterior_ships_with_its_rules_as_the_page_says(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/recalibration.md").read_text().split("## Ship it")[1]
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    names: dict[str, Any] = {"pm": pm}
+    names: dict[str, Any] = {}
     exec(block, names)
     assert names["answer"].region.members.shape == (len(names["task"].test), 10)
     assert 0 < names["answer"].accepted.sum()

@@ -92,8 +92,9 @@ def test_executions_agree_where_a_body_is_shared(method, monkeypatch) -> None:
 
 
 def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -> None:
-    """In float64 to 1e-6, with a Gaussian draw, a resumed run and a file; draws, members and
-    predictions are those of the whole network."""
+    """In float64 to 1e-6, parameters and predictions. Draws are not compared: those along
+    eigenvectors of equal curvature are the same in law alone. Draws, members, files and slices of
+    modes are those of the whole network."""
     body = new_body().double()
     post = fit(method, body, trainable=r"^head\.", dtype=torch.float64)
     x = X.double()
@@ -121,4 +122,3 @@ def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -
     torch.testing.assert_close(
         prediction.log_probs, whole.predict(X).log_probs, rtol=1e-6, atol=1e-8
     )
-    torch.testing.assert_close(whole.weights.draw(0, 5)(x), drawn(x), rtol=1e-6, atol=1e-8)

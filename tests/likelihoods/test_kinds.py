@@ -479,3 +479,4 @@ def test_log_probabilities_do_not_depend_on_the_memory_format(num_classes, by_ro
     torch.testing.assert_close(found.log_probs.double(), exact - normalizer[..., None], rtol=1e-6,
                                atol=1e-5)  # fmt: skip
     torch.testing.assert_close(found.log_normalizer.double(), normalizer, rtol=1e-6, atol=1e-5)
+    assert found.log_probs.is_contiguous()

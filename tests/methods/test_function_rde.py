@@ -169,7 +169,13 @@ def test_reaches_the_exact_posterior_of_linear_regression(estimator) -> None:
     exact ones with sge, ssge and svgd; the blur of kde leaves 0.35 to 0.5, a deep ensemble 0.
     """
     task = pm.task("linear_regression")
-    options = {"net": lambda: nn.Linear(3, 1), "task": task, "num_modes": 64, "epochs": 500}
+    options = {
+        "net": lambda: nn.Linear(3, 1),
+        "task": task,
+        "num_modes": 64,
+        "epochs": 500,
+        "holdout": 0,
+    }
     options |= {"batch_size": 50, "lr": 0.1, "schedule": "linear", "execution": "batched"}
     options |= {"dtype": torch.float64, "progress": "silent"}
     post = pm.fit("function_rde", estimator=estimator, **options)

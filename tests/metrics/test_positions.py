@@ -90,6 +90,12 @@ def test_scores_are_those_of_the_rows(make, net, number) -> None:
             assert row.standard_error == pytest.approx(score.standard_error, rel=1e-3, abs=1e-7)
         compared += 1
     assert compared > 15
+    joint = -post.predict(task.test.x).joint_log_prob(task.test.y).double()
+    assert seen["joint_nll"].value == pytest.approx(joint.mean().item(), rel=1e-5)
+    assert seen["joint_nll"].n == len(joint)
+    assert seen["joint_nll"].standard_error == pytest.approx(
+        joint.std().item() / len(joint) ** 0.5, rel=1e-4
+    )
     assert seen["nll"].n == number
 
 

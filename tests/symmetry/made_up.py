@@ -185,6 +185,7 @@ NETS = {
     "mlp-tanh": _case(nets.mlp, (4,), hidden=(6, 5), activation="tanh", bias=False),
     "mlp-batch": _case(nets.mlp, (4,), hidden=(6, 5), norm="batch", activation="leaky_relu"),
     "mlp-prelu": _case(nets.mlp, (4,), hidden=(6, 5), norm="layer", activation=nn.PReLU),
+    "tabular": _case(nets.tabular, (4,), codes=[(1, 5)], hidden=(6, 5)),
     "optunet": _case(nets.optunet, (1, 18, 20)),
     "lenet": _case(nets.lenet, (1, 8, 8)),
     "cnn": _case(nets.cnn, (1, 10, 10), channels=(4, 5), hidden=6),

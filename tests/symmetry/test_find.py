@@ -30,6 +30,7 @@ KNOWN = {
     "mlp-tanh": (log_factorials(6, 5), 0),
     "mlp-batch": (log_factorials(6, 5), 2 * 11),  # before and after each BatchNorm
     "mlp-prelu": (log_factorials(6, 5), 11),  # LayerNorm has eps: only after it
+    "tabular": (log_factorials(3, 6, 5), 3 + 6 + 5),  # numbers of an embedding, then units
     "optunet": (log_factorials(2, 5, 5, 3), 2 + 10 + 3),
     "lenet": (log_factorials(6, 16, 120, 84), 6 + 16 + 120 + 84),
     # streams of 4, 8 and 16 channels, and one inner layer in each block

@@ -21,7 +21,7 @@ from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.clusters import clustered
 from polymode.metrics.examples import Examples
-from polymode.metrics.observed import Observed, predict_observations
+from polymode.metrics.observed import Observed, joint_row, predict_observations
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
     CLASSIFICATION,
@@ -122,17 +122,19 @@ def evaluate(
             started = time.perf_counter()
             piece = None if _is_kept(name, keep) else rows_at_a_time
             some = examples if name == "test" else None
-            predicted, clusters, number = _predicted(name, data, predict, task, some, piece)
+            seen = _predicted(name, data, predict, task, some, piece)
+            predicted, clusters, number, _ = seen
             seconds += time.perf_counter() - started
             count += number
             marks[name] = _fingerprint(data, predicted)
             test = predicted if test is None else test
             rows += _rows(name, predicted, test.prediction, task, scale, clusters)
+            rows += joint_row(name, seen)
             if _is_kept(name, keep):
                 predictions[name] = predicted
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
-            predicted, clusters, _ = _predicted(name, data, predict, task, None, rows_at_a_time)
+            predicted, clusters, *_ = _predicted(name, data, predict, task, None, rows_at_a_time)
             rows += _rows(name, predicted, test.prediction, task, scale, clusters)
         if _is_drawn(task):
             drawn = _grid(predict, task, test, predictions) if keep else {}

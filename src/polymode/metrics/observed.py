@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polymode.core.rows import Rows
-from polymode.metrics.results import Kept
+from polymode.metrics.results import Kept, Row, finite
+from polymode.metrics.score import mean_score
 from polymode.prediction import Prediction
 from polymode.prediction.averages import Averages
 from polymode.tasks.task import Task, check_inputs
@@ -29,11 +30,14 @@ class Observed(NamedTuple):
         kept: predictions and targets as rows, without inputs.
         examples: (n,) number of the example that each row belongs to, None for one row each.
         num_examples: how many there are.
+        joint: (N,) log-probability of all targets of an example together, in nats; None where they
+            have one target each, or none.
     """
 
     kept: Kept
     examples: Tensor | None
     num_examples: int
+    joint: Tensor | None = None
 
 
 def predict_observations(
@@ -47,6 +51,7 @@ def predict_observations(
     """
     targets: list[Tensor] = []
     numbers: list[Tensor] = []
+    joint: list[Tensor] = []
     count = 0
 
     def parts() -> Iterator[Prediction]:
@@ -61,6 +66,8 @@ def predict_observations(
                 else:
                     rows, observed, places = prediction.observations(some)
                     targets.append(observed)
+                    if prediction.num_axes:
+                        joint.append(prediction.joint_log_prob(some).detach().double())
                 numbers.append(places + count)
                 count += len(prediction)
                 if len(rows):
@@ -72,7 +79,28 @@ def predict_observations(
     else:
         whole = _averages(parts())
     held = torch.cat(targets) if targets else None
-    return Observed(Kept(whole, held, None), torch.cat(numbers), count)
+    together = torch.cat(joint) if joint else None
+    return Observed(Kept(whole, held, None), torch.cat(numbers), count, together)
+
+
+def joint_row(dataset: str, seen: Observed) -> Iterator[Row]:
+    """Yield the mean of −log p of all targets of an example together, nats per example.
+
+    It is another number than `nll`, which is per observation: members agree on an example as a
+    whole, so log 1/S Σ_s Π_p p_s(y_p) is no sum over positions. The two are not comparable.
+    """
+    if seen.joint is None:
+        return
+    score = mean_score(-seen.joint)
+    yield Row(
+        dataset=dataset,
+        metric="joint_nll",
+        value=finite(score.value),
+        unit="nats/example, all its positions",
+        direction="down",
+        n=score.n,
+        standard_error=finite(score.standard_error),
+    )
 
 
 def _averages(parts: Iterator[Prediction]) -> Prediction:

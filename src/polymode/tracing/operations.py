@@ -87,8 +87,8 @@ _ROWS: tuple[tuple[str, float | None, str], ...] = (
         half bfloat16 type_as"""),
     ("elementwise", None, """tanh sigmoid silu gelu elu selu celu softplus softsign mish hardswish
         hardsigmoid hardtanh relu6 logsigmoid log_sigmoid exp log log1p expm1 sin cos erf tanhshrink
-        softshrink hardshrink threshold exp2 atan sinh cosh round floor pow clamp clip clamp_min
-        clamp_max"""),
+        softshrink hardshrink threshold exp2 atan sinh cosh round floor long int pow clamp clip
+        clamp_min clamp_max"""),
     ("elementwise", 2, "square"),
     ("elementwise", 0.5, "sqrt"),
     ("elementwise", -0.5, "rsqrt"),

@@ -204,17 +204,3 @@ def test_constants_of_code_are_the_same_in_every_process() -> None:
     (inner,) = (constant for constant in code.co_consts if hasattr(constant, "co_code"))
     assert ["'a'", "'b'", "'c'"] in _plain(inner)[2]
     assert " at 0x" not in repr(_plain(code))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_shared_inputs_are_one_product_with_the_weights_of_all(bias) -> None:
-    """Against members one by one, to rounding in float64."""
-    stream = torch.Generator().manual_seed(0)
-    stack = Stack(
-        lambda: nn.Sequential(nn.Linear(5, 4, bias=bias), nn.Tanh(), nn.Linear(4, 3)), 3,
-        dtype=torch.float64, execution="batched",
-    )  # fmt: skip
-    x = torch.randn(6, 5, generator=stream, dtype=torch.float64)
-    with torch.no_grad():
-        expected = torch.stack([member(x) for member in stack.members()])
-        torch.testing.assert_close(stack(x), expected, rtol=1e-12, atol=1e-14)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -72,9 +72,11 @@ def terms_of(
     )
 
 
-def weight_of(weight: str | float, problem: Problem, targets: Tensor) -> float:
+def weight_of(weight: str | float, problem: Problem, targets: Any) -> float:
     """Return the weight of a repulsion compared with the mean loss over a batch's targets."""
     if weight == "batch":
+        if targets is None:  # refused where the loss is computed
+            return 1.0
         return 1 / max(1.0, problem.likelihood.num_observations(targets))
     return 1 / problem.num_examples if weight == "data" else float(weight)
 

@@ -182,8 +182,6 @@ def linear_as_one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_each(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the outputs (M, B, ..., O) of each member's own linear layer, weight (M, O, I)."""
-    if x.dim() == 3 and x.stride(0) == 0 and not torch.is_grad_enabled():
-        return _linear_of_shared(x[0], weight, bias)
     columns = (x if x.dim() == 3 else x.flatten(1, -2)).transpose(1, 2)  # (M, I, B)
     # weight × inputs, not inputs × weight: so the weight's gradient comes in its own layout
     if bias is None:
@@ -192,16 +190,6 @@ def linear_each(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.baddbmm(bias.unsqueeze(2), weight, columns)
     out = out.transpose(1, 2)
     return out if x.dim() == 3 else out.reshape(*x.shape[:-1], out.shape[-1])
-
-
-def _linear_of_shared(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same for inputs (B, I) that all members have: one product with all weights."""
-    wide = weight.flatten(0, 1)
-    if bias is None:
-        out = torch.mm(wide, x.t())
-    else:
-        out = torch.addmm(bias.reshape(-1, 1), wide, x.t())
-    return out.unflatten(0, weight.shape[:2]).transpose(1, 2)
 
 
 def _layer_norm(path: str, module: nn.LayerNorm) -> Callable[[Tensors, Tensor], Tensor]:

@@ -66,10 +66,18 @@ class Job(NamedTuple):
         return f"outputs of {self.rows}" if self.kind == "outputs" else self.kind
 
     def trial(self, stack: Stack, plan: Plan) -> Callable[[], Any]:
-        """Return the work as done by this stack, of as many of the members, as planned."""
+        """Return the work as done by this stack, of as many of the members, as planned.
+
+        Ranks try by themselves: a loss that couples members meets none of the others'.
+        """
         stack.plans = dict.fromkeys(KINDS, plan)
         inputs = [part[: len(stack)] if self.per_member else part for part in (self.x, self.y)]
-        return lambda: self.run(stack, *inputs)
+
+        def work() -> Any:
+            with ranks.sharing(None):
+                return self.run(stack, *inputs)
+
+        return work
 
 
 def choose(stack: Stack, job: Job) -> Plan:
