@@ -153,7 +153,7 @@ def fit(**options) -> pm.Posterior:
 def test_statistics_of_each_sample_are_its_own(modes) -> None:
     """Against a plain loop over the training data with each drawn network: the mean of the batches'
     means and variances. The centres have theirs, too."""
-    post = fit(net=batch_norm, num_modes=modes, epochs=6, lr=0.05)
+    post = fit(net=batch_norm, num_modes=modes, epochs=6, lr=0.02)
     assert isinstance(post.weights, Samples) and post.weights.samples_per_mode == 3
     networks = [(k, m) for j in range(3) for k, m in enumerate(post.weights.draw(j, 0).members())]
     networks += list(enumerate(post.members))
