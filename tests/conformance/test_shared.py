@@ -15,6 +15,8 @@ import polymode as pm
 from polymode.core.safe_files import TensorFile
 from polymode.methods import METHODS
 
+from .small_fits import assert_near
+
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(32, 4, generator=STREAM)
 LABELS = (X[:, 0] > 0).long()
@@ -82,18 +84,14 @@ def test_executions_agree_where_a_body_is_shared(method, monkeypatch) -> None:
     for way in ("loop", "batched", "threads"):
         posts[way] = fit(method, body, trainable=r"^head\.", execution=way, dtype=torch.float64)
     for way, post in posts.items():
-        for name, tensor in post.weights.tensors().items():
-            if tensor.is_floating_point():
-                wanted = posts["loop"].weights.tensors()[name]
-                torch.testing.assert_close(tensor, wanted, rtol=1e-8, atol=1e-10, msg=way)
+        assert_near(post, posts["loop"], way)
     members = [member(X.double()) for member in posts["batched"].members]
     outputs = posts["batched"].stack.eval()(X.double())
     torch.testing.assert_close(torch.stack(members), outputs, rtol=1e-10, atol=1e-12)
 
 
 def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -> None:
-    """In float64 to 1e-6, parameters and predictions. Draws are not compared: those along
-    eigenvectors of equal curvature are the same in law alone. Draws, members, files and slices of
+    """In float64 to 1e-6: parameters, predictions and a draw. Draws, members, files and slices of
     modes are those of the whole network."""
     body = new_body().double()
     post = fit(method, body, trainable=r"^head\.", dtype=torch.float64)
@@ -122,3 +120,4 @@ def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -
     torch.testing.assert_close(
         prediction.log_probs, whole.predict(X).log_probs, rtol=1e-6, atol=1e-8
     )
+    torch.testing.assert_close(whole.weights.draw(0, 5)(x), drawn(x), rtol=1e-6, atol=1e-8)

@@ -157,8 +157,10 @@ class Kronecker(OneTensor):
         return self.moving.unsqueeze(-1) * self.fixed.unsqueeze(-2)
 
     def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
-        scaled = noise[self.name].view_as(self.eigenvalues)
-        scaled = scaled * (self.eigenvalues + precision[self.name]).rsqrt()
+        rotated = self.moving_basis.mT @ noise[self.name].view_as(self.eigenvalues)
+        if self.fixed_basis is not None:
+            rotated = rotated @ self.fixed_basis
+        scaled = rotated * (self.eigenvalues + precision[self.name]).rsqrt()
         rotated = self.moving_basis @ scaled
         if self.fixed_basis is not None:
             rotated = rotated @ self.fixed_basis.mT
@@ -360,9 +362,17 @@ class Dense(Block):
         scale = (block.values + factor).rsqrt()
         return block._each(block.relative).rsqrt().unsqueeze(-1) * block.basis * scale
 
+    def symmetric_root(self, precision: Precision) -> Tensor:
+        """Return the W of draws, which equal eigenvalues do not make depend on their basis."""
+
+        def make() -> Tensor:
+            return self._root(precision) @ self._suited(precision)[0].basis.mT
+
+        return self._kept("symmetric root", precision, make)
+
     def deviation(self, noise: Tensors, precision: Precision) -> Tensors:
         chosen = torch.cat([noise[name][places] for name, places in self._places().items()])
-        parts = (self.root(precision) @ chosen).split(self.sizes)
+        parts = (self.symmetric_root(precision) @ chosen).split(self.sizes)
         return self._scattered(dict(zip(self.names, parts, strict=True)), noise)
 
     def _scattered(self, parts: Tensors, like: Tensors) -> Tensors:
