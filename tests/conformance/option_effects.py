@@ -171,7 +171,12 @@ def dead_options(method: str) -> list[str]:
             assert again is not None and again.same(usual)
             usual_outcomes[repr(options)] = usual
         present = options.get(name, fields[name].default)
-        for group in others(config, name, present):
-            if not is_alive(method, options, name, group, usual):
-                dead.append(f"{name}={group} beside {options}")
+        quiet = [
+            group
+            for group in others(config, name, present)
+            if not is_alive(method, options, name, group, usual)
+        ]
+        if present is None and quiet and isinstance(quiet[0][0], str):
+            quiet = quiet[1:]  # None stands for one of the names
+        dead += [f"{name}={group} beside {options}" for group in quiet]
     return dead

@@ -121,8 +121,12 @@ def test_every_kind_of_weights_that_can_be_saved_is_known_by_its_name() -> None:
     while waiting:
         below = waiting.pop().__subclasses__()
         waiting += below
-        kinds |= {each.kind: each for each in below if each.__module__.startswith("polymode.")}
-    assert kinds.keys() - {"shards", "ranked"} == set(kind_names())
-    for name in kind_names():
+        kinds |= {kind.kind: kind for kind in below if kind.__module__.startswith("polymode.")}
+    plain = {name: kind for name, kind in kinds.items() if "/" not in name}
+    assert plain.keys() - {"shards", "ranked"} == set(kind_names())
+    for name in set(kind_names()) - {"on_trunk"}:
         assert kind_named(name) is kinds[name]
         assert "layout" in vars(kinds[name]), f"{name} does not say what its files hold"
+        on_trunk = kind_named(f"on_trunk/{name}")
+        assert on_trunk is not None and on_trunk.inner_kind is kinds[name]
+    assert kind_named("on_trunk") is None  # that is half a name

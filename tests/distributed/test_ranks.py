@@ -181,12 +181,15 @@ def test_two_ranks_give_the_same_bits(made, method: str) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_bytes_are_those_of_the_formula(made, size: int) -> None:
     """Per step, each rank receives the input gradients (R × D numbers), loss, repulsion and loss
-    again of each of the M − m members that it does not hold; independent members cost nothing."""
+    again of each of the M − m members that it does not hold; independent members cost nothing. The
+    look after the fit takes two probabilities and their entropy at 64 examples from each network,
+    five of a member that draws."""
     rows, steps, dimensions = 2 * 64, 2 * 4, 2
     others = 5 - ranks._ends(5, size)[1]
-    assert made[size]["came"]["forde"] == others * 4 * (rows * dimensions + 3 * steps)
-    assert made[size]["came"]["deep_ensemble"] == 0
-    assert made[size]["came"]["laplace"] == 0
+    came, look = made[size]["came"], 64 * 3
+    assert came["forde"] == others * 4 * (rows * dimensions + 3 * steps + look)
+    assert came["deep_ensemble"] == others * 4 * look
+    assert came["laplace"] == others * 4 * 5 * look
 
 
 KILLED = """

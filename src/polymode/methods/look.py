@@ -94,7 +94,7 @@ def look_at(
     except ValueError as error:
         reason = str(error).split(". ")[0]
         return [Concern("not finite", f"it does not predict: {reason}. Try a smaller rate `lr`")]
-    prediction, targets, _ = prediction.observations(y[:rows].to(post.stack.device))
+    prediction, targets, _ = prediction.observations(y[:rows].to(post.weights.like.device))
     seen = _seen(post, prediction, targets, held_out, steps)
     concerns = (check(seen) for check in CHECKS)
     return [concern for concern in concerns if concern is not None]

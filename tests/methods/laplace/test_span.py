@@ -176,11 +176,11 @@ def compare(post: pm.Posterior, twin: Twin) -> float:
     λ is searched for to one per cent of an update and θ* to 0.05 nats.
     """
     precision, value = twin.maximum()
-    weights = post.weights
-    for each in weights.precision.values():
-        assert float(each) == pytest.approx(precision, rel=0.05)
+    weights = post.weights.inner  # of what is not frozen
+    for value_of_mode in weights.precision.values():
+        assert float(value_of_mode) == pytest.approx(precision, rel=0.05)
     assert weights.log_evidence[0] == pytest.approx(value, abs=0.06)
-    moments = weights.moments(X)
+    moments = weights.moments(post.weights.prepare(X))
     assert moments is not None
     expected = twin.variance(precision)
     expected = expected if twin.rows.shape[1] > 1 else expected[..., 0]

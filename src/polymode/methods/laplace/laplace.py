@@ -185,6 +185,12 @@ class Laplace(Trained):
             " find one for each",
             lambda config: config.prior == "single" or config.evidence is not None,
         ),
+        rule(
+            "`prior_examples` of {name} is {config.prior_examples}, but with a given"
+            " `prior_precision` no evidence is computed; leave it out, or take evidence='linear' or"
+            " 'trained'",
+            lambda config: config.prior_examples is None or config.evidence is not None,
+        ),
         belongs("samples_per_mode", link="mc"),
         rule(
             "`link` of {name} belongs to predictive='linearised', not to 'sampled'",
@@ -322,7 +328,7 @@ def sized(config: Laplace, problem: Problem, stack: Stack, layers: Survey) -> La
         large = stack.num_parameters > LARGE and is_small_last_layer(stack, layers)
         structure = "last_layer" if large else "kron"
     examples = config.prior_examples
-    if examples is None and problem.data is not None:
+    if examples is None and config.evidence is not None and problem.data is not None:
         number = len(problem.data)
         few = max(_FEW, number // _SHARE)
         examples = number if structure == "last_layer" else min(few, number)
