@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from polymode.core.checks import check_call
+from polymode.core.checks import check_call, shown
 from polymode.posterior import Posterior
 from polymode.stack.stack import Stack
 from polymode.symmetry.gather import gather
@@ -136,7 +136,7 @@ def _example(module: nn.Module, graph: fx.Graph, shape: Sequence[int] | None) ->
         if not isinstance(shape, Sequence) or not all(type(s) is int and s > 0 for s in shape):
             raise ValueError(
                 "`input_shape` of find must be the shape of one example, such as (3, 32, 32), got"
-                f" {shape!r}"
+                f" {shown(shape)}"
             )
         example = torch.empty(_BATCH, *shape, dtype=dtype, device="meta")
         try:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, OnlyTensor, check_call
+from polymode.core.checks import Count, OnlyTensor, check_call, shown
 from polymode.core.options import declarations
 from polymode.core.registry import suggest
 from polymode.core.rng import global_stream
@@ -510,6 +510,11 @@ def check_batch(
         D).
     """
     check_call(check_batch, locals())
+    if not isinstance(input_shape, (tuple, list, Mapping)):
+        raise ValueError(
+            "`input_shape` of check_batch must be the shape of one example, such as (3, 32, 32), or"
+            f" several by name, got {shown(input_shape)}"
+        )
     check_inputs(x, input_shape, what)
     if len(x) != len(y):
         raise ValueError(f"{what} has {len(x):,} inputs and {len(y):,} targets")
