@@ -27,7 +27,7 @@ from polymode.core.checks import Count, Seed, check_call
 from polymode.likelihoods import densities
 from polymode.likelihoods.components import Categories, Components
 from polymode.prediction.base import Prediction
-from polymode.prediction.mixture import MixturePrediction
+from polymode.prediction.mixture import MixturePrediction, columns_by_output
 
 _CHUNK = 2**21  # densities evaluated at a time, 16 MB
 _FEW = 64  # even cuts of the levels; corners up to which a piece has eight nodes, beyond it two
@@ -278,14 +278,7 @@ class MappedPrediction(Prediction):
 
     def _columns(self) -> dict[str, list[str]]:
         parts = {"mean": self.mean, "5 %": self.quantile(0.05), "95 %": self.quantile(0.95)}
-        size = self.num_outputs
-        return {
-            title if size == 1 else f"{title}, output {place}": [
-                f"{number:.4g}" for number in values[:, place].tolist()
-            ]
-            for place in range(min(size, 3))
-            for title, values in parts.items()
-        }
+        return columns_by_output(parts)
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, metadata = self.base._parts()

@@ -209,19 +209,12 @@ class MixturePrediction(Prediction):
         return y
 
     def _columns(self) -> dict[str, list[str]]:
-        size = self.loc.shape[-1]
         parts = {"mean": self.mean, "s.d.": self.std}
         if self.has_epistemic:
             parts["epistemic s.d."] = self.epistemic_variance.sqrt()
         if self.num_axes:
             parts = {f"mean {title}": v.flatten(1, -2).mean(1) for title, v in parts.items()}
-        return {
-            title if size == 1 else f"{title}, output {place}": [
-                f"{number:.4g}" for number in values[:, place].tolist()
-            ]
-            for place in range(min(size, 3))
-            for title, values in parts.items()
-        }
+        return columns_by_output(parts)
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {"loc": self.loc, "scale": self.scale}
@@ -252,3 +245,15 @@ def _moments(df: float | None) -> tuple[float, float]:
     if df <= 1.0:
         return math.nan, math.nan
     return 1.0, df / (df - 2.0) if df > 2.0 else math.inf
+
+
+def columns_by_output(parts: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Return the columns of a table, by heading, from values (B, D) of up to three outputs."""
+    size = next(iter(parts.values())).shape[-1]
+    return {
+        title if size == 1 else f"{title}, output {place}": [
+            f"{number:.4g}" for number in values[:, place].tolist()
+        ]
+        for place in range(min(size, 3))
+        for title, values in parts.items()
+    }
