@@ -261,6 +261,10 @@ def test_what_does_not_move_is_refused_at_the_start() -> None:
         attack(tokens, IDS, LABELS, eps=0.1)
     with pytest.raises(ValueError, match="'words' of the network has 6 entries, 0 to 5"):
         attack(tokens, torch.cat([IDS[1:], IDS[:1] + 6]), LABELS, eps=0.1, box=None)
+    with pytest.raises(ValueError, match=r"inputs have shape \(24, 3\); this posterior was fitted"):
+        attack(tokens, IDS[:, :3], LABELS, eps=0.1, box=None)
+    with pytest.raises(ValueError, match="0 inputs"):
+        attack(tokens, IDS[:0], LABELS[:0], eps=0.1, box=None)
     with pytest.raises(ValueError, match="`known` inputs have shape"):
         attack(tokens, IDS, LABELS, eps=0.1, box=None, known=torch.zeros(N, 5, 3))
     with pytest.raises(ValueError, match="attack on 'a' moves the embedding 'words'"):

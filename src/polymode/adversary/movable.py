@@ -110,8 +110,8 @@ def movable_of(post: Posterior, x: Any) -> Movable:
         return Movable(x, joined(x).clone())
     if real:
         return Movable(x, x)
-    path, shape = _embedding_of(post, x)
     x, like = post._inputs(x), post.weights.like
+    path, shape = _embedding_of(post, x)
     start = torch.zeros(len(x), *shape, dtype=like.dtype, device=like.device)
     return Movable(x, start, path)
 
@@ -121,7 +121,7 @@ def _embedding_of(post: Posterior, x: Inputs) -> tuple[str, tuple[int, ...]]:
     types = ", ".join(sorted({str(leaf.dtype) for leaf in leaves_of(x)}))
     like = post.weights.like
     try:
-        shapes = embeddings_of(like, x) if len(x) else {}
+        shapes = embeddings_of(like, x)
     except IndexError as error:
         explain_ids(error, like, x)
         raise
