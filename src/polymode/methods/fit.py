@@ -288,8 +288,8 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     recorder = _recorder(config, problem, stack, val, units)
     selection = None
     if division.evidence is not None and not plan.ready:
-        together = core.config.stops_together
-        selection = Selection(division.evidence, likelihood, stack, together)
+        selection = Selection(division.evidence, likelihood, stack, core.config)
+        problem = problem._replace(selection=selection)
     tell_work(core.work(config, problem, stack), usual, number, stack.num_parameters)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"

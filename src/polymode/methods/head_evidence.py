@@ -223,7 +223,9 @@ def classes_prior(values: Values, likelihood: Likelihood, num_classes: int) -> t
     """Return λ of the largest evidence, and log E there."""
     phi, y = values
     head = _Head(phi, y, likelihood, likelihood.num_outputs(num_classes))
-    exponent, largest = highest(lambda e: head.log_evidence(10**e), head.start, CLOSE_OF_CLASSES)
+    exponent, largest = highest(
+        lambda e: head.log_evidence(10**e), head.start, CLOSE_OF_CLASSES, head.top
+    )
     return 10**exponent, largest
 
 
