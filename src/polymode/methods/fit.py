@@ -284,8 +284,8 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     recorder = _recorder(config, problem, stack, val, units)
     selection = None
     if division.evidence is not None and not plan.ready:
-        together = core.config.stops_together
-        selection = Selection(division.evidence, likelihood, stack, together)
+        selection = Selection(division.evidence, likelihood, stack, core.config)
+        problem = problem._replace(selection=selection)
     work = core.work(config, problem, stack)
     usual = Passes().num_epochs(data.num_batches(Passes().batch_size))
     tell_work(work, 0 if plan.ready else usual, number, stack.num_parameters)
