@@ -219,6 +219,7 @@ names = ["mean", "log_mean", "predictive_entropy", "expected_entropy", "energy",
          "total_epistemic_variance"]
 made = {"bytes": (gathered, reduced), "kept": values(kept.rows), "rows": values(rows),
         "averages": {name: getattr(averages, name) for name in names}}
+made["averages"]["few"] = post.averages(inputs(2), samples_per_mode=samples).log_mean
 """
 
 
@@ -226,7 +227,8 @@ made = {"bytes": (gathered, reduced), "kept": values(kept.rows), "rows": values(
 def test_evaluation_reduces_on_ranks_what_one_process_averages(
     server: Server, method: str, samples: int, classes: int
 ) -> None:
-    """In float64; five modes, so that shares differ, and rows that ranks do not divide.
+    """In float64; five modes, so that shares differ, and rows that ranks do not divide, or that are
+    fewer than ranks.
 
     Votes are counts where classes are fewer than a rank's samples, else labels. Averages are
     compared far from the data, where probabilities are 1e-17 and less and others are 1: a
@@ -341,6 +343,25 @@ made = {"gradient": x.grad, "mean": post.predict(task.test.x).mean,
         torch.testing.assert_close(shared[name], tensor, rtol=1e-6, atol=1e-6)
     names = sorted(path.name for path in (tmp_path / "two").iterdir())
     assert names == ["members-1-0.safetensors", "members-1-1.safetensors", "posterior.json"]
+
+
+def test_tokens_are_attacked_by_all_ranks_alike(server: Server) -> None:
+    """The shift of an embedding is that of one process: every rank sees all modes."""
+    script = """
+def tokens():
+    return torch.nn.Sequential(
+        torch.nn.Embedding(6, 4), torch.nn.Flatten(), torch.nn.Linear(20, 3)
+    )
+ids, labels = torch.arange(80).view(16, 5) * 7 % 6, torch.arange(16) % 3
+words = pm.Task(train=(ids, labels), likelihood="categorical")
+post = pm.fit("deep_ensemble", net=tokens, task=words, num_modes=4, epochs=2, holdout=0,
+              dtype=torch.float64, progress="silent")
+found = pm.adversary.attack(post, ids, labels, eps=0.3, box=None, steps=3)
+made = {"shift": found.adversarial, "mean": found.attacked.mean}
+"""
+    alone, shared = server.made(1, script), server.made(2, script)
+    for name, tensor in alone.items():
+        torch.testing.assert_close(shared[name], tensor, rtol=0, atol=1e-12)
 
 
 def test_laplace_counts_modes_over_all_ranks(server: Server) -> None:

@@ -167,6 +167,16 @@ def test_each_interval_ends_with_its_best_weights() -> None:
             assert torch.equal(stack.params[name], tensor)
 
 
+def test_noise_of_swag_is_the_error_of_its_mean_on_the_fold() -> None:
+    post = fit("swag", epochs=100)
+    division = divide(as_data((X, Y)), None, pm.methods.SWAG(epochs=100, batch_size=16), 0, 2)
+    assert division.evidence is not None
+    ((x, y),) = division.evidence.batches()
+    means = torch.stack([member(x[k]) for k, member in enumerate(post.members)])
+    expected = (means - post.target_scaling(y)).square().mean((1, 2)).sqrt()
+    torch.testing.assert_close(post.stack.extra["log_noise"].exp(), expected)
+
+
 @pytest.mark.parametrize("method", ["snapshot", "checkpoint_ensemble"])
 def test_noise_of_kept_networks_is_their_error_on_the_fold(method) -> None:
     post = fit(method, epochs=100)

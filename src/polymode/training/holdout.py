@@ -266,6 +266,14 @@ class Selection:
         named = {f"extra/{name}": tensor for name, tensor in noise.items()}
         return losses.double().cpu().nan_to_num(torch.inf), named
 
+    @torch.no_grad()
+    def set_noise(self, stack: Stack) -> None:
+        """Set learned noise to what fits the errors of these networks on the held-out examples."""
+        if self.likelihood.learns:
+            stack.eval()
+            for name, tensor in self._scored(stack)[1].items():
+                stack.tensors()[name].copy_(tensor)
+
     def restore(self, stack: Stack) -> None:
         """Give each member its best weights back."""
         if self.score.isfinite().all():

@@ -18,8 +18,9 @@ statistics of a pass over the training inputs; the draws are then kept. A likeli
 parameters (learned noise) are averaged. `num_modes=10` is MultiSWAG.
 
 Where examples are held out (see `map`), each snapshot has the weights that were best on them since
-the one before, with the noise that fits the errors there, and SGD goes on from it; the first looks
-back to the beginning. Then Σ is not the spread of a free path. `holdout=0` is the paper's SWAG.
+the one before, and SGD goes on from it; the first looks back to the beginning. Then Σ is not the
+spread of a free path. Learned noise is set to what fits the errors of the mean network there; with
+running statistics it is the average over the snapshots. `holdout=0` is the paper's SWAG.
 
 `from_snapshots` makes the same Gaussian of networks that were trained elsewhere.
 
@@ -177,6 +178,8 @@ def finish(config: SWAG, problem: Problem, state: State) -> Weights:
         return Samples(state.stack)
     stack = state.stack.clone()
     set_mean(stack, state)
+    if problem.selection is not None and not stack.has_statistics:
+        problem.selection.set_noise(stack)
     std, deviations = covariance(config, state, num_snapshots)
     samples = config.samples_per_mode if std or deviations else 1
     gaussian = Gaussian(stack, std, deviations, samples)
