@@ -17,7 +17,8 @@ is searched for, not the fixed point of MacKay, in whose update the curvature st
 At most 10,000 examples are used, spread over the data. λ says how large weights are and not how
 many examples there are, so their own evidence decides, without a factor. λ depends on the data
 alone: not on seeds, nor on the number of members or ranks. It has three digits, so that rounding
-does not show, and is at most ten times the largest curvature of the data. Dropout before the layer, and `augment`, are left out here.
+does not show, and is at most ten times the largest curvature of the data. Dropout before the layer,
+and `augment`, are left out here.
 
 References: D. MacKay, Bayesian interpolation, Neural Computation 4(3), 1992, for regression;
     The evidence framework applied to classification networks, Neural Computation 4(5), 1992.
