@@ -219,6 +219,7 @@ names = ["mean", "log_mean", "predictive_entropy", "expected_entropy", "energy",
          "total_epistemic_variance"]
 made = {"bytes": (gathered, reduced), "kept": values(kept.rows), "rows": values(rows),
         "averages": {name: getattr(averages, name) for name in names}}
+made["averages"]["few"] = post.averages(inputs(2), samples_per_mode=samples).log_mean
 """
 
 
@@ -226,7 +227,8 @@ made = {"bytes": (gathered, reduced), "kept": values(kept.rows), "rows": values(
 def test_evaluation_reduces_on_ranks_what_one_process_averages(
     server: Server, method: str, samples: int, classes: int
 ) -> None:
-    """In float64; five modes, so that shares differ, and rows that ranks do not divide.
+    """In float64; five modes, so that shares differ, and rows that ranks do not divide, or that are
+    fewer than ranks.
 
     Votes are counts where classes are fewer than a rank's samples, else labels. Averages are
     compared far from the data, where probabilities are 1e-17 and less and others are 1: a
