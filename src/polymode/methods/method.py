@@ -66,8 +66,10 @@ class Members(Config):
     prior_precision: float = option(
         1.0,
         ge=0,
+        choices=("auto",),
         doc="λ of the Gaussian prior over the weights",
-        more="1 is the usual prior of Bayesian neural networks.",
+        more="1 is the usual prior of Bayesian neural networks. 'auto' is where the evidence of the"
+        " training data is largest; it needs a linear layer on frozen features, or a linear model.",
     )
 
 
