@@ -223,6 +223,7 @@ made["averages"]["few"] = post.averages(inputs(2), samples_per_mode=samples).log
 """
 
 
+@pytest.mark.cpu_seconds(15)
 @pytest.mark.parametrize("method, samples, classes", [("deep_ensemble", 1, 9), ("laplace", 4, 3)])
 def test_evaluation_reduces_on_ranks_what_one_process_averages(
     server: Server, method: str, samples: int, classes: int
