@@ -32,6 +32,12 @@ def parse() -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help="put what is measured into this file"
     )
     parser.add_argument(
+        "--update",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing: put the cases that --json holds into this file",
+    )
+    parser.add_argument(
         "--patience",
         type=int,
         default=0,
@@ -68,6 +74,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"--rounds must be at least 1, got {options.rounds}")
     if options.threads is not None and options.threads < 1:
         parser.error(f"--threads must be at least 1, got {options.threads}")
+    if options.update and not (options.json and options.json.is_file()):
+        parser.error("--update needs --json FILE with what was measured before")
     patterns = options.cases or ["*"]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in CASES):
@@ -168,8 +176,36 @@ def add(file: Path, measured: dict[str, Any]) -> None:
     file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
+def update(file: Path, measured: Path, selected: set[str]) -> None:
+    """Put the selected cases of `measured` into the file.
+
+    A case that the file has stays if fewer contenders played in the new one: a peer is missing.
+    """
+    held = json.loads(file.read_text())["cases"] if file.exists() else []
+    before = {case["name"]: players(case) for case in held}
+    for case in json.loads(measured.read_text())["cases"]:
+        name, new = case["name"], players(case)
+        if name not in selected:
+            continue
+        old = before.get(name, [])
+        if len(new) < len(old):
+            idle = [label for label in case["contenders"] if label not in new]
+            print(f"{name}: not taken, {len(new)} contenders after {len(old)}: {', '.join(idle)}")
+        else:
+            add(file, case)
+            print(f"{name}: taken")
+
+
+def players(case: dict[str, Any]) -> list[str]:
+    """Return the contenders of a measured case that could play."""
+    return [label for label, row in case["contenders"].items() if row["rounds"]]
+
+
 def main() -> int:
     options = parse()
+    if options.update:
+        update(options.update, options.json, {case.name for case in options.selected})
+        return 0
     if options.list:
         for case in options.selected:
             print(f"{case.name:30}{case.title}")

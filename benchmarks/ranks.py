@@ -4,6 +4,9 @@ Every point is a group of fresh processes with one thread each; points are measu
 by round. CPU time per step is kept beside wall time, and the share of all cores that other
 processes took meanwhile: on a busy machine two ranks get no more of the cores than one, and only
 CPU time tells what they cost.
+
+`python -m benchmarks.ranks --evaluation --json results/ranks_evaluation.json`: the bytes that come
+to a rank for each prediction of classes, with all samples and as averages.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ POINTS = {
     "messages on 2": ("messages", 2, 2),
     "small 10 on 1": ("small", 10, 1),
 }
+MODES, ROWS = 8, 1024  # of the predictions whose bytes are counted
+CASES = [(10, 1), (10, 30), (1000, 1), (1000, 30)]  # classes, samples of each mode
 SMALL, LARGE = 8, 4_000_000  # bytes of the messages that latency and rate are taken from
 
 
@@ -51,6 +56,8 @@ def work(method: str, number: int) -> dict[str, Any]:
         return kernel(number)
     if method == "small":
         return small(number)
+    if method == "evaluation":
+        return evaluation(number)
     stream = torch.Generator().manual_seed(0)
     x = torch.randn(EXAMPLES, *SHAPE, generator=stream)
     y = torch.randint(10, (EXAMPLES,), generator=stream)
@@ -146,6 +153,32 @@ def messages() -> dict[str, Any]:
     return found
 
 
+def evaluation(number: int) -> dict[str, Any]:
+    """Return the bytes that come to this rank per input, for predictions of each case."""
+    import torch
+    from torch import nn
+
+    import polymode as pm
+
+    stream = torch.Generator().manual_seed(0)
+    x, counts = torch.randn(ROWS, 8, generator=stream), {}
+    for classes, samples in CASES:
+        y = torch.randint(classes, (64,), generator=stream)
+        task = pm.Task(train=(x[:64], y), likelihood="categorical", target_size=classes)
+        post = pm.fit(
+            "dropout", task=task, num_modes=number, epochs=1, progress="silent",
+            net=lambda c=classes: nn.Sequential(nn.Dropout(0.1), nn.Linear(8, c)),
+        )  # fmt: skip
+        marks = [bytes_so_far()]
+        for predict in (post.predict, post.averages):
+            for rows in x.split(256):
+                predict(rows, samples_per_mode=samples)
+            marks.append(bytes_so_far())
+        gathered, reduced = ((b - a) / ROWS for a, b in zip(marks, marks[1:], strict=False))
+        counts[f"{classes} {samples}"] = {"gathered": gathered, "reduced": reduced}
+    return counts
+
+
 def group(method: str, number: int, size: int, source: str | None = None) -> dict[str, Any]:
     """Run one point in fresh processes; return what rank 0 found, and how busy others were."""
     with socket.socket() as free:
@@ -188,12 +221,19 @@ def _own() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("METHOD", "MODES"), help=argparse.SUPPRESS)
+    parser.add_argument("--evaluation", action="store_true", help="count bytes of predictions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--base", metavar="DIR", help="sources of a release without ranks")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     if asked.worker:
         print(json.dumps(work(asked.worker[0], int(asked.worker[1]))))
+        return
+    if asked.evaluation:
+        ranks = {size: group("evaluation", MODES, size) for size in (2, 4)}
+        counts: dict[str, Any] = {"modes": MODES, "rows": ROWS, "ranks": ranks}
+        if asked.json:
+            asked.json.write_text(json.dumps(counts, indent=1) + "\n")
         return
     points: dict[str, tuple[Any, ...]] = dict(POINTS)
     if asked.base:

@@ -20,9 +20,13 @@ GROWTH = {"forde": "kernel alone", "forde, among 64 components": "its kernel alo
 PLAIN = "plain loop, no repulsion"
 
 
+MISSING = "n/a"  # of a peer that was not installed
+
+
 OTHER_CASES = {
     "scores_shared": "torchmetrics",
     "scores_all": "torchmetrics with TorchUncertainty's metrics",
+    "evaluate_large": "torchmetrics",
     "pairs_1000": "the formula pair by pair",
 }
 
@@ -34,7 +38,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def speed_table(report: dict[str, Any]) -> str:
-    """Return wall-clock ratios, median over rounds with their range, and how they were measured."""
+    """Return ratios of time, median over rounds with their range, and how they were measured."""
     rows = [["case", *(f"against {peer}" for peer in PEERS)]]
     shown = [case for case in report["cases"] if case["kind"] in ("train", "predict")]
     for case in shown:
@@ -81,19 +85,27 @@ def executions_table(report: dict[str, Any]) -> str:
 
 
 def _other(case: dict[str, Any]) -> str:
-    """Return how long polymode takes, and against whom it was measured."""
-    first = next(iter(case["contenders"]))
-    seconds = median(each["wall"] for each in case["contenders"]["polymode"]["rounds"])
-    return f"{seconds:.2g} s, {_speed_up(case, first)} the speed of {OTHER_CASES[case['name']]}"
+    """Return how long each of polymode's ways takes, and against whom it was measured."""
+    first, peer = next(iter(case["contenders"])), OTHER_CASES[case["name"]]
+    ways = {name: c for name, c in case["contenders"].items() if name.startswith("polymode")}
+    unit = "s of CPU time" if case["figure"] == "cpu" else "s"
+    texts = []
+    for name, contender in ways.items():
+        seconds = median(each[case["figure"]] for each in contender["rounds"])
+        work = name.removeprefix("polymode").lstrip(", ") or "all" * (len(ways) > 1)
+        ratio = _speed_up(case, first, name)
+        against = "" if ratio == MISSING else f", {ratio} the speed of {peer}"
+        texts.append(f"{work} {seconds:.2g} {unit}{against}".lstrip())
+    return "; ".join(texts)
 
 
-def _speed_up(case: dict[str, Any], start: str) -> str:
+def _speed_up(case: dict[str, Any], start: str, own: str = "polymode") -> str:
     """Against the first contender whose name starts so: separate training, or testing."""
-    own = case["contenders"]["polymode"]["rounds"]
+    rounds, figure = case["contenders"][own]["rounds"], case["figure"]
     other = next((c for name, c in case["contenders"].items() if name.startswith(start)), None)
     if other is None or not other["rounds"]:
-        return "n/a"
-    ratios = [b["wall"] / a["wall"] for a, b in zip(own, other["rounds"], strict=True)]
+        return MISSING
+    ratios = [b[figure] / a[figure] for a, b in zip(rounds, other["rounds"], strict=True)]
     return f"{median(ratios):.1f}× ({min(ratios):.1f}–{max(ratios):.1f})"
 
 

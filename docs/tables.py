@@ -60,6 +60,7 @@ VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
 RANKS = ROOT / "results" / "scale.json"
+EVALUATION = ROOT / "results" / "ranks_evaluation.json"
 EXECUTIONS = ROOT / "results" / "executions.json"
 GROWTH = ROOT / "results" / "growth.json"
 FLEET = ROOT / "results" / "fleet.json"
@@ -179,6 +180,25 @@ def scale_table(ranks: dict[str, Any], fleet: dict[str, Any]) -> str:
     from docs.scale_model import measured_rows, measured_text
 
     return f"{markdown(measured_rows(ranks))}\n\n{measured_text(ranks, fleet)}"
+
+
+def reduction_table(counts: dict[str, Any]) -> str:
+    """Return what comes to a rank per input, with all samples and as averages."""
+    rows = [
+        ["classes", "samples of each mode", "ranks", "gathered, bytes", "reduced, bytes", "ratio"]
+    ]
+    for size, cases in counts["ranks"].items():
+        for case, number in cases.items():
+            if case != "others":
+                classes, samples = case.split()
+                gathered, reduced = number["gathered"], number["reduced"]
+                shown = (f"{gathered:,.0f}", f"{reduced:,.0f}", f"{gathered / reduced:.1f}")
+                rows.append([f"{int(classes):,}", samples, size, *shown])
+    about = (
+        f"Bytes that came to the first rank per input, float32, M = {counts['modes']} modes,"
+        f" batches of 256, {counts['rows']:,} inputs; `python -m benchmarks.ranks --evaluation`."
+    )
+    return f"{markdown(rows)}\n\n{about}"
 
 
 def outlook_table(ranks: dict[str, Any]) -> str:
@@ -392,6 +412,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (SCALE, "executions", executions_table(json.loads(EXECUTIONS.read_text()))),
         (SCALE, "growth", growth_table(json.loads(GROWTH.read_text()))),
         (SCALE, "measured", scale_table(ranks, fleet)),
+        (SCALE, "reduction", reduction_table(json.loads(EVALUATION.read_text()))),
         (SCALE, "outlook", outlook_table(ranks)),
     ]
 

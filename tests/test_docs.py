@@ -152,11 +152,15 @@ def test_the_code_of_the_page_on_tomography_runs() -> None:
 
 
 def test_the_code_of_the_page_on_attacks_runs() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adversary.md").read_text(), re.S)
+    page = (ROOT / "docs/adversary.md").read_text()
+    block, tokens = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, Any] = {}
     exec(re.sub(r"epochs=\d+", "epochs=3", block), names)
     assert names["found"].accuracy < names["found"].clean_accuracy
     assert len(names["known"].attacks) == 3
+    exec(tokens, names)
+    assert names["found"].space == "embedding 'words'"
+    assert names["found"].adversarial.shape == (64, 5, 8)
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]

@@ -115,6 +115,7 @@ def _train(case: Case, method: str) -> Any:
         optimizer="sgd",
         momentum=0.9,
         lr=case.lr,
+        holdout=0,
         progress="silent",
     )
     return post.stack

@@ -46,6 +46,7 @@ BASES: dict[str, dict[str, Any]] = {
 ROOM: dict[str, dict[str, Any]] = {
     # six steps are too few for several cycles
     "schedule": {"num_cycles": 1},
+    "holdout": {"num_cycles": 1},
     "exploration": {"num_cycles": 1},
     "samples_per_cycle": {"num_cycles": 1, "exploration": 0.1},
 }

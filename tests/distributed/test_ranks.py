@@ -192,6 +192,79 @@ def test_bytes_are_those_of_the_formula(made, size: int) -> None:
     assert came["laplace"] == others * 4 * 5 * look
 
 
+REDUCED = """
+from polymode.distributed import ranks
+from polymode.metrics import evaluation
+torch.set_default_dtype(torch.float64)
+stream = torch.Generator().manual_seed(0)
+def inputs(rows, size=1.0):
+    return size * torch.randn(rows, 4, generator=stream)
+def labels(rows):
+    return torch.randint(classes, (rows,), generator=stream)
+task = pm.Task(train=(inputs(64), labels(64)), test=(inputs(401, 3.0), labels(401)),
+               ood={"far": inputs(203, 9.0)}, likelihood="categorical")
+evaluation.PIECE = 1  # pieces of one batch
+post = pm.fit(method, net=lambda: torch.nn.Linear(4, classes), task=task, num_modes=5, epochs=1,
+              dtype=torch.float64, progress="silent", **more)
+before = ranks.traffic().num_bytes
+kept = pm.evaluate(post, task, samples_per_mode=samples)
+gathered, before = ranks.traffic().num_bytes - before, ranks.traffic().num_bytes
+rows = pm.evaluate(post, task, samples_per_mode=samples, keep=False).rows
+reduced = ranks.traffic().num_bytes - before
+def values(rows):
+    plain = lambda value: -1.0 if value is None else value
+    return {f"{r.dataset} {r.metric}": (plain(r.value), plain(r.standard_error), r.n) for r in rows}
+averages = post.averages(inputs(99, 200.0), samples_per_mode=samples)
+names = ["mean", "log_mean", "predictive_entropy", "expected_entropy", "energy", "disagreement",
+         "total_epistemic_variance"]
+made = {"bytes": (gathered, reduced), "kept": values(kept.rows), "rows": values(rows),
+        "averages": {name: getattr(averages, name) for name in names}}
+made["averages"]["few"] = post.averages(inputs(2), samples_per_mode=samples).log_mean
+"""
+
+
+@pytest.mark.cpu_seconds(15)
+@pytest.mark.parametrize("method, samples, classes", [("deep_ensemble", 1, 9), ("laplace", 4, 3)])
+def test_evaluation_reduces_on_ranks_what_one_process_averages(
+    server: Server, method: str, samples: int, classes: int
+) -> None:
+    """In float64; five modes, so that shares differ, and rows that ranks do not divide, or that are
+    fewer than ranks.
+
+    Votes are counts where classes are fewer than a rank's samples, else labels. Averages are
+    compared far from the data, where probabilities are 1e-17 and less and others are 1: a
+    probability has the error of its logarithm, up to 300 times 2⁻⁵².
+    """
+    more = {"evidence": None} if method == "laplace" else {}  # a search that takes seconds
+    names = {"method": method, "classes": classes, "samples": samples, "more": more}
+    alone = server.made(1, REDUCED, **names)
+    assert alone["averages"]["log_mean"].min() < -40
+    for size in (2, 4):
+        shared = server.made(size, REDUCED, **names)
+        for name, tensor in alone["averages"].items():
+            torch.testing.assert_close(shared["averages"][name], tensor, rtol=1e-12, atol=1e-13)
+        for name, numbers in alone["rows"].items():
+            assert numbers == alone["kept"][name]
+            assert shared["rows"][name] == pytest.approx(numbers, rel=1e-9, abs=1e-12), name
+        assert shared["bytes"] == _evaluation_bytes(size, samples, classes)
+
+
+def _evaluation_bytes(size: int, samples: int, classes: int) -> tuple[int, int]:
+    """Return what rank 0 receives where samples are gathered and where averages are reduced.
+
+    Log-probabilities and a normaliser of every sample of the M − m modes of others; or, for the
+    b of B rows that it reduces, C + V + 3 numbers of each other rank, with V columns of votes, and
+    C + 5 averages of the rows of others. The first batch of the test set is predicted twice.
+    """
+    first, batches = ranks._ends(5, size)[1], [256, 256, 145, 203]
+    gathered = sum(batches) * (5 - first) * samples * (classes + 1)
+    votes, reduced = min(first * samples, classes), 0
+    for rows in batches:
+        part = ranks._ends(rows, size)[1]
+        reduced += part * (size - 1) * (classes + votes + 3) + (rows - part) * (classes + 5)
+    return 8 * gathered, 8 * reduced
+
+
 KILLED = """
 import os, signal
 from polymode.distributed import meeting
@@ -271,6 +344,25 @@ made = {"gradient": x.grad, "mean": post.predict(task.test.x).mean,
         torch.testing.assert_close(shared[name], tensor, rtol=1e-6, atol=1e-6)
     names = sorted(path.name for path in (tmp_path / "two").iterdir())
     assert names == ["members-1-0.safetensors", "members-1-1.safetensors", "posterior.json"]
+
+
+def test_tokens_are_attacked_by_all_ranks_alike(server: Server) -> None:
+    """The shift of an embedding is that of one process: every rank sees all modes."""
+    script = """
+def tokens():
+    return torch.nn.Sequential(
+        torch.nn.Embedding(6, 4), torch.nn.Flatten(), torch.nn.Linear(20, 3)
+    )
+ids, labels = torch.arange(80).view(16, 5) * 7 % 6, torch.arange(16) % 3
+words = pm.Task(train=(ids, labels), likelihood="categorical")
+post = pm.fit("deep_ensemble", net=tokens, task=words, num_modes=4, epochs=2, holdout=0,
+              dtype=torch.float64, progress="silent")
+found = pm.adversary.attack(post, ids, labels, eps=0.3, box=None, steps=3)
+made = {"shift": found.adversarial, "mean": found.attacked.mean}
+"""
+    alone, shared = server.made(1, script), server.made(2, script)
+    for name, tensor in alone.items():
+        torch.testing.assert_close(shared[name], tensor, rtol=0, atol=1e-12)
 
 
 def test_laplace_counts_modes_over_all_ranks(server: Server) -> None:

@@ -299,3 +299,15 @@ def test_bad_input_is_refused():
         compare([result("a", 0, 0.1), result("a", 0, 0.1)])
     with pytest.raises(ValueError, match="one task can be compared, got digits, moons"):
         compare([result("a", 0, 0.1), result("a", 0, 0.1).replace(task="moons")])
+
+
+def test_priors_that_each_fit_found_are_one_entry() -> None:
+    """Apart from a prior that is given, and together over seeds whose data gave other numbers."""
+    choice = {"by": "evidence of the linear layer"}
+    chosen = [
+        result("map", seed, value, prior_precision=30.0 + seed, prior_choice=choice)
+        for seed, value in enumerate(A)
+    ]
+    given = [result("map", seed, value, prior_precision=1.0) for seed, value in enumerate(B)]
+    labels = [entry.label for entry in compare([*chosen, *given]).entries]
+    assert labels == ["map (prior_precision=auto)", "map (prior_precision=1.0)"]

@@ -100,7 +100,7 @@ def test_everything_that_is_predicted_takes_several_inputs() -> None:
     torch.testing.assert_close(whole, by_loader)
 
 
-@pytest.mark.parametrize("name", ["attack", "equivariance", "symmetry"])
+@pytest.mark.parametrize("name", ["equivariance", "symmetry"])
 def test_examinations_of_one_input_do_not_apply(name) -> None:
     source = task(((A, B), LABELS), test=((A, B), LABELS))
     options = {"against": "folder"} if name == "symmetry" else {}
@@ -108,11 +108,9 @@ def test_examinations_of_one_input_do_not_apply(name) -> None:
         examine(fit(source), source, name, **options)
 
 
-def test_attacks_and_symmetries_say_why_not() -> None:
+def test_symmetries_and_shifts_say_why_not() -> None:
     source = task(((A, B), LABELS), val=((A, B), LABELS))
     post = fit(source)
-    with pytest.raises(ValueError, match="attacks move one input.*take several: 0"):
-        pm.adversary.attack(post, (A, B), LABELS, eps=0.1)
     with pytest.raises(ValueError, match="Two takes several inputs"):
         pm.symmetry.find(post)
     with pytest.raises(ValueError, match="has several inputs .*synthetic shifts are of one"):

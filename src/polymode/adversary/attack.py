@@ -24,14 +24,17 @@ from polymode.adversary.attack_kinds import KINDS, check_steps
 from polymode.adversary.attacked import Attacked, Cost
 from polymode.adversary.ball import Ball, Box
 from polymode.adversary.flags import LOOKED_AT, Flag, gradient_flags, masking_flags
+from polymode.adversary.movable import attacked_posterior
 from polymode.adversary.objective import ADAPTIVE, LOSSES, Aim
 from polymode.adversary.search import CURVES, Search
 from polymode.adversary.victim import Victim
-from polymode.core.checks import OnlyTensor, check_call, check_keywords
+from polymode.core.checks import check_call, check_keywords
+from polymode.core.rows import Rows
 from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
 from polymode.prediction import CategoricalPrediction, Prediction
+from polymode.stack.vocabulary import explain_ids
 
 CHECKS = ("none", "quick", "full")
 ORIGINS = ("labels", "predicted")
@@ -53,7 +56,7 @@ def attack(
     loss: str = "log_prob",
     away_from: str = "labels",
     keep: str | None = None,
-    known: OnlyTensor | None = None,
+    known: Any = None,
     samples_per_mode: int | None = None,
     eval_samples_per_mode: int | None = None,
     box: Box | None = (0.0, 1.0),
@@ -67,10 +70,13 @@ def attack(
     r"""Attack the predictive distribution of a posterior of classes.
 
     Args:
-        post: any posterior of classes. x: (N, *input_shape) raw inputs in the box, floating point.
-            y: (N,) labels.
+        post: any posterior of classes. y: (N,) labels.
+        x: (N, *input_shape) raw inputs in the box, floating point. Of several inputs, in a
+            dictionary or tuple, all floating-point ones move together, and the others stay. Of
+            identifiers the output of the one embedding that takes them moves; see `movable.py`.
         kind: "fgsm", "bim" (iterative FGSM), "pgd", "square" (no gradients) or "noise" (random).
-        eps: radius of the ball in the units of x, ≥ 0; 0 moves nothing, `inf` leaves the box alone.
+        eps: radius of the ball in the units of x, or of the embedding, ≥ 0; 0 moves nothing, `inf`
+            leaves the box alone.
         norm: "linf" or "l2".
         targets: (N,) classes to reach, or one class for all; None moves away from the label.
         adaptive: a score that the attack also drives down, "predictive_entropy" or
@@ -79,10 +85,10 @@ def attack(
         loss: "log_prob", "margin" or "member_margin", see `objective.py`.
         away_from: "labels", or "predicted", the classes predicted at x, as Li and Gal (2017) do.
         keep: "best" input found for each example, or "last"; by default that of the kind.
-        known: (N, ...) inputs to judge first, such as those of a smaller ball.
+        known: inputs to judge first, such as the `adversarial` ones of a smaller ball.
         samples_per_mode: L for each gradient, drawn afresh; by default the posterior's number.
         eval_samples_per_mode: L for judging steps, and for the final predictions.
-        box: smallest and largest legal value; None for no box.
+        box: smallest and largest legal value; None for no box, as embeddings need it.
         scaling: the networks get scaling(x), `post.input_scaling` for images; None for x itself,
             with a warning if x looks unscaled.
         checks: "quick" raises the flags that a few gradients show, "full" also attacks without
@@ -111,9 +117,10 @@ def attack(
     check_choice("away_from", away_from, ORIGINS)
     check_choice("checks", checks, CHECKS)
     check_choice("keep", keep, KEPT)
-    inputs, labels = check_inputs(post, x, y, norm, scaling)
-    check_box(inputs, box, eps)
-    if scaling is None:
+    movable, labels = check_inputs(post, x, y, norm, scaling)
+    inputs = movable.start
+    check_box(movable, box, eps)
+    if scaling is None and movable.is_whole:
         warn_of_raw_inputs(post, inputs)
     wanted = check_targets(targets, labels, post.target_size)
     samples = _samples(post, batch_size, samples_per_mode, eval_samples_per_mode)
@@ -122,22 +129,25 @@ def attack(
         warn(f"`away_from={away_from!r}` has no effect with `targets`: the attack leads to these")
     if known is not None and keep == "last":
         raise ValueError("`known` inputs are of no use with keep='last'; leave one of them out")
-    if known is not None and known.shape != inputs.shape:
-        shapes = f"{tuple(known.shape)}, the inputs {tuple(inputs.shape)}"
-        raise ValueError(f"`known` inputs have shape {shapes}; give one for each input")
+    start_from = None if known is None else movable.read(post, known)
 
-    victim = Victim(post, scaling, *samples, seed)
+    moving = None if movable.is_whole else movable
+    victim = Victim(attacked_posterior(post, movable), scaling, *samples, seed, moving)
     ball = Ball(inputs, float(eps), norm, box)
-    clean = _evaluate(victim, inputs, batch_size)
+    try:
+        clean = _evaluate(victim, inputs, batch_size)
+    except IndexError as error:
+        explain_ids(error, post.weights.like, movable.inputs)
+        raise
     origin = labels if away_from == "labels" else clean.classes
     aim = Aim(origin, wanted, loss, adaptive, 1.0 if weight is None else float(weight))
     searches, paths = [], []
     for first in range(0, len(inputs), batch_size):
         rows = slice(first, first + batch_size)
-        how = keep or ("best" if known is not None else chosen.metadata["keep"])
-        search = Search(victim, aim.rows(rows), ball.rows(rows), how, first)
-        if known is not None:
-            search.look(search.ball.project(known[rows].to(inputs)), record=False)
+        how = keep or ("best" if start_from is not None else chosen.metadata["keep"])
+        search = Search(victim.rows(rows), aim.rows(rows), ball.rows(rows), how, first)
+        if start_from is not None:
+            search.look(search.ball.project(start_from[rows]), record=False)
         paths.append(_first(chosen.value(search, **options), trajectories - first))
         searches.append(search)
 
@@ -156,9 +166,10 @@ def attack(
         victim.judge_samples * post.num_modes,
         time.perf_counter() - start,
     )
+    given = movable.inputs.tree if isinstance(movable.inputs, Rows) else movable.inputs
     return Attacked(
-        kind, float(eps), norm, settings, inputs, adversarial, labels, wanted, clean, attacked,
-        _curves(searches), torch.cat(paths, 1), tuple(flags), cost,
+        kind, float(eps), norm, settings, given, movable.as_given(adversarial), labels, wanted,
+        clean, attacked, _curves(searches), torch.cat(paths, 1), tuple(flags), cost, movable.space,
     )  # fmt: skip
 
 
@@ -190,7 +201,8 @@ def _check_adaptive(
 
 
 def _evaluate(victim: Victim, x: Tensor, batch_size: int) -> CategoricalPrediction:
-    prediction = Prediction.cat([victim.judge(part, "evaluate") for part in x.split(batch_size)])
+    parts = [slice(first, first + batch_size) for first in range(0, len(x), batch_size)]
+    prediction = Prediction.cat([victim.rows(p).judge(x[p], "evaluate") for p in parts])
     assert isinstance(prediction, CategoricalPrediction)
     return prediction
 
@@ -214,6 +226,7 @@ def _flags(
     if checks == "none" or not gradients:
         return []
     few = slice(0, LOOKED_AT)
+    victim = victim.rows(few)
     flags = gradient_flags(victim, aim.rows(few), ball.centre[few])
     if checks == "full":
         flags += masking_flags(victim, aim.rows(few), ball.rows(few), reached[few])

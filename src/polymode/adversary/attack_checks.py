@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polymode.adversary.ball import NORMS, Box
+from polymode.adversary.movable import Movable, movable_of
 from polymode.core.checks import as_numbers, is_number, shown
 from polymode.core.registry import suggest
-from polymode.core.rows import is_one_shape, shapes_text
 from polymode.core.warn import warn
 from polymode.likelihoods.scaling import Scaling
 from polymode.likelihoods.targets import check_labels
@@ -39,10 +39,8 @@ def check_number(name: str, value: Any, *, zero: bool = False, infinite: bool = 
         raise ValueError(f"`{name}` of an attack must be {what}, got {shown(value)}")
 
 
-def check_inputs(
-    post: Posterior, x: Any, y: Any, norm: str, scaling: Scaling | None
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels on the posterior's device, or raise what is wrong with them."""
+def check_posterior(post: Posterior) -> None:
+    """Refuse posteriors that do not predict one class per input."""
     if not post.likelihood.classification:
         raise ValueError(
             f"attacks are on predicted classes, and this posterior ({post.method}) is of a"
@@ -53,18 +51,39 @@ def check_inputs(
             "attacks are on one class per input, and this posterior predicts at positions (pixels,"
             " tokens, labels); follow the gradient of post.predict_batch(x).log_prob(y)"
         )
+
+
+def check_inputs(
+    post: Posterior, x: Any, y: Any, norm: str, scaling: Scaling | None
+) -> tuple[Movable, Tensor]:
+    """Return inputs and labels on the posterior's device, or raise what is wrong with them."""
+    check_posterior(post)
     check_choice("norm", norm, NORMS)
-    if not is_one_shape(post.input_shape):
+    movable = movable_of(post, x)
+    if movable.is_whole:
+        start = _one_tensor(post, movable.start)
+        movable = Movable(start, start)
+    labels = check_labels(y, post.target_size).to(movable.start.device)
+    if len(labels) != len(movable.start):
+        raise ValueError(f"{len(labels):,} label(s) for {len(movable.start):,} input(s)")
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise ValueError(f"`scaling` must be a Scaling or None, got {type(scaling).__name__}")
+    if scaling is not None and not movable.is_whole:
         raise ValueError(
-            "attacks move one input of real numbers, and these networks take several:"
-            f" {shapes_text(post.input_shape)}; wrap them so that they take one tensor apart"
+            "`scaling` is of one tensor of raw inputs, and this attack moves"
+            f" {_moved(movable)}; give inputs as the networks take them and scaling=None"
         )
-    x = as_numbers("Inputs `x`", x)
-    if not x.is_floating_point():
-        raise ValueError(
-            f"inputs are {x.dtype}, which an attack cannot move by less than 1; give images as"
-            " x.float() / 255 with the scaling that the networks were trained with (`scaling`)"
-        )
+    return movable, labels
+
+
+def _moved(movable: Movable) -> str:
+    if movable.embedding is not None:
+        return f"the output of the {movable.space}"
+    return "several inputs"
+
+
+def _one_tensor(post: Posterior, x: Tensor) -> Tensor:
+    """Return inputs of one tensor on the posterior's device, checked."""
     shape = post.input_shape
     if tuple(x.shape[1:]) != tuple(shape) or len(x) == 0:
         raise ValueError(
@@ -75,12 +94,7 @@ def check_inputs(
     x = x.detach().to(like.device, like.dtype, copy=True)
     if rows := int((~x.flatten(1).isfinite().all(1)).sum()):
         raise ValueError(f"{rows:,} of {len(x):,} inputs hold NaN or infinity")
-    labels = check_labels(y, post.target_size).to(like.device)
-    if len(labels) != len(x):
-        raise ValueError(f"{len(labels):,} label(s) for {len(x):,} input(s)")
-    if scaling is not None and not isinstance(scaling, Scaling):
-        raise ValueError(f"`scaling` must be a Scaling or None, got {type(scaling).__name__}")
-    return x, labels
+    return x
 
 
 def warn_of_raw_inputs(post: Posterior, x: Tensor) -> None:
@@ -108,12 +122,18 @@ def _distance(x: Tensor) -> float:
     return float(mean**2 + std.log() ** 2)
 
 
-def check_box(x: Tensor, box: Box | None, eps: float) -> None:
+def check_box(movable: Movable, box: Box | None, eps: float) -> None:
     """Refuse a box that is not a pair or does not contain the inputs, and unbounded attacks."""
+    x = movable.start
     if box is None:
         if not math.isfinite(eps):
             raise ValueError("`eps` is inf and there is no `box`: nothing bounds the attack")
         return
+    if movable.embedding is not None:
+        raise ValueError(
+            f"`box` is a range of legal inputs, and the {movable.space} has none: its output moves,"
+            f" by at most `eps`; give box=None, got {shown(box)}"
+        )
     pair = isinstance(box, tuple | list) and len(box) == 2 and all(map(is_number, box))
     if not pair or not box[0] < box[1]:
         raise ValueError(

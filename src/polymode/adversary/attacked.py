@@ -42,21 +42,25 @@ class Attacked:
 
     Attributes:
         kind, eps, norm: of the attack. options: all its other options.
-        inputs: (N, ...) before. adversarial: (N, ...) after, both raw.
+        inputs: (N, ...) before. adversarial: (N, ...) after, both raw, and both dictionaries or
+            tuples where the networks take several inputs. Of an attack at an embedding,
+            `adversarial` is the shift of its output.
         labels: (N,). targets: (N,) wanted classes, or None.
         clean, attacked: predictions at the two.
         curves: (T + 1, N) by name along the first climb: "classes", "rise" (what the attack
             raises), "predictive_entropy", "mutual_information" [nats].
-        trajectories: (T + 1, n, ...) inputs on the way, of the first n examples.
+        trajectories: (T + 1, n, ...) inputs on the way, of the first n examples; of several inputs
+            their real numbers in a row, of an embedding its shifts.
         flags: see `flags.py`. cost: see `Cost`.
+        space: where the attack moves, and in whose units `eps` is: "inputs", or "embedding 'NAME'".
     """
 
     kind: str
     eps: float
     norm: str
     options: Mapping[str, Any]
-    inputs: Tensor
-    adversarial: Tensor
+    inputs: Any
+    adversarial: Any
     labels: Tensor
     targets: Tensor | None
     clean: CategoricalPrediction
@@ -65,6 +69,7 @@ class Attacked:
     trajectories: Tensor
     flags: tuple[Flag, ...] = ()
     cost: Cost = field(default=Cost(0, 0, 1, 1, 0.0))
+    space: str = "inputs"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -104,8 +109,9 @@ class Attacked:
         adaptive = self.options.get("adaptive")
         aim += f", against {adaptive}" if adaptive else ""
         raised = f", {len(self.flags)} flag{'s' * (len(self.flags) > 1)}" if self.flags else ""
+        where = "" if self.space == "inputs" else f" of the {self.space}"
         return (
-            f"Attacked({self.kind}, {self.norm} {self.eps:g}{aim}: accuracy"
+            f"Attacked({self.kind}, {self.norm} {self.eps:g}{where}{aim}: accuracy"
             f" {self.clean_accuracy:.3f} to {self.accuracy:.3f}, success {self.success_rate:.3f},"
             f" {len(self):,} examples{raised})"
         )

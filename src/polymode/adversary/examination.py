@@ -4,7 +4,8 @@
 
 Images are attacked as pixels: the task's `input_scaling` is undone, ε is in units of the range
 [0, 1], which is the box. Other inputs, or images outside [0, 1], are attacked in the networks'
-units, without a box. The numbers are those of the largest ε; the curves show all.
+units, without a box: several inputs together, and identifiers at the output of their embedding. The
+numbers are those of the largest ε; the curves show all.
 
 `N` examples, `E` radii, `T` steps.
 """
@@ -25,6 +26,7 @@ from polymode.adversary.attack_kinds import KINDS
 from polymode.adversary.ball import NORMS
 from polymode.adversary.detection import Sweep, sweep
 from polymode.adversary.gradient_free import check_norm
+from polymode.adversary.movable import NothingMoves, movable_of
 from polymode.adversary.objective import ADAPTIVE, LOSSES
 from polymode.core.checks import check_call, check_keywords, is_number
 from polymode.core.options import Config, option, rule
@@ -33,7 +35,6 @@ from polymode.examinations.findings import (
     Findings,
     NotApplicable,
     measure,
-    require_one_input,
     require_one_target,
 )
 from polymode.likelihoods.scaling import Scaling
@@ -142,10 +143,8 @@ class Attack(Config):
 )
 def attack_examination(post: Posterior, task: Task, options: Attack) -> Findings:
     """Attack the first test inputs; see the module."""
-    require_one_input("an attack moves one input of real numbers", post.input_shape)
     require_one_target("an attack", post.likelihood)
-    if task.test is not None and not first_inputs(task.test, 1).is_floating_point():
-        raise NotApplicable("an attack moves inputs by small numbers, and identifiers are whole")
+    _require_movable(post, task)
     x, y, scaling, box = inputs_of(task, options.num_examples)
     target = options.target
     if target is not None:
@@ -159,9 +158,19 @@ def attack_examination(post: Posterior, task: Task, options: Attack) -> Findings
     return Findings(tuple(_rows(curves)), arrays_of(curves))
 
 
+def _require_movable(post: Posterior, task: Task) -> None:
+    """Refuse identifiers without the one embedding whose output could move."""
+    if task.test is None or not post.likelihood.classification:
+        return  # refused elsewhere
+    try:
+        movable_of(post, first_inputs(task.test, 2))
+    except NothingMoves as reason:
+        raise NotApplicable(str(reason)) from None
+
+
 def inputs_of(
     task: Task, num_examples: int
-) -> tuple[Tensor, Tensor, Scaling | None, tuple[float, float] | None]:
+) -> tuple[Any, Tensor, Scaling | None, tuple[float, float] | None]:
     """Return raw test inputs, labels, the scaling to the networks' inputs, and the box."""
     check_call(inputs_of, locals())
     if task.test is None:
@@ -176,7 +185,7 @@ def inputs_of(
                 break
         x, y = (torch.cat([pair[part] for pair in pairs])[:num_examples] for part in (0, 1))
     scaling = task.input_scaling
-    if x.dim() == 4:
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4:
         raw = x if scaling is None else scaling.inverse(x)
         if raw.min() >= -ROUNDING and raw.max() <= 1 + ROUNDING:
             return raw.clamp(0, 1), y, scaling, (0.0, 1.0)
@@ -246,6 +255,8 @@ def arrays_of(found: Sweep) -> dict[str, np.ndarray]:
         arrays[f"auroc successful {score}"] = found.of(score, "auroc_successful")
     arrays["accepted accuracy"] = found.of("predictive_entropy", "accepted_accuracy")
     arrays["accepted wrong"] = found.of("predictive_entropy", "accepted_wrong")
+    if last.space != "inputs":
+        arrays["space"] = np.array([last.space])
     classes = torch.as_tensor(last.curves["classes"])
     wanted = classes != last.labels if last.targets is None else classes == last.targets
     arrays["step accuracy"] = (classes == last.labels).double().mean(1).numpy()

@@ -130,7 +130,7 @@ def masking_flags(victim: Victim, aim: Aim, ball: Ball, reached: Tensor) -> list
     left = (~reached).nonzero().flatten()
     if ball.norm != "linf" or not len(left):
         return _listed(flags)
-    black = Search(victim, aim.rows(left), ball.rows(left))
+    black = Search(victim.rows(left), aim.rows(left), ball.rows(left))
     KINDS.get("square").value(black, queries=QUERIES)
     if more := int(black.reached.sum()):
         flags["black_box"] = (

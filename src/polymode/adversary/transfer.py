@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polymode.adversary.attack import attack
+from polymode.adversary.attack_checks import check_posterior
 from polymode.adversary.attacked import Attacked
+from polymode.adversary.movable import movable_of
 from polymode.core.checks import check_call
 from polymode.core.html import html_block, html_table
 from polymode.metrics.text_table import align
@@ -65,6 +67,13 @@ def transfer(posts: Mapping[str, Posterior], x: Any, y: Any, **options: Any) -> 
     check_call(transfer, locals())
     if len(posts) < 2:
         raise ValueError(f"transfer needs at least 2 posteriors, got {len(posts)}")
+    for name, post in posts.items():
+        check_posterior(post)
+        if (space := movable_of(post, x).space) != "inputs":
+            raise ValueError(
+                f"transfer gives inputs of one posterior to another; an attack on '{name}' moves"
+                f" the {space}, and a shift in one network's embedding means nothing in another's"
+            )
     attacks = {name: attack(post, x, y, **options) for name, post in posts.items()}
     size = len(posts)
     accuracy, success = np.zeros((size, size)), np.zeros((size, size))

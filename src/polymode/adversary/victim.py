@@ -12,11 +12,12 @@ inside the logarithm, as in the predictive distribution.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.adversary.movable import Movable
 from polymode.core.rng import fold
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import Posterior
@@ -30,6 +31,7 @@ class Victim(NamedTuple):
         post: of classes. scaling: the networks get scaling(x), or x itself for None.
         samples: L of each mode for a gradient. judge_samples: L for judging inputs.
         seed: of all samples.
+        movable: what of the inputs moves, of the rows that are attacked; None where x is all of it.
     """
 
     post: Posterior
@@ -37,6 +39,12 @@ class Victim(NamedTuple):
     samples: int
     judge_samples: int
     seed: int
+    movable: Movable | None = None
+
+    def rows(self, which: slice | Tensor) -> Victim:
+        """Return the victim at some of the inputs."""
+        movable = None if self.movable is None else self.movable.rows(which)
+        return self._replace(movable=movable)
 
     @property
     def draws(self) -> bool:
@@ -45,7 +53,9 @@ class Victim(NamedTuple):
 
     def predict(self, x: Tensor, samples: int, *path: int | str) -> CategoricalPrediction:
         """Return the prediction at raw inputs (B, ...) with the samples of this step."""
-        inputs = x if self.scaling is None else self.scaling(x)
+        inputs: Any = x if self.scaling is None else self.scaling(x)
+        if self.movable is not None:
+            inputs = self.movable.inputs_at(inputs)
         prediction = self.post.predict_batch(
             inputs, samples_per_mode=samples, seed=fold(self.seed, *path)
         )

@@ -60,7 +60,7 @@ class Share(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What this rank has received by `gather`."""
+    """Tensors that this rank has received: messages and bytes."""
 
     calls: int = 0
     num_bytes: int = 0
@@ -296,9 +296,37 @@ def gather(part: Tensor, axis: int = 0) -> Tensor:
     """Return what all ranks hold of a tensor, joined along `axis` in the order of modes."""
     if sharing_now() is None:
         return part
+    return _gathered(part, axis, mode_counts())
+
+
+def rows_of_all(part: Tensor) -> Tensor:
+    """Return what each of k ranks holds (k, b, F) of the rows that this rank is to reduce.
+
+    About B / k rows fall to each rank, in their order; `join_rows` is the way back.
+
+    Args:
+        part: (B, F), the same shape on all ranks.
+    """
     rank, size = place()
+    lengths = _shares(len(part), place()[1])
+    received = part.new_empty(size * lengths[rank], *part.shape[1:])
+    with _message():
+        dist.all_to_all_single(
+            received, part.detach().contiguous(), [lengths[rank]] * size, lengths
+        )
+    _count(received.numel() * (size - 1) // size * part.element_size())
+    return received.unflatten(0, (size, lengths[rank]))
+
+
+def join_rows(rows: Tensor, total: int) -> Tensor:
+    """Return the rows (B, F) of all ranks, from those (b, F) that this one has reduced."""
+    return _gathered(rows, 0, _shares(total, place()[1]))
+
+
+def _gathered(part: Tensor, axis: int, lengths: list[int]) -> Tensor:
+    """Return the parts of all ranks, of these lengths along `axis`."""
+    rank, _ = place()
     part = part.detach().contiguous()
-    lengths = _lengths(size)
     shapes = [(*part.shape[:axis], length, *part.shape[axis + 1 :]) for length in lengths]
     parts = [part if r == rank else part.new_empty(s) for r, s in enumerate(shapes)]
     assert part.shape == shapes[rank], (part.shape, shapes[rank])
@@ -308,21 +336,29 @@ def gather(part: Tensor, axis: int = 0) -> Tensor:
         else:
             for source, tensor in enumerate(parts):
                 dist.broadcast(tensor, source)
-    global _traffic
-    received = sum(p.numel() for p in parts) - part.numel()
-    _traffic = Traffic(_traffic.calls + 1, _traffic.num_bytes + received * part.element_size())
+    _count((sum(p.numel() for p in parts) - part.numel()) * part.element_size())
     return torch.cat(parts, axis)
 
 
-def _lengths(size: int) -> list[int]:
+def _count(num_bytes: int) -> None:
+    global _traffic
+    _traffic = Traffic(_traffic.calls + 1, _traffic.num_bytes + num_bytes)
+
+
+def mode_counts() -> list[int]:
+    """Return how many modes each rank holds of the work at hand."""
     share = sharing_now()
     assert share is not None
-    ends = _ends(share.num_modes, size)
+    return _shares(share.num_modes, place()[1])
+
+
+def _shares(total: int, size: int) -> list[int]:
+    ends = _ends(total, size)
     return [b - a for a, b in zip(ends, ends[1:], strict=False)]
 
 
 def traffic() -> Traffic:
-    """Return what this rank has received by `gather` since the process began."""
+    """Return the tensors that this rank has received since the process began."""
     return _traffic
 
 

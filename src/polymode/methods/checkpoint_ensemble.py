@@ -7,9 +7,11 @@ numbers of epochs or steps (`unit`); else they are spread over the run by `burn_
 `samples_per_mode`, as samples of a chain are. `num_modes` runs start from initialisations of their
 own. With a schedule of cycles use `snapshot`.
 
-The paper weighs checkpoints the same and picks them by their validation score; here they are picked
-by number, so no data are spent on it. Running statistics of normalisation layers are kept as they
-are at the moment.
+The paper weighs checkpoints the same and picks those with the best validation scores. Here they are
+picked by number; where examples are held out (see `map`), a checkpoint has the weights that were
+best on them since the one before, with the noise that fits the errors there, and the run goes on
+from it. So checkpoints are spread over the run. `holdout=0` keeps what the run has at e_l. Running
+statistics of normalisation layers are kept as they are at the moment.
 
 Limits: networks of one run are alike, less diverse than as many runs; no law that they sample.
 Reference: H. Chen, S. Lundberg, S.-I. Lee, Checkpoint ensembles: ensemble methods from a single
@@ -22,10 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polymode.core.checks import Rule
 from polymode.core.options import option, rule
-from polymode.methods.map import Info, Trained
+from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import kept_samples
 from polymode.methods.sampling.map_run import State, go_on, start
@@ -44,9 +47,10 @@ def _left_out(spread: str) -> Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointEnsemble(Trained):
+class CheckpointEnsemble(MAP):
     """Options of `checkpoint_ensemble`: those of `map`, and"""
 
+    keeps_best_of_intervals: ClassVar[bool] = True
     at: Sequence[int] | None = option(
         None,
         rule=rule("ascending whole numbers from 1", lambda at: _ascends(at)),

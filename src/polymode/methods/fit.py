@@ -35,6 +35,7 @@ from polymode.methods.fit_warnings import (
     warn_of_little_effect,
     warn_of_one_order,
 )
+from polymode.methods.head_evidence import with_prior, work_of_choice
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.work import tell_work
@@ -280,15 +281,16 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     share = len(division.train) / len(data)
     number = num_observations(given, likelihood, config.batch_size) * share
     problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
+    usual = 0 if plan.ready else Passes().num_epochs(data.num_batches(Passes().batch_size))
+    tell_work(work_of_choice(config, problem, stack), usual, number, stack.num_parameters)
+    config, prior_choice = with_prior(config, problem, stack)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
     selection = None
     if division.evidence is not None and not plan.ready:
-        together = core.config.stops_together
-        selection = Selection(division.evidence, likelihood, stack, together)
-    work = core.work(config, problem, stack)
-    usual = Passes().num_epochs(data.num_batches(Passes().batch_size))
-    tell_work(work, 0 if plan.ready else usual, number, stack.num_parameters)
+        selection = Selection(division.evidence, likelihood, stack, core.config)
+        problem = problem._replace(selection=selection)
+    tell_work(core.work(config, problem, stack), usual, number, stack.num_parameters)
     num_modes = ranks.num_modes(stack.num_modes)
     what = f"{plan.name}, {num_modes} mode{'s' if num_modes > 1 else ''}"
     if plan.ready:
@@ -316,7 +318,7 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
         chosen = dict(weights.chosen)
         weights = weights if trunk is None else behind(trunk, weights)
     done = dataclasses.asdict(config) | {"num_modes": num_modes, "epochs": config.num_epochs(steps)}
-    done |= trained | chosen
+    done |= trained | chosen | prior_choice
     if selection is not None:
         done["stopping"] = selection.facts()
     post = Posterior(
@@ -416,7 +418,12 @@ def _best(
             best, chosen, lowest = post, tried, score
     assert best is not None
     report = {"criterion": search.criterion, "chosen": chosen, "candidates": scores}
-    best.config = json_safe({**dataclasses.asdict(config), **chosen, "search": report})
+    prior = {
+        name: best.config[name]
+        for name in ("prior_precision", "prior_choice")
+        if name in best.config
+    }
+    best.config = json_safe({**dataclasses.asdict(config), **prior, **chosen, "search": report})
     return best
 
 

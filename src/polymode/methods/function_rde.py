@@ -130,7 +130,7 @@ class FunctionRDE(MAP):
         rule(
             "prior='function' draws networks from N(0, 1 / prior_precision), which must be > 0,"
             " got 0; use prior='weight' for no prior at all",
-            lambda config: config.prior != "function" or config.prior_precision > 0,
+            lambda config: config.prior != "function" or config.prior_precision != 0,
         ),
         rule(
             "data_order='own' gives every member another batch, and functions are compared at the"

@@ -15,6 +15,7 @@ from polymode.methods.work import Work, that_of_training
 from polymode.posterior import Posterior, Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.training.data import Data
+from polymode.training.holdout import Selection
 from polymode.training.loop import Batch
 from polymode.training.options import Passes
 
@@ -31,6 +32,8 @@ class Problem(NamedTuple):
         data: the training data, targets scaled; `data.batches(size)` yields (x, y) in order. None
             in a loop of one's own that has no use for it.
         seed: of what is random in the method itself.
+        selection: scores members on held-out examples, for a method that keeps the best weights of
+            intervals; None where nothing is held out.
     """
 
     likelihood: Likelihood
@@ -39,6 +42,7 @@ class Problem(NamedTuple):
     steps_per_epoch: int
     data: Data | None = None
     seed: int = 0
+    selection: Selection | None = None
 
     def inputs(self, batch_size: int) -> Iterator[Tensor]:
         """Yield the training inputs in batches (B, ...)."""
@@ -62,8 +66,10 @@ class Members(Config):
     prior_precision: float = option(
         1.0,
         ge=0,
+        choices=("auto",),
         doc="λ of the Gaussian prior over the weights",
-        more="1 is the usual prior of Bayesian neural networks.",
+        more="1 is the usual prior of Bayesian neural networks. 'auto' is where the evidence of the"
+        " training data is largest; it needs a linear layer on frozen features, or a linear model.",
     )
 
 

@@ -12,6 +12,10 @@ each cycle. Where the cycles do not divide the steps their lengths differ by one
 rounds up and cuts the last. Running statistics of normalisation layers are kept as they are at the
 end of each cycle.
 
+Where examples are held out (see `map`), a cycle ends with the weights that were best on them in the
+cycle, with the noise that fits the errors there, and the next one begins with these. `holdout=0` is
+the paper's.
+
 Limits: networks of one run are alike, less diverse than as many runs; no law that they sample.
 Reference: G. Huang, Y. Li, G. Pleiss, Z. Liu, J. Hopcroft, K. Weinberger, Snapshot ensembles: train
     1, get M for free, ICLR 2017.
@@ -22,9 +26,10 @@ Shapes: `M` modes (runs), `L` samples per mode.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polymode.core.options import option, rule
-from polymode.methods.map import Info, Trained
+from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.cycles import cycle_ends, place
 from polymode.methods.sampling.keeping import kept_samples
@@ -36,9 +41,10 @@ from polymode.training.optimiser import MakeOptimizer, MakeSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot(Trained):
+class Snapshot(MAP):
     """Options of `snapshot`: those of `map`, by default with SGD, and"""
 
+    keeps_best_of_intervals: ClassVar[bool] = True
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9

@@ -147,6 +147,8 @@ def setup_of(results: Results) -> dict[str, Any]:
     search = results.config.get("search", {})
     searched = {"search", "stopping", "concerns", *search.get("chosen", ())}  # facts of one fit
     options = {name: value for name, value in results.config.items() if name not in searched}
+    if options.pop("prior_choice", None) is not None:
+        options["prior_precision"] = "auto"
     return {"method": results.method, "net": results.net, **options}
 
 

@@ -105,6 +105,9 @@ def evaluate(
     def predict(x: Any) -> Prediction:
         return post.predict(x, batch_size=BATCH, **options)
 
+    def average(x: Any) -> Prediction:
+        return post.averages(x, batch_size=BATCH, **options)
+
     scale = _target_scale(task)
     rows: list[Row] = []
     predictions: dict[str, Kept] = {}
@@ -117,12 +120,13 @@ def evaluate(
     if not _is_kept("examples", keep):
         examples = None
     with post.weights.in_step():
-        _warm_up(predict, task.test)
+        _warm_up(predict if examples is not None or _is_kept("test", keep) else average, task.test)
         for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
             started = time.perf_counter()
             piece = None if _is_kept(name, keep) else rows_at_a_time
             some = examples if name == "test" else None
-            seen = _predicted(name, data, predict, task, some, piece)
+            by = predict if piece is None or some is not None else average
+            seen = _predicted(name, data, by, task, some, piece)
             predicted, clusters, number, _ = seen
             seconds += time.perf_counter() - started
             count += number
@@ -134,7 +138,7 @@ def evaluate(
                 predictions[name] = predicted
         assert test is not None
         for name, data in _validation_sets(task) if validation else ():
-            predicted, clusters, *_ = _predicted(name, data, predict, task, None, rows_at_a_time)
+            predicted, clusters, *_ = _predicted(name, data, average, task, None, rows_at_a_time)
             rows += _rows(name, predicted, test.prediction, task, scale, clusters)
         if _is_drawn(task):
             drawn = _grid(predict, task, test, predictions) if keep else {}

@@ -11,7 +11,7 @@ Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,10 @@ from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Answer, Bundle
+from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.prediction.averages import averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
@@ -48,6 +50,8 @@ from polymode.tasks.frames.columns import is_frame
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
+
+Meet = Callable[[Sequence[Prediction]], Prediction]
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
@@ -177,6 +181,37 @@ class Posterior:
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
+        return self._predicted(x, samples, seed, batch_size, self.weights.meet)
+
+    def averages(
+        self,
+        x: Any,
+        *,
+        samples_per_mode: int | None = None,
+        seed: Seed = 0,
+        batch_size: Count = _BATCH,
+    ) -> Prediction:
+        """Return the prediction of `predict` for scores alone.
+
+        Of classes it holds averages over samples and no samples, in 1/S of the memory; on several
+        ranks these are what is exchanged. Of densities, and of classes at positions, it is the
+        whole prediction.
+
+        Args:
+            x, samples_per_mode, seed, batch_size: as of `predict`.
+        """
+        check_call(Posterior.averages, locals(), but=_CHECKED)
+        if isinstance(self.weights, Ranked):
+            samples, meet = self._samples(samples_per_mode), self.weights.meet_in_averages
+            return self._predicted(x, samples, seed, batch_size, meet)
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        whole = self.predict(x, samples_per_mode=samples_per_mode, **options)
+        return averaged(whole)  # type: ignore[no-any-return]
+
+    def _predicted(
+        self, x: Any, samples: int, seed: int, batch_size: int, meet: Meet
+    ) -> Prediction:
+        """Return what `meet` makes of the predictions of all parts of the weights."""
         data = self._encoded(_as_source(x))
         if not isinstance(data, (Arrays, Loader)):
             data = self._read(data)
@@ -189,7 +224,7 @@ class Posterior:
                 Prediction.cat(list(stream(part, data, samples, seed, batch_size)))
                 for part in self.weights.parts()
             ]
-            return self.weights.meet(parts)
+            return meet(parts)
 
     def bundled(
         self,

@@ -20,6 +20,8 @@ from polymode.core.memory import free_bytes, human
 from polymode.distributed import ranks
 from polymode.posterior.weights import Weights, of_stack
 from polymode.prediction import Prediction
+from polymode.prediction.averages import has_averages
+from polymode.prediction.over_ranks import averages_over_ranks
 from polymode.stack.sharing import digest, row_of, spread
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
@@ -86,6 +88,15 @@ class Ranked(Weights):
         with ranks.sharing(self.share):
             tensors = {name: self._modes(tensor) for name, tensor in tensors.items()}
         return Prediction.from_arrays(tensors, {**facts, "num_modes": self.num_modes})
+
+    def meet_in_averages(self, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the same without samples where scores need none: each rank then sends averages
+        over its own samples."""
+        local = super().meet(predictions)
+        if not has_averages(local):
+            return self.meet(predictions)
+        with ranks.sharing(self.share):
+            return averages_over_ranks(local, self.num_modes)  # type: ignore[arg-type]
 
     def _modes(self, local: Tensor) -> Tensor:
         """Return a tensor (m L, ...) of all ranks, (M L, ...)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from polymode.prediction.categorical import CategoricalPrediction
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """What is kept of a batch.
 
     Attributes:
@@ -49,37 +49,41 @@ class Averages(CategoricalPrediction):
             parts.append(_reduced(prediction))
             self.num_modes, self._samples = prediction.num_modes, prediction.num_samples
             del prediction
-        whole = _Part(*(_joined(tensors) for tensors in zip(*parts, strict=True)))
-        self._mean, self._small, self._energy = whole.mean, whole.small, whole.energy
-        self._expected_entropy = whole.expected_entropy
+        self._hold(Part(*(_joined(tensors) for tensors in zip(*parts, strict=True))))
+
+    @classmethod
+    def of_part(cls, part: Part, *, num_modes: int, num_samples: int) -> Averages:
+        """Return the averages over so many samples that are known already."""
+        averages = cls.__new__(cls)
+        averages.num_modes, averages._samples = num_modes, num_samples
+        averages._hold(part)
+        return averages
+
+    def _hold(self, part: Part) -> None:
+        self._part, self._mean, self._expected_entropy = part, part.mean, part.expected_entropy
         # in the place of what the class computes from samples when it is first asked for
-        self.predictive_entropy, self.disagreement = whole.predictive_entropy, whole.disagreement
-        self.total_epistemic_variance = whole.total_epistemic_variance
+        self.predictive_entropy, self.disagreement = part.predictive_entropy, part.disagreement
+        self.total_epistemic_variance = part.total_epistemic_variance
 
     @staticmethod
     def possible(prediction: Any) -> bool:
         """Return whether averages say all that scores need, and are smaller."""
-        return (
-            isinstance(prediction, CategoricalPrediction)
-            and prediction.num_samples > 1
-            and prediction.num_axes == 0
-            and prediction.mean.dtype.itemsize >= 4
-        )
+        return has_averages(prediction) and prediction.num_samples > 1
 
     @property
     def log_mean(self) -> Tensor:  # type: ignore[override]  # not kept: it is as large as the mean
-        small = _is_small(self.mean)
-        if not len(self._small):
+        small = is_small(self.mean)
+        if not len(self._part.small):
             return self.mean.log()
-        return self.mean.masked_fill(small, 1.0).log_().masked_scatter_(small, self._small)
+        return self.mean.masked_fill(small, 1.0).log_().masked_scatter_(small, self._part.small)
 
     @property
     def has_energy(self) -> bool:
-        return self._energy is not None
+        return self._part.energy is not None
 
     @property
     def energy(self) -> Tensor:
-        return super().energy if self._energy is None else self._energy
+        return super().energy if self._part.energy is None else self._part.energy
 
     @property
     def log_normalizer(self) -> None:  # type: ignore[override]
@@ -104,15 +108,32 @@ class Averages(CategoricalPrediction):
         return {"log_probs": self.log_probs}, {}
 
 
-def _is_small(mean: Tensor) -> Tensor:
+def is_small(mean: Tensor) -> Tensor:
+    """Return where a mean has lost digits, so that its logarithm is kept beside it."""
     info = torch.finfo(mean.dtype)
     return mean < info.tiny / info.eps
 
 
-def _reduced(prediction: CategoricalPrediction) -> _Part:
-    return _Part(
+def has_averages(prediction: Any) -> bool:
+    """Whether averages over samples, however many, say all that scores of its kind need."""
+    return (
+        isinstance(prediction, CategoricalPrediction)
+        and prediction.num_axes == 0
+        and prediction.mean.dtype.itemsize >= 4
+    )
+
+
+def averaged(prediction: Any) -> Any:
+    """Return the averages of a prediction where they say all that scores need, else all of it."""
+    return Averages([prediction]) if Averages.possible(prediction) else prediction
+
+
+def _reduced(prediction: CategoricalPrediction) -> Part:
+    if isinstance(prediction, Averages):
+        return prediction._part
+    return Part(
         prediction.mean,
-        prediction.log_mean[_is_small(prediction.mean)],
+        prediction.log_mean[is_small(prediction.mean)],
         prediction.predictive_entropy,
         prediction.expected_entropy,
         prediction.total_epistemic_variance,

@@ -135,7 +135,7 @@ class CategoricalPrediction(Prediction):
     @cached_property
     def classes(self) -> Tensor:
         """Most probable class under the mixture, int64 (B,); the first one of equals."""
-        return _argmax(self.mean)
+        return first_argmax(self.mean)
 
     @cached_property
     def confidence(self) -> Tensor:
@@ -172,7 +172,7 @@ class CategoricalPrediction(Prediction):
 
     @cached_property
     def predictive_entropy(self) -> Tensor:
-        return _entropy(self.log_mean, self.mean)
+        return entropy_of(self.log_mean, self.mean)
 
     @property
     def expected_entropy(self) -> Tensor:
@@ -187,7 +187,7 @@ class CategoricalPrediction(Prediction):
         samples = self.num_samples
         if samples < 2:
             raise ValueError(f"`disagreement` needs at least 2 samples, got {samples}")
-        votes = _argmax(self.log_probs).movedim(0, -1)
+        votes = first_argmax(self.log_probs).movedim(0, -1)
         ones = torch.ones_like(votes, dtype=self.mean.dtype)
         counts = torch.zeros_like(self.mean).scatter_add(-1, votes, ones)
         return 1.0 - (counts * (counts - 1.0)).sum(-1) / (samples * (samples - 1))
@@ -304,7 +304,7 @@ def _slack(probs: Tensor) -> float:
     return 1e-3 if torch.finfo(probs.dtype).eps < 1e-6 else 0.1
 
 
-def _argmax(values: Tensor) -> Tensor:
+def first_argmax(values: Tensor) -> Tensor:
     """Return the first argmax over the last axis; NumPy is faster at it on CPU."""
     if values.device.type != "cpu" or values.dtype.itemsize < 4:
         return values.argmax(-1)
@@ -321,7 +321,7 @@ def _summary(log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         products.append((probs * logs).sum(-1).mean(0))
     entropy = -torch.cat(products)
     if entropy.isnan().any():  # 0 log 0
-        parts = (_entropy(logs, logs.exp()).mean(0) for logs in _blocks(log_probs))
+        parts = (entropy_of(logs, logs.exp()).mean(0) for logs in _blocks(log_probs))
         entropy = torch.cat(list(parts))
     return torch.cat(means).to(log_probs.dtype), entropy.to(log_probs.dtype), torch.cat(totals, 1)
 
@@ -338,6 +338,6 @@ def _rows(log_probs: Tensor) -> int:
     return max(1, _BLOCK // max(1, numbers))
 
 
-def _entropy(log_probs: Tensor, probs: Tensor) -> Tensor:
+def entropy_of(log_probs: Tensor, probs: Tensor) -> Tensor:
     """Return the entropy over the last axis; the bound keeps 0 log 0 and its gradient at 0."""
     return -(probs * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

@@ -8,6 +8,7 @@ with respect to a shift of zeros is that with respect to e, in any execution.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -65,9 +66,13 @@ def shifted(paths: list[str], module: nn.Module) -> nn.Module:
 
 def with_zero_shifts(x: Inputs, shapes: Shapes, like: Tensor) -> Rows:
     """Return inputs of a `shifted` network, in the order of `shapes`."""
-    zeros = [like.new_zeros(len(x), *shape) for shape in shapes.values()]
+    return beside_shifts(x, [like.new_zeros(len(x), *shape) for shape in shapes.values()])
+
+
+def beside_shifts(x: Inputs, shifts: Sequence[Tensor]) -> Rows:
+    """Return inputs and shifts as a `shifted` network takes them."""
     structure = x.structure if isinstance(x, Rows) else None
-    return Rows((*leaves_of(x), *zeros), (structure, (None,) * len(zeros)))
+    return Rows((*leaves_of(x), *shifts), (structure, (None,) * len(shifts)))
 
 
 def _take_shifts(module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -33,6 +33,7 @@ from polymode.training.batches import Pair, spans
 from polymode.training.data import Data
 from polymode.training.history import outputs_of, spread_rows
 from polymode.training.loaders import Loader
+from polymode.training.options import Passes
 
 FOLDS = 10
 LARGEST = 1000  # examples of a fold: more would tell little more and cost data
@@ -199,14 +200,15 @@ class Selection:
     """Scores members during the training, and keeps the best weights of each.
 
     Args:
-        evidence: what they are scored on. together: whether they stop at one step, as members do
-            that repel each other.
+        evidence: what they are scored on. passes: options of the method, which say whether members
+            stop at one step, and whether the method asks for the best weights of every interval.
     """
 
     def __init__(
-        self, evidence: Evidence, likelihood: Likelihood, stack: Stack, together: bool = False
+        self, evidence: Evidence, likelihood: Likelihood, stack: Stack, passes: type[Passes]
     ) -> None:
-        self.evidence, self.likelihood, self.together = evidence, likelihood, together
+        self.evidence, self.likelihood = evidence, likelihood
+        self.together, self.by_interval = passes.stops_together, passes.keeps_best_of_intervals
         self.score = torch.full((stack.num_modes,), torch.inf, dtype=torch.float64)
         self.step = torch.zeros(stack.num_modes, dtype=torch.int64)
         self.best = {name: tensor.clone() for name, tensor in _what_changes(stack).items()}
@@ -214,8 +216,24 @@ class Selection:
     @torch.no_grad()
     def add(self, step: int, stack: Stack) -> None:
         """Score the members if this is a moment, and keep those that are better than before."""
-        if step not in self.evidence.moments:
-            return
+        if step in self.evidence.moments:
+            self._compare(step, stack)
+
+    @torch.no_grad()
+    def add_within(self, step: int, stack: Stack, ends: Sequence[int]) -> None:
+        """Do the same within an interval; at its end, give each member the best weights of it.
+
+        Args:
+            ends: last steps of the intervals, ascending. Members are scored at each of them.
+        """
+        if step - 1 in ends:
+            self.score.fill_(torch.inf)
+        if step in ends or step in self.evidence.moments:
+            self._compare(step, stack)
+        if step in ends:
+            self.restore(stack)
+
+    def _compare(self, step: int, stack: Stack) -> None:
         scores, noise = self._scored(stack)
         better = scores < self.score
         if self.together:
@@ -247,6 +265,14 @@ class Selection:
         losses = self.likelihood.nll(outputs, y, {**stack.extra, **noise})
         named = {f"extra/{name}": tensor for name, tensor in noise.items()}
         return losses.double().cpu().nan_to_num(torch.inf), named
+
+    @torch.no_grad()
+    def set_noise(self, stack: Stack) -> None:
+        """Set learned noise to what fits the errors of these networks on the held-out examples."""
+        if self.likelihood.learns:
+            stack.eval()
+            for name, tensor in self._scored(stack)[1].items():
+                stack.tensors()[name].copy_(tensor)
 
     def restore(self, stack: Stack) -> None:
         """Give each member its best weights back."""

@@ -178,7 +178,7 @@ def _train_epochs(course: _Course, state: S, meeting: Meeting, interrupted: thre
                 raise _divergence(state.step - 1, all_losses, last_finite, passes)
             last_finite = loss
             course.recorder.add(state.step, losses, state.stack)
-            if course.selection is not None:
+            if course.selection is not None and not course.selection.by_interval:
                 course.selection.add(state.step, state.stack)
             if reporter.due():
                 reporter.tell("progress", state.step, epoch, loss)

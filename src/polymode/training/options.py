@@ -23,6 +23,8 @@ class Passes(Config):
     """Options of passes over the training data."""
 
     stops_together: ClassVar[bool] = False  # whether held-out data choose one step for all members
+    # whether networks that are kept along a run are the best of their intervals on held-out data
+    keeps_best_of_intervals: ClassVar[bool] = False
     epochs: int | None = option(
         None,
         ge=0,

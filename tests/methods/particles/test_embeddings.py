@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.methods.particles.input_gradients import embeddings_of
+from polymode.stack.embedded import embeddings_of
 from polymode.stack.stack import Stack
 
 STREAM = torch.Generator().manual_seed(0)

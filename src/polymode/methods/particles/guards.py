@@ -13,7 +13,7 @@ from polymode.core.rows import Inputs, leaves_of
 from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
-from polymode.methods.particles.input_gradients import embeddings_of
+from polymode.stack.embedded import embeddings_of
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch, Divergence
 

@@ -22,7 +22,6 @@ coordinates.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.core.memory import free_bytes
-from polymode.core.rows import Inputs, leaves_of, shapes_of, shapes_text
+from polymode.core.rows import Inputs, leaves_of
 from polymode.core.threads import for_each_member
 from polymode.distributed import ranks
 from polymode.methods.particles.second_order.batch_norm import QuickBatchNorm
@@ -40,11 +39,11 @@ from polymode.methods.particles.second_order.dense_chain import DenseChain, dens
 from polymode.methods.particles.second_order.plain import Plain
 from polymode.methods.particles.terms import Terms
 from polymode.stack import execution
+from polymode.stack.embedded import embeddings_of, with_shifts
 from polymode.stack.execution import limit_threads
 from polymode.stack.fast.plan import Job, Plan, member_bytes
 from polymode.stack.stack import Stack
-from polymode.tracing.embeddings import embedded_shapes, shifted, with_zero_shifts
-from polymode.tracing.network import Network
+from polymode.tracing.embeddings import with_zero_shifts
 from polymode.tracing.noise import Streams
 
 
@@ -87,24 +86,8 @@ def with_sources(stack: Stack, x: Inputs) -> tuple[Stack, Any]:
     shapes = embeddings_of(stack, x)
     if not shapes:
         return stack, x
-    name = f"embeddings as inputs: {', '.join(shapes)}"
-    if name not in stack.views.derived:
-        change = partial(shifted, list(shapes))
-        body = stack.on(Network(change(copy.deepcopy(stack.template))))
-        body._apart = {k: change(copy.deepcopy(m)) for k, m in stack._apart.items()}
-        stack.views.derived[name] = body
-    body = stack.views.derived[name]
     like = next(iter(stack.params.values()))
-    return body.set_mode(stack.mode, stack.pinned), with_zero_shifts(x, shapes, like)
-
-
-def embeddings_of(stack: Stack, x: Inputs) -> dict[str, tuple[int, ...]]:
-    """Return the embeddings that take identifiers of such inputs, with the shapes behind them."""
-
-    def look(_: nn.Module) -> dict[str, tuple[int, ...]]:
-        return embedded_shapes(stack.views.build(0, share=False).eval(), x)
-
-    return stack.network.program(f"embeddings of {shapes_text(shapes_of(x))}", "eval", look)
+    return with_shifts(stack, list(shapes)), with_zero_shifts(x, shapes, like)
 
 
 def _graphs_that_fit(stack: Stack, job: Job) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from polymode.methods import map as map_
-from polymode.methods.map import Info, Trained
+from polymode.methods.map import MAP, Info
 from polymode.methods.method import Problem
 from polymode.methods.sampling.chains import posterior_gradients
 from polymode.methods.sampling.keeping import keep_sample, room_for
@@ -28,14 +28,14 @@ class State(NamedTuple):
     step: int
 
 
-def start(config: Trained, problem: Problem, stack: Stack, steps: Sequence[int]) -> State:
+def start(config: MAP, problem: Problem, stack: Stack, steps: Sequence[int]) -> State:
     """Return the state before the first step of a run that keeps networks after these steps."""
     stack, optimization, first = map_.init(config, problem, stack)
     return State(stack, optimization, room_for(len(steps), stack), first)
 
 
 def go_on(
-    config: Trained,
+    config: MAP,
     problem: Problem,
     state: State,
     batch: Batch,
@@ -50,5 +50,7 @@ def go_on(
     stack, optimization, samples, number = state
     losses, _ = posterior_gradients(config.prior_precision, problem, stack, number, batch)
     optimization.update(number, done)
+    if problem.selection is not None:
+        problem.selection.add_within(number + 1, stack, steps)
     keep_sample(stack, samples, steps, number + 1)
     return State(stack, optimization, samples, number + 1), Info(losses)

@@ -17,6 +17,11 @@ Networks with running statistics (BatchNorm) get, for each of L = `samples_per_m
 statistics of a pass over the training inputs; the draws are then kept. A likelihood's own
 parameters (learned noise) are averaged. `num_modes=10` is MultiSWAG.
 
+Where examples are held out (see `map`), each snapshot has the weights that were best on them since
+the one before, and SGD goes on from it; the first looks back to the beginning. Then Σ is not the
+spread of a free path. Learned noise is set to what fits the errors of the mean network there; with
+running statistics it is the average over the snapshots. `holdout=0` is the paper's SWAG.
+
 `from_snapshots` makes the same Gaussian of networks that were trained elsewhere.
 
 Limits: the spread is that of SGD's noise, which depends on rate and batch size; a Gaussian around
@@ -32,13 +37,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from polymode.core.options import option, rule
 from polymode.methods import map as map_
-from polymode.methods.map import Info, Trained
+from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room, require_room_for_draws
 from polymode.posterior import Gaussian, Samples, Weights
@@ -51,9 +56,10 @@ from polymode.training.options import kept_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAG(Trained):
+class SWAG(MAP):
     """Options of `swag`: those of `map`, by default with SGD of a constant rate, and"""
 
+    keeps_best_of_intervals: ClassVar[bool] = True
     optimizer: str | MakeOptimizer = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
@@ -145,6 +151,8 @@ def step(config: SWAG, problem: Problem, state: State, batch: Batch) -> tuple[St
     plain = map_.State(state.stack, state.optimization, state.step)
     plain, info = map_.step(config, problem, plain, batch)
     steps = snapshot_steps(config, problem)
+    if problem.selection is not None:
+        problem.selection.add_within(plain.step, plain.stack, steps)
     if plain.step in steps:
         take_snapshot(state, steps.index(plain.step))
     return state._replace(step=plain.step), info
@@ -170,6 +178,8 @@ def finish(config: SWAG, problem: Problem, state: State) -> Weights:
         return Samples(state.stack)
     stack = state.stack.clone()
     set_mean(stack, state)
+    if problem.selection is not None and not stack.has_statistics:
+        problem.selection.set_noise(stack)
     std, deviations = covariance(config, state, num_snapshots)
     samples = config.samples_per_mode if std or deviations else 1
     gaussian = Gaussian(stack, std, deviations, samples)
