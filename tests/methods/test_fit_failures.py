@@ -82,7 +82,10 @@ def test_networks_with_nothing_to_train_are_refused(method) -> None:
         ({"progress": "loud"}, "`progress` must be one of"),
         ({"execution": "batch"}, "Did you mean 'batched'"),
         ({"chunk_size": 2.5}, "`chunk_size` of fit must be an integer >= 1 or None, got 2.5"),
-        ({"prior_precision": -1.0}, "`prior_precision` of MAP must be finite and ≥ 0"),
+        (
+            {"prior_precision": -1.0},
+            "`prior_precision` of MAP must be 'auto' or a finite number ≥ 0",
+        ),
     ],
 )
 def test_bad_calls(options, message, monkeypatch) -> None:

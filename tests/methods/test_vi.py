@@ -249,7 +249,9 @@ def test_alpha_needs_passes_and_draws_for_each_example() -> None:
         VI(alpha=0.5, num_passes=1)
     with pytest.raises(ValueError, match="num_passes=10 needs draws for each example"):
         VI(alpha=0.5, estimator="weights")
-    with pytest.raises(ValueError, match="`prior_precision` of VI must be > 0, got 0"):
+    with pytest.raises(
+        ValueError, match="`prior_precision` of VI must be 'auto' or a finite number > 0"
+    ):
         VI(prior_precision=0)
     with pytest.raises(ValueError, match="`mixture` of VI must be None or two numbers"):
         VI(mixture=(0.5, 2.0))

@@ -52,18 +52,27 @@ def tabular(
     1619
     """
     check_call(tabular, locals(), but=("codes",))
-    if not codes:
-        return mlp(input_shape, num_outputs, hidden=hidden, **options)
     size = input_shape[0] if len(input_shape) == 1 else 0
-    places = [place for place, _ in codes]
-    if not all(0 <= place < size and count >= 1 for place, count in codes) or len(
-        set(places)
-    ) < len(places):
+    pairs = _pairs(codes, size)
+    if not pairs:
+        return mlp(input_shape, num_outputs, hidden=hidden, **options)
+    return Tabular(size, num_outputs, pairs, tuple(hidden), options)
+
+
+def _pairs(codes: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]:
+    """Return positions and numbers of categories, or refuse what cannot be these."""
+    try:
+        pairs = [(int(place), int(count)) for place, count in codes]
+    except (TypeError, ValueError):
+        pairs = [(-1, 0)]
+    places = {place for place, _ in pairs}
+    fit = all(0 <= place < size and count >= 1 for place, count in pairs)
+    if not fit or len(places) < len(pairs):
         raise ValueError(
             f"`codes` of tabular must be (position, number of categories), positions below"
             f" {size} and different, got {shown(codes)}"
         )
-    return Tabular(size, num_outputs, [(int(p), int(c)) for p, c in codes], tuple(hidden), options)
+    return pairs
 
 
 class Tabular(nn.Module):
