@@ -21,6 +21,7 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    mc_batchnorm,
     mile,
     sghmc,
     sgld,
@@ -48,6 +49,7 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
@@ -84,6 +86,7 @@ __all__ = [
     "FunctionRDE",
     "LaplaceMAP",
     "Laplace",
+    "MCBatchNorm",
     "Method",
     "Option",
     "Options",
@@ -107,6 +110,7 @@ __all__ = [
     "laplace",
     "lit",
     "map",
+    "mc_batchnorm",
     "mile",
     "options",
     "sghmc",
