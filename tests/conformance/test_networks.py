@@ -31,7 +31,7 @@ OPTIONS = {  # what makes fits and predictions small
     },
 }
 FAMILIES = [
-    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "swag"],
+    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "swag", "swa", "ema"],
     ["sghmc", "sgld", "sgnht", "cyclical_sgmcmc"],
     ["hmc", "mile"],  # all data at each step
     ["vi", "ivon"],  # weights that are drawn at each step

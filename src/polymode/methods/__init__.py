@@ -11,6 +11,7 @@ from polymode.methods import (
     cyclical_sgmcmc,
     deep_ensemble,
     dropout,
+    ema,
     feature_rde,
     forde,
     function_rde,
@@ -25,6 +26,7 @@ from polymode.methods import (
     sgld,
     sgnht,
     snapshot,
+    swa,
     swag,
     vi,
     weight_rde,
@@ -35,6 +37,7 @@ from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
+from polymode.methods.ema import EMA
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
@@ -52,11 +55,13 @@ from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "EMA",
     "HMC",
     "IVON",
     "LIT",
@@ -66,6 +71,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SWA",
     "SWAG",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
@@ -90,6 +96,7 @@ __all__ = [
     "concrete_dropout",
     "deep_ensemble",
     "dropout",
+    "ema",
     "feature_rde",
     "fit",
     "forde",
@@ -106,6 +113,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "snapshot",
+    "swa",
     "swag",
     "vi",
     "weight_rde",
