@@ -102,8 +102,8 @@ def first_loss(post: pm.Posterior) -> tuple:
 def test_positions_are_rows(method) -> None:
     """With ignored targets: the first loss, all networks, samples and predictions.
 
-    Methods for which an example is more than its observations, by its input gradient, its masks or its batch,
-    are held to it with one position per example.
+    Methods for which an example is more than its observations, by its input gradient, its masks or
+    its batch, are held to it with one position per example.
     """
     last = Positions(Categorical(), axes=1, outputs="last")
     positions = fit(method, X, Y, last)

@@ -174,8 +174,8 @@ METHODS.register(
     needs="BatchNorm",
     equation="p(y | x) ≈ (1/L) Σₗ p(y | f(x; θ, μₗ, σₗ²)),  (μₗ, σₗ²) of a random training batch",
     cost="1 × training, L × prediction",
-    limits="The noise is that of the batch size, does not shrink with more data, and is no posterior"
-    " of the weights; networks with BatchNorm only.",
+    limits="The noise is that of the batch size, does not shrink with more data, and is no"
+    " posterior of the weights; networks with BatchNorm only.",
     paper="Teye et al. 2018",
     bibtex="""@inproceedings{teye2018bayesian,
   title={{Bayesian} uncertainty estimation for batch normalized deep networks},
