@@ -29,6 +29,7 @@ from polymode.methods import (
     snapshot,
     swa,
     swag,
+    vbll,
     vi,
     weight_rde,
 )
@@ -59,6 +60,7 @@ from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
@@ -75,6 +77,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "VBLL",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
     "VI",
@@ -119,6 +122,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "vbll",
     "vi",
     "weight_rde",
 ]
