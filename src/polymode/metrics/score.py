@@ -84,6 +84,8 @@ CLASSIFICATION: Registry[Metric] = Registry("classification metric")
 REGRESSION: Registry[Metric] = Registry("regression metric")
 OOD_CLASSIFICATION: Registry[PairMetric] = Registry("OOD metric of classifiers")
 OOD_REGRESSION: Registry[PairMetric] = Registry("OOD metric of regressions")
+SEGMENTATION: Registry[Callable[..., Score]] = Registry("metric of segmentations")
+OOD_SEGMENTATION: Registry[Callable[..., Score]] = Registry("OOD metric of segmentations")
 REFERENCE_CLASSIFICATION: Registry[PairMetric] = Registry("metric of classes and a reference")
 REFERENCE_REGRESSION: Registry[PairMetric] = Registry("metric of densities and a reference")
 
@@ -92,6 +94,8 @@ TABLES: dict[str, Registry[Any]] = {
     "regression": REGRESSION,
     "OOD, classification": OOD_CLASSIFICATION,
     "OOD, regression": OOD_REGRESSION,
+    "segmentation": SEGMENTATION,
+    "OOD, segmentation": OOD_SEGMENTATION,
     "Against a reference, classification": REFERENCE_CLASSIFICATION,
     "Against a reference, regression": REFERENCE_REGRESSION,
 }
