@@ -21,6 +21,7 @@ from polymode.methods import (
     lit,
     map,
     mile,
+    packed,
     sghmc,
     sgld,
     sgnht,
@@ -48,6 +49,7 @@ from polymode.methods.map import MAP
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
+from polymode.methods.packed import Packed
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
@@ -81,6 +83,7 @@ __all__ = [
     "Method",
     "Option",
     "Options",
+    "Packed",
     "Problem",
     "Snapshot",
     "WeightRDE",
@@ -102,6 +105,7 @@ __all__ = [
     "map",
     "mile",
     "options",
+    "packed",
     "sghmc",
     "sgld",
     "sgnht",
