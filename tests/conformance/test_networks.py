@@ -31,12 +31,13 @@ OPTIONS = {  # what makes fits and predictions small
     },
 }
 FAMILIES = [
-    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "swag"],
+    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "swag", "swa", "ema"],
     ["sghmc", "sgld", "sgnht", "cyclical_sgmcmc"],
     ["hmc", "mile"],  # all data at each step
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
+    ["packed"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -54,6 +55,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("changes its input", ALL): r"the network changes its inputs in place.*x = x.clone\(\)",
     # an operation that draws, without a stream per member
     ("RReLU", ALL): "random operation aten.rrelu_with_noise",
+    ("RReLU", "mc_batchnorm"): "mc_batchnorm needs a network with BatchNorm",
     ("RReLU", "concrete_dropout"): "concrete_dropout learns the rates of nn.Dropout layers",
     # derivatives with respect to tokens do not exist, and bags of them are no embeddings of each
     **{
@@ -90,6 +92,7 @@ REFUSED: dict[tuple[str, str], str] = {
     },
 }  # fmt: skip
 DRAWING = {"dropout", "alpha dropout", "functional dropout", "stochastic depth", "transformer"}
+NORMALISED = {"BatchNorm", "BatchNorm without affine"}
 RATES = {"dropout", "transformer"}  # of layers that `concrete_dropout` learns
 
 
@@ -99,6 +102,8 @@ def refusal(network: str, method: str) -> str | None:
         return REFUSED[network, ALL]
     if method == "dropout" and network not in DRAWING:
         return "dropout needs a network that draws noise in training.*Add nn.Dropout"
+    if method == "mc_batchnorm" and network not in NORMALISED:
+        return "mc_batchnorm needs a network with BatchNorm.*take dropout or swag"
     if method == "concrete_dropout" and network not in RATES:
         return "concrete_dropout learns the rates of nn.Dropout layers.*Add nn.Dropout"
     return REFUSED.get((network, method))

@@ -132,7 +132,7 @@ def test_loaders_and_memory_change_nothing(batch_size, monkeypatch) -> None:
     for keep in (True, False):
         seen = results_by_name(pm.evaluate(post, segmentation(test=loader), keep=keep))
         for name, row in expected.items():
-            if row.value is not None:
+            if row.value is not None and (keep or name != "dyadic_nll"):  # which needs samples
                 assert seen[name].value == pytest.approx(row.value, rel=1e-4, abs=1e-6), name
 
 

@@ -30,6 +30,7 @@ from polymode.metrics.score import (
     OOD_CLASSIFICATION,
     OOD_REGRESSION,
     REGRESSION,
+    SCOD_CLASSIFICATION,
     NotDefined,
     Score,
     entries,
@@ -81,7 +82,8 @@ def evaluate(
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
             and released before the next one is predicted; the test set stays until the end. Of
-            classes, only averages over samples are then held: 1/S of the memory, the same scores.
+            classes, only averages over samples are then held: 1/S of the memory, the same scores
+            but for the joint one, which needs the samples and is n/a.
             Of masks nothing is held for scores, and samples are kept up to 256 MB for each set.
         validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", for
             choosing options; see `tasks/validation.py`. These predictions are never kept.
@@ -220,7 +222,7 @@ def _score_sets(
         scored.count += number
         scored.marks[name] = _fingerprint(data, predicted.targets)
         scored.test = scored.test or predicted
-        scored.rows += _rows(name, predicted, scored.test.prediction, task, scale, clusters)
+        scored.rows += _rows(name, predicted, scored.test, task, scale, clusters)
         scored.rows += joint_row(name, seen)
         if _is_kept(name, keep):
             scored.predictions[name] = predicted
@@ -241,7 +243,7 @@ def _score_validation(
     assert scored.test is not None
     for name, data in _validation_sets(task):
         predicted, clusters, *_ = _predicted(name, data, average, task, None, piece)
-        yield from _rows(name, predicted, scored.test.prediction, task, scale, clusters)
+        yield from _rows(name, predicted, scored.test, task, scale, clusters)
 
 
 def _inputs_at(data: Arrays, start: int, places: Tensor) -> Tensor:
@@ -480,7 +482,7 @@ def _grid(
 def _rows(
     name: str,
     predicted: Kept,
-    test: Prediction,
+    test: Kept,
     task: Task,
     scale: tuple[float, ...] | None,
     clusters: Tensor | None,
@@ -491,7 +493,9 @@ def _rows(
     unit = task.target_unit or UNIT
     if outside:
         for entry in entries(OOD_CLASSIFICATION if classes else OOD_REGRESSION):
-            yield _row(name, entry, test, prediction, unit=unit, clusters=clusters)
+            yield _row(name, entry, test.prediction, prediction, unit=unit, clusters=clusters)
+        for entry in entries(SCOD_CLASSIFICATION) if classes else ():
+            yield _row(name, entry, test.prediction, prediction, labels=test.targets)
     labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
     for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
@@ -508,12 +512,13 @@ def _row(
     scale: tuple[float, ...] | None = None,
     unit: str = UNIT,
     clusters: Tensor | None = None,
+    labels: Tensor | None = None,
 ) -> Row:
     facts = entry.metadata
     beside = len(against) if isinstance(against, Prediction) else 0
     score, note = Score(math.nan, len(prediction) + beside), ""
     try:
-        score = score_of(entry, prediction, against, scale)
+        score = score_of(entry, prediction, against, scale, labels=labels)
         if clusters is not None:
             score = clustered(score, clusters)
         if not math.isfinite(score.value):

@@ -333,6 +333,8 @@ HEADLINES = ("auroc_predictive_entropy", "auroc_mutual_information", "fpr95_pred
 for _measure, (_title, _unit, _direction, _summary) in measure_facts().items():
     for _name, (_short, _long, _epistemic) in _SUMMARIES.items():
         for _way, _words in AGGREGATES.items():
+            if _way != "mean" and _measure.startswith("aupr"):
+                continue
             _metric = f"{_measure}_{_name}" + ("" if _way == "mean" else f"_{_way}")
             register(
                 OOD_SEGMENTATION, _metric, unit=_unit, direction=_direction, family="ood",
