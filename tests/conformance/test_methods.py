@@ -279,4 +279,5 @@ def test_a_checkpoint_shows_where_its_modes_are(method: str, tmp_path) -> None:
         if axis is not None:
             assert (three[axis], four[axis]) == (3, 4), name
             three[axis] = 4
-        assert three == four, name
+        if METHODS.get(method).metadata.get("sizes") != "by number of modes":
+            assert three == four, name

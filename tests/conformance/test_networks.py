@@ -37,6 +37,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
+    ["packed"],  # networks that are converted
 ]
 
 ALL = "every method"

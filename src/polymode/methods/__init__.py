@@ -23,6 +23,7 @@ from polymode.methods import (
     map,
     mc_batchnorm,
     mile,
+    packed,
     sghmc,
     sgld,
     sgnht,
@@ -53,6 +54,7 @@ from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
+from polymode.methods.packed import Packed
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
@@ -90,6 +92,7 @@ __all__ = [
     "Method",
     "Option",
     "Options",
+    "Packed",
     "Problem",
     "Snapshot",
     "WeightRDE",
@@ -113,6 +116,7 @@ __all__ = [
     "mc_batchnorm",
     "mile",
     "options",
+    "packed",
     "sghmc",
     "sgld",
     "sgnht",

@@ -88,6 +88,15 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {  # that earlier release
         lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("digest"), str)),
         "an object with a digest or null",
     ),
+    "conversion": (
+        lambda v: (
+            v is None
+            or isinstance(v, dict)
+            and isinstance(v.get("kind"), str)
+            and isinstance(v.get("numbers"), dict)
+        ),
+        "an object with a kind and numbers, or null",
+    ),
     "encoder": (lambda v: v is None or isinstance(v, dict), "an object or null"),
     "trainable": (
         lambda v: v is None or _is_list(v, lambda name: isinstance(name, str)),
