@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, STAGE = ROOT / "docs", ROOT / "build" / "docs"
 SECTIONS = {
     "Start": ["quickstart", "which_method", "command-line", "your-module", "frozen-bodies",
-              "tabular"],
+              "tabular", "segmentation"],
     "Networks and data": ["nets", "tasks", "tasks_real", "data", "shifts", "positions"],
     "Look at it": ["metrics", "plots", "report", "examinations", "reference", "symmetry",
                    "equivariance", "adversary", "zoo"],
@@ -152,13 +152,13 @@ def exported(file: Path) -> list[str]:
 
 
 def navigation(pages: list[Path]) -> list[dict[str, Any]]:
-    """Return the menu: the sections, and a section for each folder of pages."""
+    """Return the menu: the sections, with pages that none names under "More", and a section for
+    each folder of pages."""
     placed = {name for names in SECTIONS.values() for name in names}
-    missing = {page.stem for page in pages if page.parent == STAGE} - placed - {"index"}
-    if missing:
-        raise SystemExit(f"docs/site.py: no section has the pages {', '.join(sorted(missing))}")
+    others = {page.stem for page in pages if page.parent == STAGE} - placed - {"index"}
+    sections = SECTIONS | {"More": [*sorted(others), *SECTIONS["More"]]}
     menu: list[dict[str, Any]] = [{"Home": "index.md"}]
-    menu += [{title: [f"{name}.md" for name in names]} for title, names in SECTIONS.items()]
+    menu += [{title: [f"{name}.md" for name in names]} for title, names in sections.items()]
     for title, folder in FOLDERS.items():
         inside = [f"{folder}/{page.name}" for page in pages if page.parent == STAGE / folder]
         menu += [{title: inside}] if inside else []
