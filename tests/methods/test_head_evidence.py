@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import polymode as pm
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian
+from polymode.methods import head_evidence
 from polymode.methods.head_evidence import _Head, classes_prior, highest, regression_prior
 
 STREAM = torch.Generator().manual_seed(0)

@@ -384,15 +384,15 @@ def against_reference(post: Posterior, task: Task, options: AgainstReference) ->
         mass=options.mass,
         prior_precision=float(post.config.get("prior_precision", 1.0)),
     )
-    known = _predicted(yardstick, task)
-    rows = list(_distances(post.predict(task.test), known.test, ""))
-    if known.ood is not None:
+    predicted = _predicted(yardstick, task)
+    rows = list(_distances(post.predict(task.test), predicted.test, ""))
+    if predicted.ood is not None:
         ours = Prediction.cat([post.predict(data) for data in task.ood.values()])
-        rows += _distances(ours, known.ood, "_ood")
+        rows += _distances(ours, predicted.ood, "_ood")
     for name in ("r_hat", "r_hat_median"):
         row = yardstick.convergence[name]
         rows.append(measure(f"reference_{name}", row.value, direction="down", n=row.n))
-    rows += known.halves
+    rows += predicted.halves
     return Findings(tuple(rows))
 
 
@@ -411,18 +411,18 @@ _PREDICTED: weakref.WeakKeyDictionary[Task, _Predicted] = weakref.WeakKeyDiction
 
 def _predicted(yardstick: Reference, task: Task) -> _Predicted:
     """Return the reference's predictions, made once for a task."""
-    known = _PREDICTED.get(task)
-    if known is None or known.folder != yardstick.folder:
+    predicted = _PREDICTED.get(task)
+    if predicted is None or predicted.folder != yardstick.folder:
         outside = [yardstick.predict(data) for data in task.ood.values()]
         halves = [_yardstick(yardstick.post, task.test)] if yardstick.post.num_modes > 1 else []
-        known = _Predicted(
+        predicted = _Predicted(
             yardstick.folder,
             yardstick.predict(task.test),
             Prediction.cat(outside) if outside else None,
             halves,
         )
-        _PREDICTED[task] = known
-    return known
+        _PREDICTED[task] = predicted
+    return predicted
 
 
 def _yardstick(post: Posterior, test: Any) -> Row:

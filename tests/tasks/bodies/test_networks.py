@@ -88,4 +88,4 @@ def test_words_are_cut_greedily() -> None:
     assert cut == [[1, 2, 7], [unknown], [8, 8], [9], [], [unknown]]
     tokens = words.tokens(["playing", "playing playing playing"], longest=5)
     assert tokens.tolist() == [[101, 1, 2, 102, 0], [101, 1, 2, 1, 102]]
-    assert Vocabulary.read("a\nb\n".encode()).numbers == {"a": 0, "b": 1}
+    assert Vocabulary.read(b"a\nb\n").numbers == {"a": 0, "b": 1}

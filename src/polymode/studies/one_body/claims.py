@@ -91,12 +91,12 @@ def _default_prior(runs: Runs, part: str, method: str) -> Claim:
 def _prior_over_modes(runs: Runs, part: str) -> Claim:
     """Judged by gains of NLL over MAP: of λ by the evidence over 1, and of an ensemble over one."""
     base = part.removesuffix("_prior")
-    one, auto = (
+    usual, auto = (
         runs.values(part, prior_arm("MAP", precision), "test", "nll") for precision in (1.0, AUTO)
     )
     single, many = (runs.values(base, arm, "test", "nll") for arm in ("MAP", ENSEMBLE))
-    seeds = sorted(set(one) & set(auto) & set(single) & set(many))
-    gap = paired([(one[s] - auto[s]) - (single[s] - many[s]) for s in seeds])
+    seeds = sorted(set(usual) & set(auto) & set(single) & set(many))
+    gap = paired([(usual[s] - auto[s]) - (single[s] - many[s]) for s in seeds])
     return Claim(
         f"{base}: several modes gain less than the prior does",
         "no paper; a first look at such heads",

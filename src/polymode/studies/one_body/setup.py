@@ -28,8 +28,9 @@ CURVE = ("MAP", ENSEMBLE, LAPLACE, "IVON", "MILE", HMC)
 """Arms that are run with few labels and many, too."""
 
 SMALL_ARMS = (
-    "MAP", "dropout", "SWAG", "SGHMC", "mean-field VI", "IVON", "Laplace, kron", "TFB", "MILE", HMC,
-    ENSEMBLE, "weight-RDE", "FoRDE", "feature-RDE", f"IVON × {MODES}", f"SGHMC × {MODES}",
+    "MAP", "dropout", "SWAG", "VBLL", "SGHMC", "mean-field VI", "IVON", "Laplace, kron", "TFB",
+    "MILE", HMC, ENSEMBLE, "packed", "weight-RDE", "FoRDE", "feature-RDE", f"IVON × {MODES}",
+    f"SGHMC × {MODES}",
 )  # fmt: skip
 """Arms of small heads at preset cpu: one or two of each kind."""
 
@@ -84,6 +85,9 @@ def arms(sizes: Sizes, precision: float | str, small: bool) -> dict[str, Arm]:
         "MAP": Arm("map", trained),
         "dropout": Arm("dropout", drawn, noisy),
         "SWAG": Arm("swag", plain),
+        "SWA": Arm("swa", trained),
+        "EMA": Arm("ema", trained),
+        "VBLL": Arm("vbll", drawn),
         "snapshots": Arm("snapshot", {"epochs": sizes.epochs, "batch_size": 100,
                                       "prior_precision": precision, "num_cycles": 5}),
         "checkpoints": Arm("checkpoint_ensemble", {**trained, "samples_per_mode": 5}),
@@ -114,6 +118,7 @@ def arms(sizes: Sizes, precision: float | str, small: bool) -> dict[str, Arm]:
         f"Laplace, kron × {sizes.modes}": Arm("laplace", {**laplace, **many, "structure": "kron"}),
     }  # fmt: skip
     if small:
+        by_name["packed"] = Arm("packed", {**trained, **many})
         by_name["feature-RDE"] = Arm("feature_rde", {**trained, **many})
     return {name: arm for name, arm in by_name.items() if arm.method in METHODS.names()}
 
@@ -165,7 +170,7 @@ def _cpu() -> dict[str, Part]:
     with_small = arms(small, SMALL_PRIOR, small=True)
     some_small = {name: with_small[name] for name in SMALL_ARMS if name in with_small}
     options = {"data": DATA["images"], "per_class": 100, "num_test": 1000}
-    made = {
+    by_part = {
         "images": _part(options, heads, 5, sizes),
         "images_prior": _part(options, prior_arms(sizes), 5, None),
         "images_small_head": _part(options, some_small, 5, small, hidden=SMALL_HEAD),
@@ -176,8 +181,8 @@ def _cpu() -> dict[str, Part]:
     ):  # fmt: skip
         options = {"data": DATA[name.partition("_")[0]], "per_class": count, "num_test": 1000}
         every = arms(some, AUTO, small=False)
-        made[name] = _part(options, {arm: every[arm] for arm in CURVE}, 5, some)
-    return made
+        by_part[name] = _part(options, {arm: every[arm] for arm in CURVE}, 5, some)
+    return by_part
 
 
 def _paper() -> dict[str, Part]:
@@ -187,18 +192,18 @@ def _paper() -> dict[str, Part]:
         reference="chains=8,draws=1000,leapfrog_steps=10,trajectories=10000",
     )  # fmt: skip
     small = sizes._replace(reference="chains=8,draws=1000,leapfrog_steps=50,trajectories=20000")
-    made: dict[str, Part] = {}
+    by_part: dict[str, Part] = {}
     for name, data in DATA.items():
         counts = {"": 100} if name == "tissue" else {"_few": 10, "": 100, "_many": 1000}
         for suffix, count in counts.items():
             options = {"data": data, "per_class": count}
-            made[name + suffix] = _part(options, arms(sizes, AUTO, small=False), 10, sizes)
+            by_part[name + suffix] = _part(options, arms(sizes, AUTO, small=False), 10, sizes)
         options = {"data": data, "per_class": 100}
-        made[f"{name}_prior"] = _part(options, prior_arms(sizes), 10, None)
-        made[f"{name}_small_head"] = _part(
+        by_part[f"{name}_prior"] = _part(options, prior_arms(sizes), 10, None)
+        by_part[f"{name}_small_head"] = _part(
             options, arms(small, SMALL_PRIOR, small=True), 10, small, hidden=[32]
         )
-    return made
+    return by_part
 
 
 def _part(

@@ -52,13 +52,13 @@ def features(body: str, inputs: Sequence[str] | np.ndarray) -> Tensor:
                 return read_tensors(path)[0]["features"]
             except (FileProblem, KeyError):
                 path.unlink()
-        made = _made(body, inputs)
-        write_tensors(path, {"features": made}, {"body": body})
-    return made
+        values = compute(body, inputs)
+        write_tensors(path, {"features": values}, {"body": body})
+    return values
 
 
 @torch.no_grad()
-def _made(body: str, inputs: Sequence[str] | np.ndarray) -> Tensor:
+def compute(body: str, inputs: Sequence[str] | np.ndarray) -> Tensor:
     """Return features; texts go through the body in the order of their lengths, so that little is
     padded."""
     network = load_body(body)
@@ -74,9 +74,9 @@ def _made(body: str, inputs: Sequence[str] | np.ndarray) -> Tensor:
             )
             yield encoded(body, chosen)
 
-    made = features_of(network, batches(), len(inputs))
-    result = torch.empty_like(made)
-    result[order] = made
+    ordered = features_of(network, batches(), len(inputs))
+    result = torch.empty_like(ordered)
+    result[order] = ordered
     return result
 
 
@@ -119,10 +119,10 @@ class Projection:
         self.mean = data.double().mean(0)
         centred = data.double() - self.mean
         values, directions = torch.linalg.eigh(centred.mT @ centred / len(data))
-        kept = values.flip(0)[:components].clamp_min(0)
+        widest = values.flip(0)[:components].clamp_min(0)
         self.directions = directions.flip(1)[:, :components]
-        self.scale = kept.mean().sqrt()
-        self.share = float(kept.sum() / values.clamp_min(0).sum())
+        self.scale = widest.mean().sqrt()
+        self.share = float(widest.sum() / values.clamp_min(0).sum())
 
     def __call__(self, features: Tensor) -> Tensor:
         return ((features.double() - self.mean) @ self.directions / self.scale).float()

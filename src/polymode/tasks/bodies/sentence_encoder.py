@@ -51,10 +51,10 @@ class Layer(nn.Module):
         self.output = _named(dense=nn.Linear(inner, width), LayerNorm=nn.LayerNorm(width, EPS))
 
     def forward(self, h: Tensor, mask: Tensor) -> Tensor:
-        own: Any = self.attention["self"]
+        inputs: Any = self.attention["self"]
         after: Any = self.attention["output"]
         q, k, v = (
-            own[name](h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            inputs[name](h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for name in ("query", "key", "value")
         )
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

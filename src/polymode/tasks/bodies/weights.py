@@ -30,7 +30,7 @@ def read_weights(source: Path | str | bytes, name: str = "the weights") -> dict[
 
     Args:
         source: the file, or what it holds.
-        name: what messages call the contents; the path where a file is given.
+        name: what messages call the contents; the path where a file is tensors.
     """
     if isinstance(source, bytes):
         content = source
@@ -78,27 +78,27 @@ def load_weights(
     """
     if not isinstance(weights, Mapping):
         weights = read_weights(weights)
-    given = {key: value for key, value in weights.items() if not key.startswith(tuple(skip))}
+    tensors = {key: value for key, value in weights.items() if not key.startswith(tuple(skip))}
     wanted = module.state_dict()
     counters = {key for key in wanted if key.endswith("num_batches_tracked")}
-    missing = [key for key in wanted if key not in given and key not in counters]
-    unknown = [key for key in given if key not in wanted]
+    missing = [key for key in wanted if key not in tensors and key not in counters]
+    unknown = [key for key in tensors if key not in wanted]
     problem = ""
     if missing:
         problem = f"{len(missing)} tensor(s) are missing, such as {_names(missing)}"
     elif unknown:
         problem = f"{len(unknown)} tensor(s) have no place in it, such as {_names(unknown)}"
-    for key in () if problem else given:
-        if given[key].shape != wanted[key].shape:
-            shapes = tuple(given[key].shape), tuple(wanted[key].shape)
+    for key in () if problem else tensors:
+        if tensors[key].shape != wanted[key].shape:
+            shapes = tuple(tensors[key].shape), tuple(wanted[key].shape)
             problem = f"'{plain(key)}' is {shapes[0]}, the network's is {shapes[1]}"
-        elif not given[key].isfinite().all():
+        elif not tensors[key].isfinite().all():
             problem = f"'{plain(key)}' holds NaN or infinite values"
         if problem:
             break
     if problem:
         raise ValueError(f"the weights do not fit this {type(module).__name__}: {problem}")
-    module.load_state_dict({**{key: wanted[key] for key in counters}, **given})
+    module.load_state_dict({**{key: wanted[key] for key in counters}, **tensors})
     return module
 
 
