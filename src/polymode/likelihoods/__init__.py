@@ -3,9 +3,9 @@
     pm.Task(train=(x, y), likelihood=pm.likelihoods.Gaussian(noise="learned"))
 
 `kinds` has their definitions and formulas, `counts` those of counts, `quantiles` heads that are no
-likelihood, `losses` what networks may be trained by instead; `base` what all have in common, `positions` what makes one for pixels, tokens, several
-labels or weights of another. `components` are the densities that
-predictions mix, `densities` their functions, `targets` and `scaling` the targets.
+likelihood, `losses` what networks may be trained by instead; `base` what all have in common,
+`positions` what makes one for pixels, tokens, several labels or weights of another. `components`
+are the laws that predictions mix, `densities` their functions, `targets` and `scaling` the targets.
 """
 
 from __future__ import annotations

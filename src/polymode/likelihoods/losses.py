@@ -12,9 +12,9 @@ beta_nll             :math:`\sum_d \lfloor\sigma_d^2\rfloor^\beta\,(-\log N(y_d;
 Only training differs: outputs mean what they mean under the likelihood that the loss departs from,
 `log_prob` is that likelihood's, and so are predictions and scores. But no posterior has these
 losses as its log-density: :math:`e^{-\ell}` is not a distribution of y, label smoothing's optimum
-is not the label's probability, and :math:`\beta`-NLL is the gradient of nothing. Networks trained by
-them are point estimates. Methods that sample or approximate a posterior warn that their target is
-another, those that need its curvature refuse. `C` classes.
+is not the label's probability, and the gradient of :math:`\beta`-NLL is that of no function.
+Networks trained by them are point estimates. Methods that sample or approximate a posterior warn
+that their target is another, those that need its curvature refuse. `C` classes.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ For levels :math:`\tau_1 < \dots < \tau_Q` and the quantiles :math:`q_k` of an o
 .. math:: \ell(y) = \sum_k (\tau_k - 1[y < q_k])\,(y - q_k), \qquad
           q_1 = f_1 + z_1, \quad q_{k+1} = q_k + \mathrm{softplus}(f_{k+1} + c_k),
 
-with the standard normal quantiles z and :math:`\mathrm{softplus}(c_k) = z_{k+1} - z_k`: outputs of 0
-are those of N(0, 1), where scaled targets begin, and quantiles do not cross. This is no likelihood: :math:`e^{-\ell}` is not the density of
-anything that the outputs describe, and `log_prob` is :math:`-\ell`, not in nats. A posterior made
-of it weighs data against the prior by the units of the targets; methods that need a density refuse
-it.
+with the standard normal quantiles z and :math:`\mathrm{softplus}(c_k) = z_{k+1} - z_k`: outputs of
+0 are those of N(0, 1), where scaled targets begin, and quantiles do not cross.
+
+This is no likelihood: :math:`e^{-\ell}` is not the density of anything that the outputs describe,
+and `log_prob` is :math:`-\ell`, not in nats. A posterior made of it weighs data against the prior
+by the units of the targets; methods that need a density refuse it.
 
 What is predicted is a distribution all the same: the distribution function is linear between the
 quantiles, and its tails are exponential, as dense at the outermost quantiles as between these and
@@ -94,8 +95,10 @@ class QuantileHeads(Likelihood):
         levels = torch.tensor(self.levels, dtype=torch.float64)
         start = standard_quantiles(levels, None)
         inverse = start.diff().expm1().log()  # of softplus
-        steps = F.softplus(raw[..., 1:] + inverse.to(raw)) + _LEAST_GAP
         first = raw[..., :1] + start[:1].to(raw)
+        steps = F.softplus(raw[..., 1:] + inverse.to(raw)) + _LEAST_GAP
+        reach = first.abs() + steps.sum(-1, keepdim=True)  # gaps that rounding would close
+        steps = steps + 8.0 * torch.finfo(raw.dtype).eps * reach.detach()
         return Quantiles(torch.cat([first, steps], -1).cumsum(-1), self.levels)
 
 

@@ -2,9 +2,9 @@ r"""Predictions of counts: mixtures of S Poisson or negative binomial laws.
 
 With the means :math:`\mu_s` and the dispersions :math:`r_s`, a sample has the variance
 :math:`\mu_s + \mu_s^2/r_s`, or :math:`\mu_s` if it is Poisson. Entropies, the mutual information
-and the CRPS are sums over counts, exact where all samples together reach over at most 4,096 of them;
-beyond that, blocks of equal length are represented by their middle, which costs about
-:math:`h^2/24\sigma^2` of the value for blocks of length h.
+and the CRPS are sums over counts, exact where all samples together reach over at most 4,096 of
+them; beyond that, blocks of equal length are represented by their middle, which costs about
+:math:`h^2/24\sigma^2` of the value for blocks of length h, more where a law begins steeply at 0.
 `S` samples, `B` batch, `D` outputs, `N` elements, that is examples times outputs, `G` counts.
 """
 
@@ -136,7 +136,9 @@ class CountPrediction(DensityPrediction):
             y = targets.flatten().double()[places].unsqueeze(-1)
             each = _below(grid, rate, r)
             below = each.mean(0)
-            terms = torch.where(grid < y, below, 1.0 - below).square()
+            first = grid - 0.5 * (weight - 1.0)
+            share = ((y - first) / weight).clamp(0.0, 1.0)  # of a block's counts, those below y
+            terms = share * below.square() + (1.0 - share) * (1.0 - below).square()
             if fair:
                 terms = terms - each.var(0, correction=1) / len(each)
             parts.append((terms * weight).sum(-1))
@@ -213,7 +215,7 @@ class CountPrediction(DensityPrediction):
             span = width[stop - 1].item()
             block = math.ceil(span / _GRID)
             steps = torch.arange(math.ceil(span / block), dtype=torch.float64, device=low.device)
-            grid = low[places].unsqueeze(-1) + steps * block + (block - 1) // 2
+            grid = low[places].unsqueeze(-1) + steps * block + (block - 1) / 2
             some = None if r is None else r[:, places].unsqueeze(-1)
             yield (
                 rate[:, places].unsqueeze(-1), some, grid,
