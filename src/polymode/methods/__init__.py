@@ -21,13 +21,16 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    mc_batchnorm,
     mile,
+    packed,
     sghmc,
     sgld,
     sgnht,
     snapshot,
     swa,
     swag,
+    vbll,
     vi,
     weight_rde,
 )
@@ -48,15 +51,18 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
+from polymode.methods.packed import Packed
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
@@ -73,6 +79,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "VBLL",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
     "VI",
@@ -84,9 +91,11 @@ __all__ = [
     "FunctionRDE",
     "LaplaceMAP",
     "Laplace",
+    "MCBatchNorm",
     "Method",
     "Option",
     "Options",
+    "Packed",
     "Problem",
     "Snapshot",
     "WeightRDE",
@@ -107,14 +116,17 @@ __all__ = [
     "laplace",
     "lit",
     "map",
+    "mc_batchnorm",
     "mile",
     "options",
+    "packed",
     "sghmc",
     "sgld",
     "sgnht",
     "snapshot",
     "swa",
     "swag",
+    "vbll",
     "vi",
     "weight_rde",
 ]
