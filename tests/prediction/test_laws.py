@@ -132,8 +132,11 @@ def test_quantiles_are_a_density_with_its_moments_and_entropy():
         )
         assert prediction.epistemic_variance[row].item() == pytest.approx(np.var(mean), abs=1e-6)
         assert prediction.expected_entropy[row].item() == pytest.approx(np.mean(entropy), abs=1e-6)
-        mixture = lambda y: sum(p(y) for p in members) / 2  # noqa: B023, E731
-        total = -over(lambda y: mixture(y) * math.log(mixture(y) or 1))
+
+        def mixture(y, members=members):
+            return sum(p(y) for p in members) / 2
+
+        total = -over(lambda y, p=mixture: p(y) * math.log(p(y) or 1))
         assert prediction.predictive_entropy[row].item() == pytest.approx(total, abs=2e-4)
         for y in (-3.0, 0.3, 2.0, 8.0, 11.0):
             at = torch.full((2, 1), y, dtype=torch.float64)

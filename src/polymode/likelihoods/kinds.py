@@ -59,6 +59,7 @@ _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectoris
 
 class _Classification(Likelihood):
     classification = True
+    scales_targets = False
 
     def num_outputs(self, target_size: int) -> int:
         return count("target_size", self, target_size, at_least=2)

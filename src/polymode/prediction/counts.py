@@ -165,8 +165,8 @@ class CountPrediction(DensityPrediction):
     @torch.no_grad()
     def quantile(self, q: float | Tensor) -> Tensor:
         probs = checked_levels(q)
-        found = [self._quantile(prob) for prob in probs.reshape(-1).tolist()]
-        return (torch.stack(found) if probs.dim() else found[0]).to(self.rate.dtype)
+        quantiles = [self._quantile(prob) for prob in probs.reshape(-1).tolist()]
+        return (torch.stack(quantiles) if probs.dim() else quantiles[0]).to(self.rate.dtype)
 
     def _quantile(self, prob: float) -> Tensor:
         """Return the smallest count with F >= prob, float64 (B, *E, D), by bisection."""

@@ -64,8 +64,8 @@ class MixturePrediction(DensityPrediction):
             raise ValueError(f"`loc` must be finite, but is not at {where}. Drop diverged samples.")
         if where := first_wrong((scale > 0) & scale.isfinite()):
             raise ValueError(f"`scale` must be finite and > 0, but is not at {where}.")
-        known = df == LAPLACE if isinstance(df, str) else df is None or 0.0 < df < math.inf
-        if not known:
+        legal = df == LAPLACE if isinstance(df, str) else df is None or 0.0 < df < math.inf
+        if not legal:
             raise ValueError(
                 f"`df` must be a finite number > 0, None for Gaussian or 'laplace', got {shown(df)}"
             )

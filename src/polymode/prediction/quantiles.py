@@ -221,14 +221,14 @@ class QuantilePrediction(DensityPrediction):
     def quantile(self, q: float | Tensor) -> Tensor:
         probs = checked_levels(q)
         wide = QuantilePrediction(self.values.detach().double(), self.levels)
-        found = [wide._quantile(prob) for prob in probs.reshape(-1)]
-        return (torch.stack(found) if probs.dim() else found[0]).to(self.values.dtype)
+        quantiles = [wide._quantile(prob) for prob in probs.reshape(-1)]
+        return (torch.stack(quantiles) if probs.dim() else quantiles[0]).to(self.values.dtype)
 
     def _quantile(self, prob: Tensor) -> Tensor:
-        own = self._inverse(prob)
+        each = self._inverse(prob)
         if self.num_samples == 1:
-            return own[0]
-        low, high = own.amin(0), own.amax(0)
+            return each[0]
+        low, high = each.amin(0), each.amax(0)
         least = self.values.diff(dim=-1).amin((0, -1))
         return find_root(lambda y: self.sample_cdf(y).mean(0) - prob, low, high, 1e-9 * least)
 
