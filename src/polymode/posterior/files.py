@@ -100,7 +100,7 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
     if post.bundle is not None:
-        post.bundle.check(post.likelihood.classification, post.target_size)
+        post.bundle.check(post.likelihood.classification, post.target_size, post.num_modes)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
