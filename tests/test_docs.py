@@ -54,6 +54,15 @@ def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> No
     assert names["adapters"].stack.shares
 
 
+@pytest.mark.cpu_seconds(12)
+def test_the_code_of_the_segmentation_page_runs() -> None:
+    """Its blocks in order, as one program, with one epoch and few images."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/segmentation.md").read_text(), re.S)
+    few = "pm.task(\\1, num_train=20, num_test=20, shifts=())"
+    code = re.sub(r'pm.task\(("shapes\w*")\)', few, "".join(blocks))
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', code), {})
+
+
 def test_the_code_of_the_reference_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.S)
     names: dict[str, Any] = {}
@@ -164,6 +173,8 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
+METHODS += ["packed"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 

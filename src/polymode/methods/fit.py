@@ -39,6 +39,7 @@ from polymode.methods.head_evidence import with_prior, work_of_choice
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.work import tell_work
+from polymode.nets.conversion import convert_networks
 from polymode.nets.standardised import standardised
 from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
@@ -156,6 +157,10 @@ def fit(
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
+        choice = choice_of(trainable, task.train, options.batch_size, output)
+        if core.convert is not None:
+            conversion = partial(core.convert, options, number)
+            networks = convert_networks(networks, conversion, task.train, choice, output)
         if task.inner_scaling is not None and not trained:
             networks = standardised(networks, task.inner_scaling)
             warn(scales_text(task.inner_scaling))
@@ -163,7 +168,7 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=choice_of(trainable, task.train, options.batch_size, output),
+            trainable=choice,
         )  # fmt: skip
         stack.call_by(calling_for(stack.template, task.input_shape, output))
         warn_of_little_effect(options, trained, task)

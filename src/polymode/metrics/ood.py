@@ -388,6 +388,11 @@ _FACTS = {  # title, unit, direction and summary of each measure
 }
 
 
+def measure_facts() -> dict[str, tuple[str, str, str, str]]:
+    """Return title, unit, direction and summary of each of `MEASURES`."""
+    return _FACTS
+
+
 def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, bool]]) -> None:
     """Register every measure of these scores: title, words for the summary, whether epistemic."""
     headlines = ("auroc_predictive_entropy", "auroc_mutual_information", "fpr95_predictive_entropy")

@@ -130,16 +130,16 @@ class MixturePrediction(Prediction):
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the joint log-density of targets (B, *E, D), or (B, *E) if D = 1, as (B, *E)."""
-        return self._log_densities(targets).logsumexp(0) - math.log(self.num_samples)
+        return self.sample_log_probs(targets).logsumexp(0) - math.log(self.num_samples)
 
     def joint_log_prob(self, targets: Tensor) -> Tensor:
-        logs = self._log_densities(targets)
+        logs = self.sample_log_probs(targets)
         if self.num_axes:
             logs = logs.nan_to_num(nan=0.0).flatten(2).sum(-1)
         return logs.logsumexp(0) - math.log(self.num_samples)
 
-    def _log_densities(self, targets: Tensor) -> Tensor:
-        """Return the log-density of each sample, (S, B, *E)."""
+    def sample_log_probs(self, targets: Tensor) -> Tensor:
+        """Return the joint log-density of targets under each sample, (S, B, *E)."""
         values = self._values(targets)
         return densities.log_density(values, self.loc, self.scale, self.df).sum(-1)
 
