@@ -25,7 +25,6 @@ from torch import Tensor
 
 from polymode.core.checks import as_numbers, is_number, shown
 
-
 _LEVELS = 200  # quantiles that stand for a distribution
 
 
