@@ -15,7 +15,7 @@ from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.targets import NOT_OBSERVED
-from polymode.prediction.decisions import Decision, abstentions
+from polymode.prediction.decisions import Decision, abstentions, best_actions_for_values
 
 SHOWN = 8  # inputs that a notebook shows
 
@@ -172,9 +172,11 @@ class Prediction(ABC):
         """Return the actions of highest expected utility.
 
         Args:
-            utility: (A, C) table of what action a gives if the class is c; costs are negative.
+            utility: of classes an (A, C) table of what action a gives if the class is c; of values
+                a function of y (N, B) that returns the utilities of A actions, (N, B) each. Costs
+                are negative. Expectations of values are means over 200 quantiles.
         """
-        raise ValueError("Only classes have a table of utilities; use `quantile` or `sample`.")
+        return best_actions_for_values(self, utility)
 
     def _expected_loss(self) -> Tensor:
         """Return the expected loss of the best answer: squared error of the mean, (B,)."""
