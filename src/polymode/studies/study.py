@@ -195,6 +195,7 @@ STUDIES: Registry[Study] = Registry(
         "polymode.studies.one_body",
         "polymode.studies.reference",
         "polymode.studies.symmetry",
+        "polymode.studies.tables",
         "polymode.studies.tomography",
     ],
 )

@@ -97,7 +97,7 @@ def _sentences() -> tuple[tuple[Raw, Tensor], tuple[Raw, Tensor], dict[str, Raw]
     for rows in (first(order, len(texts) // 2), order[len(texts) // 2 :].sort().values):
         halves.append(([texts[row] for row in rows.tolist()], labels[rows]))
     ood = {name: read_marked(arrays[name].tobytes())[0] for name in ("dutch", "wikipedia")}
-    some = {name: shuffled_order(len(other), name, "ood") for name, other in ood.items()}
+    some = {name: shuffled_order(len(texts), name, "ood") for name, texts in ood.items()}
     chosen: dict[str, Raw] = {
         name: [ood[name][row] for row in rows[:OOD_SIZE].tolist()] for name, rows in some.items()
     }
@@ -185,7 +185,9 @@ def body_features(
         )
     val, tested = first(order, count), first(order[count:], num_test or len(order))
     x = projection(test)
-    kept = f"{len(projection.directions.T)} directions, {100 * projection.share:.0f} % of variance"
+    directions = (
+        f"{len(projection.directions.T)} directions, {100 * projection.share:.0f} % of variance"
+    )
     return Task(
         train=(projection(train)[rows], train_y[rows]),
         val=(x[val], test_y[val]) if count else None,
@@ -195,7 +197,7 @@ def body_features(
         target_size=len(source.classes),
         class_names=source.classes,
         name="body_features",
-        description=f"{data} behind {source.body}: {kept}",
+        description=f"{data} behind {source.body}: {directions}",
         input_scaling=None,
     )
 
