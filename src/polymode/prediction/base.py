@@ -45,7 +45,6 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
-    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -254,8 +253,6 @@ class Prediction(ABC):
         if len(sizes) == 1:
             return self
         tensors, metadata = self._parts()
-        if not self._has_positions:
-            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
         rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
         return Prediction.from_arrays(rows, metadata)
 
