@@ -30,6 +30,7 @@ from polymode.methods import (
     snapshot,
     swa,
     swag,
+    tfb,
     vbll,
     vi,
     weight_rde,
@@ -62,6 +63,7 @@ from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -79,6 +81,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "TFB",
     "VBLL",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
@@ -126,6 +129,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",
