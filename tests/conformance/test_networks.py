@@ -37,7 +37,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -81,6 +81,20 @@ REFUSED: dict[tuple[str, str], str] = {
         for method in ("laplace", "laplace_map")
     },
     ("autograd Function", "laplace"): "override the setup_context.*take evidence='trained'",
+    # members that share weights need layers whose weights can have adapters
+    **{
+        (network, method): f"{method} has no conversion for '.*take deep_ensemble"
+        for network in (
+            "LSTM", "GRU", "RNN", "ParameterList", "ParameterDict", "einsum", "bilinear",
+            "a subclass of Linear", "weight norm", "spectral norm", "old spectral norm",
+            "embedding bag",
+        )
+        for method in ("batch_ensemble", "tabm")
+    },
+    **{
+        ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
+        for method in ("batch_ensemble", "tabm")
+    },
     # features are inputs of the last linear layer, behind others that learn
     **{
         (network, "feature_rde"): "feature_rde repels the inputs of the last linear layer.*use func"

@@ -6,6 +6,7 @@ custom training loops.
 """
 
 from polymode.methods import (
+    batch_ensemble,
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
@@ -30,10 +31,12 @@ from polymode.methods import (
     snapshot,
     swa,
     swag,
+    tabm,
     vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
@@ -61,6 +64,7 @@ from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.tabm import TabM
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
@@ -77,7 +81,11 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "BatchEnsemble",
     "CheckpointEnsemble",
+    "TabM",
+    "batch_ensemble",
+    "tabm",
     "CyclicalSGMCMC",
     "VI",
     "ConcreteDropout",

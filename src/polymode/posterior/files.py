@@ -27,7 +27,7 @@ from torch import nn
 from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.memory import free_bytes, human
-from polymode.core.rng import fold
+from polymode.core.rng import fold, global_stream
 from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
@@ -457,7 +457,8 @@ class Shards(Weights):
     def _converted(self, module: nn.Module) -> nn.Module:
         """Return the network as the method had converted it, and standardised it."""
         try:
-            module = convert(module, conversion_from(self.manifest.get("conversion")))
+            with global_stream(0):
+                module = convert(module, conversion_from(self.manifest.get("conversion")))
         except FAULTS as error:
             raise FileProblem(
                 f"{self.folder / MANIFEST}: the network given cannot be converted as it was for"

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.rng import global_stream, private_stream
+from polymode.core.rng import fold, global_stream, private_stream
 from polymode.core.rows import Inputs, shapes_of
 from polymode.stack.trainable import Choice, trained_names
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
-from polymode.tracing.modules import require_plain
+from polymode.tracing.modules import aliases_of, require_plain, tie_again
 from polymode.training.data import Data
 
-HOMES = {"thin": "thin"}  # kinds of conversions, and the files that have them
+HOMES = {"thin": "thin", "rank_one": "rank_one"}
+"""Kinds of conversions, and the files that have them."""
 _MARK = "polymode_conversion"
 
 
@@ -82,7 +83,7 @@ def convert(module: nn.Module, conversion: Conversion | None) -> nn.Module:
 
 
 def convert_networks(
-    networks: Any, plan: Plan, data: Data, trainable: Choice, output: Output
+    networks: Any, plan: Plan, data: Data, trainable: Choice, output: Output, *, seed: int = 0
 ) -> Any:
     """Return networks, as `Stack` takes them, converted as planned for the first of them.
 
@@ -90,6 +91,7 @@ def convert_networks(
         networks: a factory, a module or a list of modules.
         data: whose first inputs go through the network.
         trainable: see `trained_names`. output: see `calling_for`.
+        seed: of what a conversion draws for modules; a factory's members have their own streams.
     """
     given = networks if isinstance(networks, Sequence) else [networks]
     if not all(isinstance(network, nn.Module) for network in given):
@@ -103,18 +105,52 @@ def convert_networks(
     conversion = None
     if conversion_of(first) is None:
         conversion = plan(_seen(first, data, trainable, output))
-    if isinstance(networks, nn.Module):
-        return convert(networks, conversion)
-    if isinstance(networks, Sequence):
-        return [convert(network, conversion) for network in networks]
-    return lambda: convert(networks(), conversion)
+    held: dict[str, nn.Parameter] = {}
+    if not isinstance(networks, (nn.Module, Sequence)):
+        return lambda: _share(convert(networks(), conversion), held)
+    made = []
+    for k, network in enumerate(given):
+        with global_stream(fold(seed, "convert", k)):
+            made.append(_share(convert(network, conversion), held))
+    return made[0] if isinstance(networks, nn.Module) else made
+
+
+def common_names(module: nn.Module) -> list[str]:
+    """Return the parameters that members train in common, by the names of the whole network."""
+    for path, layer in module.named_modules():
+        if _MARK in vars(layer):
+            numbers = vars(layer)[_MARK][1]
+            return [f"{path}.{name}".lstrip(".") for name in numbers.get("common", [])]
+    return []
+
+
+def but_common(choice: Choice) -> Choice:
+    """Return the same choice of parameters to train without those that are trained in common."""
+
+    def names(module: nn.Module) -> list[str]:
+        common = set(common_names(module))
+        return [name for name in trained_names(module, choice) if name not in common]
+
+    return names
+
+
+def _share(module: nn.Module, held: dict[str, nn.Parameter]) -> nn.Module:
+    """Give a converted network those of its parameters in common that `held` has, or hold them."""
+    aliases = aliases_of(module)
+    for name in common_names(module):
+        if name not in held:
+            held[name] = nn.Parameter(module.get_parameter(name).detach().clone(), False)
+        parameter = held[name]
+        path, _, leaf = name.rpartition(".")
+        module.get_submodule(path)._parameters[leaf] = parameter
+    return tie_again(module, aliases)
 
 
 def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> Seen:
     trained = frozenset(trained_names(module, trainable))
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     x = next(data.to(like.dtype, like.device).batches(2))[0][:2]
-    module = copy.deepcopy(module).eval()
+    module = copy.deepcopy(module).to(like.dtype).eval()  # parts may be of another type
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     calling = calling_for(module, shapes_of(x), output) or Calling(output)
