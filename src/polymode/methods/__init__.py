@@ -32,6 +32,7 @@ from polymode.methods import (
     swa,
     swag,
     tabm,
+    vbll,
     vi,
     weight_rde,
 )
@@ -65,6 +66,7 @@ from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
+from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
@@ -82,6 +84,7 @@ __all__ = [
     "SWA",
     "SWAG",
     "BatchEnsemble",
+    "VBLL",
     "CheckpointEnsemble",
     "TabM",
     "batch_ensemble",
@@ -131,6 +134,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "vbll",
     "vi",
     "weight_rde",
 ]

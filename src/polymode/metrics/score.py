@@ -85,6 +85,8 @@ CLASSIFICATION: Registry[Metric] = Registry("classification metric")
 REGRESSION: Registry[Metric] = Registry("regression metric")
 OOD_CLASSIFICATION: Registry[PairMetric] = Registry("OOD metric of classifiers")
 OOD_REGRESSION: Registry[PairMetric] = Registry("OOD metric of regressions")
+SEGMENTATION: Registry[Callable[..., Score]] = Registry("metric of segmentations")
+OOD_SEGMENTATION: Registry[Callable[..., Score]] = Registry("OOD metric of segmentations")
 SCOD_CLASSIFICATION: Registry[Callable[[Prediction, Prediction, Tensor], Score]] = Registry(
     "metric of classifiers with OOD inputs"
 )
@@ -96,6 +98,8 @@ TABLES: dict[str, Registry[Any]] = {
     "regression": REGRESSION,
     "OOD, classification": OOD_CLASSIFICATION,
     "OOD, regression": OOD_REGRESSION,
+    "segmentation": SEGMENTATION,
+    "OOD, segmentation": OOD_SEGMENTATION,
     "Test set with OOD inputs, classification": SCOD_CLASSIFICATION,
     "Against a reference, classification": REFERENCE_CLASSIFICATION,
     "Against a reference, regression": REFERENCE_REGRESSION,

@@ -25,9 +25,11 @@ from torch import Tensor
 
 from polymode.core.checks import Count, Seed, check_call
 from polymode.likelihoods import densities
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
+from polymode.likelihoods.densities import Shape
 from polymode.prediction.base import Prediction
-from polymode.prediction.mixture import MixturePrediction, columns_by_output
+from polymode.prediction.density import columns_by_output
+from polymode.prediction.mixture import MixturePrediction
 
 _CHUNK = 2**21  # densities evaluated at a time, 16 MB
 _FEW = 64  # even cuts of the levels; corners up to which a piece has eight nodes, beyond it two
@@ -55,7 +57,7 @@ class MappedPrediction(Prediction):
         self,
         loc: Tensor,
         scale: Tensor | float,
-        df: float | None = None,
+        df: Shape = None,
         epistemic: Tensor | float | None = None,
         *,
         maps: Sequence[Corners],
@@ -84,7 +86,7 @@ class MappedPrediction(Prediction):
         )
 
     @property
-    def by_mode(self) -> Categories | Components:
+    def by_mode(self) -> Categories | Densities:
         raise ValueError("The map of a recalibrated prediction belongs to the whole mixture.")
 
     @property
@@ -95,6 +97,10 @@ class MappedPrediction(Prediction):
     def cdf(self, values: Tensor | float) -> Tensor:
         """Return P(y <= values) of each output, (B, D), for values (B, D) or one number."""
         return self._apply(self._exact.cdf(values)).to(self.base.loc.dtype)
+
+    def pit(self, values: Tensor) -> Tensor:
+        """Return numbers that are uniform in [0, 1] if the prediction is right, (B, D)."""
+        return self.cdf(values)
 
     def density(self, values: Tensor | float) -> Tensor:
         """Return the density of each output, (B, D), at values (B, D) or one number."""
@@ -236,7 +242,7 @@ class MappedPrediction(Prediction):
         self, x: Tensor, h: Tensor, loc: Tensor, scale: Tensor, until: Tensor | None = None
     ) -> Tensor:
         """Return the mean of the mapped distribution below `until`, (b,), from (S, b)."""
-        if self.df is not None and self.df <= 1.0:
+        if not densities.has_moment(self.df, 1):
             return torch.full_like(loc[0], torch.nan)
         loc, scale = loc.unsqueeze(1), scale.unsqueeze(1)
         edges = densities.quantile(x[1:-1, None], loc, scale, self.df)
@@ -253,7 +259,7 @@ class MappedPrediction(Prediction):
         parts = [self._per_column(self._integrals_of, d) for d in range(self.num_outputs)]
         values = torch.stack(parts, -1).unbind(1)
         variance, entropy, gini = values
-        if self.df is not None and self.df <= 2.0:
+        if not densities.has_moment(self.df, 2):
             variance = torch.full_like(variance, torch.inf)
         dtype = self.base.loc.dtype
         return variance.to(dtype), entropy.to(dtype), gini

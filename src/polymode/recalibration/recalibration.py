@@ -17,9 +17,11 @@ from polymode.core.warn import warn
 from polymode.likelihoods.targets import check_as_many, check_labels, check_values
 from polymode.prediction import (
     CategoricalPrediction,
+    CountPrediction,
     MappedPrediction,
     MixturePrediction,
     Prediction,
+    QuantilePrediction,
 )
 from polymode.recalibration import affine, cdf_map, one_vs_rest, scale, temperature
 
@@ -207,6 +209,11 @@ def _check_kind(prediction: Prediction, method: str) -> None:
     if classes == METHODS.get(method).metadata["densities"]:
         kind, remedy = ("classes", "'temperature'") if classes else ("regression", "'scale'")
         raise ValueError(f"{method} cannot recalibrate a prediction of {kind}; take {remedy}.")
+    if isinstance(prediction, CountPrediction | QuantilePrediction):
+        raise ValueError(
+            f"{method} recalibrates densities by location and scale, got a"
+            f" {type(prediction).__name__}; conformal intervals correct any prediction of values"
+        )
     if isinstance(prediction, MappedPrediction):
         raise ValueError("This prediction was mapped already; recalibrate the one before it.")
 
