@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polymode as pm
-from polymode.nets.conversion.conversion import Seen, convert
+from polymode.nets.conversion.conversion import Sample, convert
 from polymode.nets.conversion.rank_one import Adapters, plan
 from polymode.tracing.calling import Calling
 
@@ -217,8 +217,8 @@ def test_a_layer_without_conversion_is_named(method) -> None:
 
 def test_conversions_keep_what_is_frozen() -> None:
     net = mlp()
-    seen = Seen(mlp(), ROWS, frozenset(["2.weight", "2.bias"]), Calling())
-    conversion = plan(seen, Adapters("tabm", "sign", 1.0, 1.0, own_heads=False))
+    sample = Sample(mlp(), ROWS, frozenset(["2.weight", "2.bias"]), Calling())
+    conversion = plan(sample, Adapters("tabm", "sign", 1.0, 1.0, own_heads=False))
     converted = convert(net, conversion)
     assert type(converted[0]) is nn.Linear
     assert converted[0].weight is net[0].weight

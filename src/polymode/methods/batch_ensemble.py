@@ -29,7 +29,7 @@ from polymode.core.options import option
 from polymode.methods.map import MAP, Info, State, init
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.nets.conversion import Conversion, rank_one
-from polymode.nets.conversion.conversion import Seen
+from polymode.nets.conversion.conversion import Sample
 from polymode.posterior import Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.training.loop import Batch
@@ -51,11 +51,11 @@ class BatchEnsemble(MAP):
     )
 
 
-def convert(config: BatchEnsemble, num_modes: int, seen: Seen) -> Conversion:
+def convert(config: BatchEnsemble, num_modes: int, sample: Sample) -> Conversion:
     """Return how the network gets its vectors."""
     start = config.adapters
     asked = rank_one.Adapters("batch_ensemble", start, start, start, own_heads=False)
-    return rank_one.plan(seen, asked)
+    return rank_one.plan(sample, asked)
 
 
 def step(config: MAP, problem: Problem, state: State, batch: Batch) -> tuple[State, Info]:
@@ -75,8 +75,8 @@ def add_prior(losses: Tensor, stack: Stack, strength: float) -> Tensor:
     losses = losses.detach()
     if not strength:
         return losses
-    own = [p for name, p in stack.params.items() if name.rpartition(".")[2] not in ADAPTERS]
-    for leaf in (*own, *stack.common.values()):
+    personal = [p for name, p in stack.params.items() if name.rpartition(".")[2] not in ADAPTERS]
+    for leaf in (*personal, *stack.common.values()):
         if leaf.grad is not None:
             leaf.grad.add_(leaf, alpha=strength)
         losses = losses + 0.5 * strength * leaf.reshape(len(leaf), -1).square().sum(1)

@@ -23,7 +23,7 @@ from polymode.methods.batch_ensemble import finish, step
 from polymode.methods.map import MAP, init
 from polymode.methods.method import METHODS, Method
 from polymode.nets.conversion import Conversion, rank_one
-from polymode.nets.conversion.conversion import Seen
+from polymode.nets.conversion.conversion import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class TabM(MAP):
     stops_together = True
 
 
-def convert(config: TabM, num_modes: int, seen: Seen) -> Conversion:
+def convert(config: TabM, num_modes: int, sample: Sample) -> Conversion:
     """Return how the network gets adapters and heads of its own."""
-    return rank_one.plan(seen, rank_one.Adapters("tabm", "sign", 1.0, 1.0, own_heads=True))
+    return rank_one.plan(sample, rank_one.Adapters("tabm", "sign", 1.0, 1.0, own_heads=True))
 
 
 METHODS.register(

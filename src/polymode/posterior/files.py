@@ -455,8 +455,8 @@ class Shards(Weights):
     def _emptied(self) -> nn.Module:
         """Return the network that was given without values."""
         empty = without_values(self._given)
-        for parameter, given in zip(empty.parameters(), self._given.parameters(), strict=True):
-            parameter.requires_grad_(given.requires_grad)
+        for parameter, original in zip(empty.parameters(), self._given.parameters(), strict=True):
+            parameter.requires_grad_(original.requires_grad)
         return empty
 
     def _converted(self, module: nn.Module) -> nn.Module:

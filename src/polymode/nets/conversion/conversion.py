@@ -34,7 +34,7 @@ class Conversion(NamedTuple):
     numbers: Mapping[str, Any]
 
 
-class Seen(NamedTuple):
+class Sample(NamedTuple):
     """A network to convert, with a few inputs.
 
     Attributes:
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     calling: Calling
 
 
-Plan = Callable[[Seen], Conversion | None]
+Plan = Callable[[Sample], Conversion | None]
 
 
 def conversion_of(module: nn.Module) -> Conversion | None:
@@ -93,12 +93,12 @@ def convert_networks(
         trainable: see `trained_names`. output: see `calling_for`.
         seed: of what a conversion draws for modules; a factory's members have their own streams.
     """
-    given = networks if isinstance(networks, Sequence) else [networks]
-    if not all(isinstance(network, nn.Module) for network in given):
+    listed = networks if isinstance(networks, Sequence) else [networks]
+    if not all(isinstance(network, nn.Module) for network in listed):
         with global_stream(0), private_stream(0, follows=True):
             first = networks()
     else:
-        first = given[0]
+        first = listed[0]
     if not isinstance(first, nn.Module):
         return networks  # the stack says what is wrong
     require_plain(first)
@@ -108,11 +108,11 @@ def convert_networks(
     held: dict[str, nn.Parameter] = {}
     if not isinstance(networks, (nn.Module, Sequence)):
         return lambda: _share(convert(networks(), conversion), held)
-    made = []
-    for k, network in enumerate(given):
+    results = []
+    for k, network in enumerate(listed):
         with global_stream(fold(seed, "convert", k)):
-            made.append(_share(convert(network, conversion), held))
-    return made[0] if isinstance(networks, nn.Module) else made
+            results.append(_share(convert(network, conversion), held))
+    return results[0] if isinstance(networks, nn.Module) else results
 
 
 def common_names(module: nn.Module) -> list[str]:
@@ -146,7 +146,7 @@ def _share(module: nn.Module, held: dict[str, nn.Parameter]) -> nn.Module:
     return tie_again(module, aliases)
 
 
-def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> Seen:
+def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> Sample:
     trained = frozenset(trained_names(module, trainable))
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     x = next(data.to(like.dtype, like.device).batches(2))[0][:2]
@@ -154,20 +154,20 @@ def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> S
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     calling = calling_for(module, shapes_of(x), output) or Calling(output)
-    return Seen(module, x, trained, calling)
+    return Sample(module, x, trained, calling)
 
 
 @contextmanager
-def private(seen: Seen) -> Iterator[nn.Module]:
+def private(sample: Sample) -> Iterator[nn.Module]:
     """Let a network be run as it will be called, with noise of a stream of its own."""
-    with torch.enable_grad(), private_stream(0), called_by(seen.module, seen.calling):
-        yield seen.module
+    with torch.enable_grad(), private_stream(0), called_by(sample.module, sample.calling):
+        yield sample.module
 
 
-def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
+def last_layers(sample: Sample, kinds: tuple[type[nn.Module], ...]) -> set[str]:
     """Return the layers of these kinds whose results reach the output through no other of them,
     found on the way back from the output of a pass."""
-    made: dict[Any, str] = {}
+    results: dict[Any, str] = {}
     order: list[str] = []
 
     def remember(path: str) -> Callable[[Any, Any, Any], None]:
@@ -175,18 +175,18 @@ def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
             result = out[0] if isinstance(out, tuple) else out
             order.append(path)
             if isinstance(result, Tensor) and result.grad_fn is not None:
-                made[result.grad_fn] = path
+                results[result.grad_fn] = path
 
         return hook
 
-    with private(seen) as module:
+    with private(sample) as module:
         hooks = [
             layer.register_forward_hook(remember(path))
             for path, layer in module.named_modules()
             if isinstance(layer, kinds)
         ]
         try:
-            output = module(seen.x.clone())
+            output = module(sample.x.clone())
         finally:
             for hook in hooks:
                 hook.remove()
@@ -200,8 +200,8 @@ def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if node in made:
-            last.add(made[node])
+        if node in results:
+            last.add(results[node])
         else:
             nodes += [following for following, _ in node.next_functions]
     return last or set(order[-1:])

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymode.core.text import first_line
-from polymode.nets.conversion.conversion import Conversion, Seen, last_layers, private
+from polymode.nets.conversion.conversion import Conversion, Sample, last_layers, private
 
 Adapter = str | float
 """How an adapter starts: "sign" (±1), "normal" (N(1, 0.5²)), or as one number."""
@@ -137,18 +137,18 @@ class Adapters:
         self.own_heads = own_heads
 
 
-def plan(seen: Seen, adapters: Adapters) -> Conversion:
+def plan(sample: Sample, adapters: Adapters) -> Conversion:
     """Return which layers get adapters, and which parameters members share."""
     layers, common = {}, []
     kinds = tuple(LAYERS)
-    last = last_layers(seen, kinds) if adapters.own_heads else set()
-    first = _first_layers(seen)
-    listed = {name for name, _ in seen.module.named_parameters()}  # tied ones once
+    last = last_layers(sample, kinds) if adapters.own_heads else set()
+    first = _first_layers(sample)
+    listed = {name for name, _ in sample.module.named_parameters()}  # tied ones once
     done: list[str] = []
-    for path, layer in seen.module.named_modules():
+    for path, layer in sample.module.named_modules():
         names = [f"{path}.{n}".lstrip(".") for n, _ in layer.named_parameters(recurse=False)]
         inside = path.startswith(tuple(f"{p}." for p in done if p))
-        if not seen.trained.intersection(names) or inside or isinstance(layer, OWN):
+        if not sample.trained.intersection(names) or inside or isinstance(layer, OWN):
             continue
         if type(layer) not in LAYERS:
             _refuse_unless_small(path, layer, adapters.method)
@@ -168,7 +168,7 @@ def plan(seen: Seen, adapters: Adapters) -> Conversion:
     return Conversion("rank_one", {"layers": layers, "common": common})
 
 
-def _first_layers(seen: Seen) -> set[str]:
+def _first_layers(sample: Sample) -> set[str]:
     """Return the layers whose inputs depend on nothing that is trained."""
     first: set[str] = set()
 
@@ -180,14 +180,14 @@ def _first_layers(seen: Seen) -> set[str]:
 
         return hook
 
-    with private(seen) as module:
+    with private(sample) as module:
         hooks = [
             layer.register_forward_pre_hook(look(path), with_kwargs=True)
             for path, layer in module.named_modules()
             if type(layer) in LAYERS
         ]
         try:
-            outputs = module(seen.x.clone())
+            outputs = module(sample.x.clone())
         finally:
             for hook in hooks:
                 hook.remove()
