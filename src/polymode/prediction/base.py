@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Seed, shown
+from polymode.core.checks import Count, Seed, is_number, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Components
 from polymode.likelihoods.targets import NOT_OBSERVED
@@ -157,8 +157,8 @@ class Prediction(ABC):
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends, (B, D) each, of the central interval of probability `level`."""
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
+        if not is_number(level) or not 0.0 < level < 1.0:
+            raise ValueError(f"`level` of an interval must be in (0, 1), got {shown(level)}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
 
     def abstain(self, cost: float) -> Tensor:
@@ -388,6 +388,18 @@ def _joined(
 def spread(samples: Tensor) -> Tensor:
     """Return the variance over S; unlike `var`, without a warning for an empty batch."""
     return (samples - samples.mean(0)).square().mean(0)
+
+
+def check_levels(q: Any) -> Tensor:
+    """Return levels of quantiles in float64, () or (Q,), or say what is wrong with them."""
+    try:
+        probs = torch.as_tensor(q, dtype=torch.float64)
+        legal = probs.dim() <= 1 and probs.numel() > 0 and bool(((probs > 0) & (probs < 1)).all())
+    except (TypeError, ValueError, RuntimeError):
+        legal = False
+    if not legal:
+        raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {shown(q)}")
+    return probs
 
 
 def check_samples(name: str, tensor: Tensor, at_least: int) -> None:

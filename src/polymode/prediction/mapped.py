@@ -26,7 +26,7 @@ from torch import Tensor
 from polymode.core.checks import Count, Seed, check_call
 from polymode.likelihoods import densities
 from polymode.likelihoods.components import Categories, Components
-from polymode.prediction.base import Prediction
+from polymode.prediction.base import Prediction, check_levels
 from polymode.prediction.mixture import MixturePrediction, columns_by_output
 
 _CHUNK = 2**21  # densities evaluated at a time, 16 MB
@@ -103,9 +103,7 @@ class MappedPrediction(Prediction):
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Return the y with cdf(y) = q, (B, D) or (Q, B, D)."""
-        probs = torch.as_tensor(q, dtype=torch.float64)
-        if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
-            raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
+        probs = check_levels(q)
         levels = self._invert(probs.reshape(-1, 1, 1).expand(-1, 1, self.num_outputs))
         values = self._base_quantile(levels)
         return (values if probs.dim() else values[0]).to(self.base.loc.dtype)

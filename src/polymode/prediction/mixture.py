@@ -9,11 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Seed, check_call
+from polymode.core.checks import Count, Seed, check_call, shown
 from polymode.core.rng import generator
 from polymode.likelihoods import densities
 from polymode.likelihoods.components import Components
-from polymode.prediction.base import Prediction, check_modes, check_samples, first_wrong, spread
+from polymode.prediction.base import (
+    Prediction,
+    check_levels,
+    check_modes,
+    check_samples,
+    first_wrong,
+    spread,
+)
 
 
 class MixturePrediction(Prediction):
@@ -175,9 +182,7 @@ class MixturePrediction(Prediction):
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Return the y with cdf(y) = q, (B, D) or (Q, B, D), to 1e-8 of the smallest scale."""
-        probs = torch.as_tensor(q, dtype=torch.float64)
-        if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
-            raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
+        probs = check_levels(q)
         args = self.loc, self.scale, self.df
         quantiles = [densities.quantile(prob, *args) for prob in probs.reshape(-1).tolist()]
         return (torch.stack(quantiles) if probs.dim() else quantiles[0]).to(self.loc.dtype)
@@ -235,7 +240,10 @@ def _expanded(name: str, values: Tensor | float, loc: Tensor) -> Tensor:
 
 def _like(values: Any, tensor: Tensor) -> Tensor:
     """Return `values` with dtype and device of `tensor`; Python numbers are not rounded twice."""
-    return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+    try:
+        return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"Values must be numbers, got {shown(values)}") from None
 
 
 def _moments(df: float | None) -> tuple[float, float]:
