@@ -35,14 +35,14 @@ from polymode.core.rows import (
     shapes_text,
     why_not_same,
 )
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.views import Takes, Views, averaged_views, views_of
 from polymode.posterior.weights import Weights
-from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.prediction import DensityPrediction, Prediction, predict_from
 from polymode.prediction.averages import averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
@@ -404,7 +404,7 @@ class Posterior:
         noise = weights.noise(samples, seed)
         streams = [fold(stream, "outputs", seed) for stream in weights.stack.seeds]
 
-        def components(x: Tensor) -> Categories | Components:
+        def components(x: Tensor) -> Categories | Densities:
             nonlocal outputs
             x = weights.prepare(x)
             moments = weights.moments(x)
@@ -419,7 +419,7 @@ class Posterior:
             prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
-            assert isinstance(prediction, MixturePrediction)
+            assert isinstance(prediction, DensityPrediction)
             return prediction.rescale(self.target_scaling.shift, self.target_scaling.scale)
 
         views = self.views

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymode.core.checks import Count, Seed, is_number, shown
 from polymode.core.html import html_block, html_table
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.targets import NOT_OBSERVED
 from polymode.prediction.decisions import Decision, abstentions, best_actions_for_values
 
@@ -45,7 +45,6 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
-    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -82,7 +81,7 @@ class Prediction(ABC):
 
     @property
     @abstractmethod
-    def by_mode(self) -> Categories | Components:
+    def by_mode(self) -> Categories | Densities:
         """The samples by mode, (M, L, B, C) or (M, L, B, D), views; see `predict_from`."""
 
     @abstractmethod
@@ -254,8 +253,6 @@ class Prediction(ABC):
         if len(sizes) == 1:
             return self
         tensors, metadata = self._parts()
-        if not self._has_positions:
-            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
         rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
         return Prediction.from_arrays(rows, metadata)
 
@@ -326,7 +323,7 @@ class Prediction(ABC):
     @staticmethod
     def from_arrays(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Prediction:
         """Restore a prediction from the result of `to_arrays`."""
-        kinds = {kind._kind: kind for kind in Prediction.__subclasses__()}
+        kinds = _kinds(Prediction)  # type: ignore[type-abstract]
         if metadata.get("kind") not in kinds:
             raise ValueError(f"Not a stored prediction: its kind is {metadata.get('kind')!r}.")
         return kinds[metadata["kind"]](
@@ -359,6 +356,16 @@ class Prediction(ABC):
         return sizes if self.samples_per_mode == 1 else {"M": self.num_modes, **sizes}
 
 
+def _kinds(parent: type[Prediction]) -> dict[str, type[Prediction]]:
+    """Return all kinds of predictions that can be stored, by name; averages are none."""
+    kinds: dict[str, type[Prediction]] = {}
+    for child in parent.__subclasses__():
+        if "_kind" in vars(child):
+            kinds[child._kind] = child
+        kinds |= _kinds(child)
+    return kinds
+
+
 def _joined(
     predictions: Sequence[Prediction], along: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -388,18 +395,6 @@ def _joined(
 def spread(samples: Tensor) -> Tensor:
     """Return the variance over S; unlike `var`, without a warning for an empty batch."""
     return (samples - samples.mean(0)).square().mean(0)
-
-
-def check_levels(q: Any) -> Tensor:
-    """Return levels of quantiles in float64, () or (Q,), or say what is wrong with them."""
-    try:
-        probs = torch.as_tensor(q, dtype=torch.float64)
-        legal = probs.dim() <= 1 and probs.numel() > 0 and bool(((probs > 0) & (probs < 1)).all())
-    except (TypeError, ValueError, RuntimeError):
-        legal = False
-    if not legal:
-        raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {shown(q)}")
-    return probs
 
 
 def check_samples(name: str, tensor: Tensor, at_least: int) -> None:
