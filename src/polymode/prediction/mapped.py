@@ -203,11 +203,11 @@ class MappedPrediction(Prediction):
         rows, sizes = self.as_rows(), self._shape[1:-1]
         if values is None:
             return getattr(rows, name).unflatten(0, sizes)  # type: ignore[no-any-return]
-        given = torch.as_tensor(values)
-        if given.dim() <= 1:
+        queries = torch.as_tensor(values)
+        if queries.dim() <= 1:
             answer = getattr(rows, name)(values)
             return answer.unflatten(-2, sizes)  # type: ignore[no-any-return]
-        flat = self._exact._values(given).flatten(0, self.num_axes)
+        flat = self._exact._values(queries).flatten(0, self.num_axes)
         answer = getattr(rows, name)(flat.nan_to_num())
         absent = flat.isnan().any(-1) if answer.dim() == 1 else flat.isnan()
         return answer.masked_fill(absent, torch.nan).unflatten(0, sizes)  # type: ignore[no-any-return]

@@ -220,14 +220,14 @@ def _gather(
     prediction: Prediction | Iterable[Prediction], targets: Tensor, entry: Any, apply_to: str
 ) -> Rows:
     """Return the observations of a prediction, or of its parts one after another."""
-    whole = prediction if isinstance(prediction, Prediction) else None
+    single = prediction if isinstance(prediction, Prediction) else None
     values: list[Any] = []
     rows: list[Tensor] = []
     start = outputs = 0
     for part in _parts(prediction):
         _check_kind(part, entry.name)
-        of_part = targets if part is whole else targets[start : start + len(part)]
-        if part is not whole and not start:
+        of_part = targets if part is single else targets[start : start + len(part)]
+        if part is not single and not start:
             _require_room(part, targets, entry, apply_to)
         start, outputs = start + len(part), part.num_outputs
         observed = _observations(part, of_part)
