@@ -35,6 +35,7 @@ OPTIONS = {  # what makes fits and predictions small
             "dropout",
             "concrete_dropout",
             "vbll",
+            "evidential",
         )
     },
 }
@@ -204,7 +205,7 @@ def test_everyday_network(method, network, tmp_path) -> None:
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.items())
 
 
-@pytest.mark.parametrize("method", sorted(LAST_LAYER))
+@pytest.mark.parametrize("method", ["evidential", *sorted(LAST_LAYER)])
 def test_positions_are_refused_in_one_line(method) -> None:
     """By methods that take one target per example; `test_positions.py` leaves these out."""
     assert METHODS.get(method).metadata["positions"] == "no"
@@ -212,8 +213,6 @@ def test_positions_are_refused_in_one_line(method) -> None:
     likelihood = pm.likelihoods.Positions(pm.likelihoods.Categorical(), axes=1, outputs="last")
     task = pm.Task(train=(x, y), likelihood=likelihood)
     net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))  # noqa: E731
-    with pytest.raises(
-        ValueError, match=f"{method} .*positions.*one target per example"
-    ) as refused:
+    with pytest.raises(ValueError, match=f"{method} .*one target per example") as refused:
         pm.fit(method, net=net, task=task, epochs=1, progress="silent")
     assert "\n" not in str(refused.value)

@@ -13,6 +13,7 @@ from polymode.methods import (
     deep_ensemble,
     dropout,
     ema,
+    evidential,
     feature_rde,
     forde,
     function_rde,
@@ -44,6 +45,7 @@ from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
+from polymode.methods.evidential import Evidential
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
@@ -94,6 +96,7 @@ __all__ = [
     "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
+    "Evidential",
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
@@ -114,6 +117,7 @@ __all__ = [
     "deep_ensemble",
     "dropout",
     "ema",
+    "evidential",
     "feature_rde",
     "fit",
     "forde",
