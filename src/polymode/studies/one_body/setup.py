@@ -29,8 +29,8 @@ CURVE = ("MAP", ENSEMBLE, LAPLACE, "IVON", "MILE", HMC)
 
 SMALL_ARMS = (
     "MAP", "dropout", "SWAG", "VBLL", "SGHMC", "mean-field VI", "IVON", "Laplace, kron", "TFB",
-    "MILE", HMC, ENSEMBLE, "packed", "BatchEnsemble", "TabM", "weight-RDE", "FoRDE", "feature-RDE", f"IVON × {MODES}",
-    f"SGHMC × {MODES}",
+    "MILE", HMC, ENSEMBLE, "packed", "BatchEnsemble", "TabM", "weight-RDE", "FoRDE",
+    "feature-RDE", f"IVON × {MODES}", f"SGHMC × {MODES}",
 )  # fmt: skip
 """Arms of small heads at preset cpu: one or two of each kind."""
 
