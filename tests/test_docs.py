@@ -58,7 +58,7 @@ def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> No
 def test_the_code_of_the_segmentation_page_runs() -> None:
     """Its blocks in order, as one program, with one epoch and few images."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/segmentation.md").read_text(), re.S)
-    few = 'pm.task(\\1, num_train=20, num_test=20, shifts=())'
+    few = "pm.task(\\1, num_train=20, num_test=20, shifts=())"
     code = re.sub(r'pm.task\(("shapes\w*")\)', few, "".join(blocks))
     exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', code), {})
 

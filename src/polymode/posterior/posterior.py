@@ -11,6 +11,8 @@ Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or 
 from __future__ import annotations
 
 import copy
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
-from polymode.prediction.averages import averaged
+from polymode.prediction.averages import Averages, averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
@@ -54,6 +56,8 @@ from polymode.training.history import History
 Meet = Callable[[Sequence[Prediction]], Prediction]
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
+MAPS_HELD = 2**30  # bytes of samples of maps that a prediction holds, at most
+MAPS_AT_A_TIME = 2**26  # bytes of samples of maps that are predicted at a time, above one picture
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
 
 
@@ -171,6 +175,9 @@ class Posterior:
     ) -> Prediction:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
+        Of pictures with a class at each pixel whose samples would take more than 1 GB it holds
+        averages over samples: `mean`, entropies, mutual information and variances as maps.
+
         Args:
             x: an array or tensor, a dictionary or tuple of them where the networks take several, a
                 DataFrame if the task had one, data (`task.test`), or a loader of inputs, with or
@@ -181,6 +188,11 @@ class Posterior:
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
+        if self._has_maps:
+            parts = self.stream(
+                x, samples_per_mode=samples_per_mode, seed=seed, batch_size=batch_size
+            )
+            return self._joined_maps(parts, MAPS_HELD)
         return self._predicted(x, samples, seed, batch_size, self.weights.meet)
 
     def averages(
@@ -194,19 +206,44 @@ class Posterior:
         """Return the prediction of `predict` for scores alone.
 
         Of classes it holds averages over samples and no samples, in 1/S of the memory; on several
-        ranks these are what is exchanged. Of densities, and of classes at positions, it is the
-        whole prediction.
+        ranks these are what is exchanged, but for classes at pixels. Of densities, and of classes
+        of tokens and of several labels, it is the whole prediction.
 
         Args:
             x, samples_per_mode, seed, batch_size: as of `predict`.
         """
         check_call(Posterior.averages, locals(), but=_CHECKED)
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        if self._has_maps:
+            return self._joined_maps(self.stream(x, samples_per_mode=samples_per_mode, **options))
         if isinstance(self.weights, Ranked):
             samples, meet = self._samples(samples_per_mode), self.weights.meet_in_averages
             return self._predicted(x, samples, seed, batch_size, meet)
-        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
         whole = self.predict(x, samples_per_mode=samples_per_mode, **options)
         return averaged(whole)  # type: ignore[no-any-return]
+
+    @property
+    def _has_maps(self) -> bool:
+        """Whether outputs lie at pixels of a picture (C, H, W)."""
+        axes = self.likelihood.num_axes
+        return axes > 1 and is_one_shape(self.input_shape) and len(self.input_shape) > axes
+
+    def _joined_maps(self, parts: Iterable[Prediction], most: int = 0) -> Prediction:
+        """Return the predictions of parts as one, averages of classes above `most` bytes."""
+        joined: list[Prediction] = []
+        size, rows = 0, 0
+        for part in parts:
+            size, rows = size + part.nbytes, rows + len(part)
+            if size > most and Averages.possible(part):
+                joined = [Averages([earlier]) for earlier in [*joined, part]]  # type: ignore[list-item]
+            else:
+                joined.append(part)
+            need = sum(held.nbytes for held in joined)
+            require_free(need, f"predictions for {rows:,} pictures", "Use post.stream(x)")
+            del part
+        if isinstance(joined[0], Averages):
+            return Averages(joined)  # type: ignore[arg-type]
+        return Prediction.cat(joined)
 
     def _predicted(
         self, x: Any, samples: int, seed: int, batch_size: int, meet: Meet
@@ -301,10 +338,15 @@ class Posterior:
         seed: Seed = 0,
         batch_size: Count = _BATCH,
     ) -> Iterator[Prediction]:
-        """Yield the predictions of `predict` part by part, in bounded memory."""
+        """Yield the predictions of `predict` part by part, in bounded memory.
+
+        Pictures with outputs at each pixel come few at a time, large ones one by one: about 64 MB
+        of samples.
+        """
         check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        for batch in self._batches(x, batch_size):
+        at_most = self._at_most(samples)
+        for batch in self._batches(x, min(batch_size, at_most), at_most):
             with self.weights.in_step():
                 parts = [
                     next(self._stream(part, batch, samples, seed, len(batch)))
@@ -393,11 +435,21 @@ class Posterior:
             )
         return wanted
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
-        """Yield inputs as the networks take them, checked."""
+    def _at_most(self, samples: int) -> int:
+        """Return how many pictures are predicted at a time; no bound where outputs are no maps."""
+        if not self._has_maps:
+            return sys.maxsize
+        assert isinstance(self.input_shape, tuple)
+        pixels = math.prod(self.input_shape[-self.likelihood.num_axes :])
+        numbers = self.num_modes * samples * self.target_size * pixels
+        return max(1, MAPS_AT_A_TIME // (numbers * self.weights.like.dtype.itemsize))
+
+    def _batches(self, x: Any, batch_size: int, at_most: int = sys.maxsize) -> Iterator[Any]:
+        """Yield inputs as the networks take them, checked; `at_most` bounds a loader's batches."""
         data = self._encoded(_as_source(x))
         if isinstance(data, Loader):
-            parts: Iterable[Any] = map(self._inputs, data.inputs(batch_size))
+            batches = map(self._inputs, data.inputs(batch_size))
+            parts: Iterable[Any] = (part for batch in batches for part in batch.split(at_most))
         elif isinstance(data, Arrays):
             parts = (self._inputs(part) for part, _ in data.batches(batch_size))
         else:
