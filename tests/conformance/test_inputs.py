@@ -34,7 +34,15 @@ OPTIONS = {
     "hmc": {"leapfrog_steps": 2},
     **{
         method: {"samples_per_mode": 2}
-        for method in ("vi", "ivon", "laplace", "laplace_map", "dropout", "concrete_dropout")
+        for method in (
+            "vi",
+            "ivon",
+            "laplace",
+            "laplace_map",
+            "dropout",
+            "concrete_dropout",
+            "vbll",
+        )
     },
 }
 

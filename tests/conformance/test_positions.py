@@ -28,10 +28,16 @@ IMAGES = torch.randn(16, 2, 4, 4, generator=STREAM)
 MASKS = (IMAGES.sum(1) > 0).long()
 DEPTHS = IMAGES[:, :1].sin()
 SHORT = {"epochs": 8, "batch_size": 8, "progress": "silent"}
+
+
+def takes_positions(method: str) -> bool:
+    return METHODS.get(method).metadata.get("positions") != "no"
+
+
 NETWORKS = ("network", "extra", "kept")  # groups of tensors that are weights
 
 pytestmark = [
-    pytest.mark.parametrize("method", METHODS.names()),
+    pytest.mark.parametrize("method", [name for name in METHODS.names() if takes_positions(name)]),
     pytest.mark.filterwarnings("ignore:the linear model has no evidence:UserWarning"),
     pytest.mark.filterwarnings("ignore:chain:UserWarning"),
 ]

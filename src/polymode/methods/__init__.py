@@ -30,6 +30,7 @@ from polymode.methods import (
     snapshot,
     swa,
     swag,
+    vbll,
     vi,
     weight_rde,
 )
@@ -61,6 +62,7 @@ from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
@@ -77,6 +79,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "VBLL",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
     "VI",
@@ -123,6 +126,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "vbll",
     "vi",
     "weight_rde",
 ]

@@ -66,6 +66,7 @@ from polymode.posterior.manifest import (
     shapes_of_manifest,
     type_name,
     types_of,
+    views_stored,
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
@@ -101,6 +102,8 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if post.views is not None:
+        post.views.to_dict()  # refuses what cannot be saved
     if post.bundle is not None:
         post.bundle.check(post.likelihood.classification, post.target_size)
     if not trunk:
@@ -172,6 +175,7 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
         "bundle": post.bundle and post.bundle.to_dict(),
+        "views": None if post.views is None else post.views.to_dict(),
     }
 
 
@@ -291,6 +295,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         encoder=encoder_of(folder, manifest),
     )
     post.bundle = bundle_of(folder, manifest, likelihood)
+    post.views = views_stored(folder, manifest, likelihood.num_axes)
     return post
 
 

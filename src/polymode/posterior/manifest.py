@@ -13,6 +13,7 @@ from polymode.core.safe_files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Bundle
+from polymode.posterior.views import Takes, Views, views_from
 from polymode.stack.gathering import Types
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.history import History
@@ -220,6 +221,20 @@ def bundle_of(folder: Path, manifest: dict[str, Any], likelihood: Likelihood) ->
         return bundle
 
     return _read_field(folder, "bundle", read)
+
+
+def views_stored(folder: Path, manifest: dict[str, Any], num_axes: int) -> Views | None:
+    """Return the views that predictions average, None where there are none or the file is older.
+
+    Args:
+        num_axes: of positions, of the likelihood.
+    """
+    stored = manifest.get("views")
+    if stored is None:
+        return None
+    shape = shapes_of_manifest(manifest["input_shape"])
+    takes = Takes(shape, num_axes, manifest["target_size"])
+    return _read_field(folder, "views", lambda: views_from(stored, takes))
 
 
 def encoder_of(folder: Path, manifest: dict[str, Any]) -> TableEncoder | None:

@@ -42,6 +42,7 @@ from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.ranked import Ranked
+from polymode.posterior.views import Takes, Views, averaged_views, views_of
 from polymode.posterior.weights import Weights
 from polymode.prediction import MixturePrediction, Prediction, predict_from
 from polymode.prediction.averages import Averages, averaged
@@ -78,10 +79,12 @@ class Posterior:
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
         bundle: the rules of `answer`, or None; saved and loaded with the posterior.
+        views: the views of each input that predictions average, or None; see `augmented`.
         encoder: what made the inputs of a table, or None; with it, tables are predicted from.
     """
 
     bundle: Bundle | None = None
+    views: Views | None = None
 
     def __init__(
         self,
@@ -109,6 +112,8 @@ class Posterior:
     def __repr__(self) -> str:
         samples, like = self.weights.samples_per_mode, self.weights.like
         drawn = f" × {samples} samples" if samples > 1 else ""
+        if self.views is not None:
+            drawn += f" × {len(self.views)} views"
         return (
             f"Posterior({self.method}: {self.num_modes} × {type(like.template).__name__},"
             f" {self._trained}{drawn}, {self.likelihood.name})"
@@ -286,6 +291,36 @@ class Posterior:
         ship.bundle = bundle
         return ship
 
+    def augmented(
+        self,
+        group: Any = None,
+        *,
+        augmentation: Any = None,
+        draws: Count = 8,
+        seed: Seed = 0,
+    ) -> Posterior:
+        """Return this posterior with test-time augmentation: its predictions are means over views
+        of each input. Maps move back first. See `posterior/views.py`.
+
+        Args:
+            group: whose moves the views are, such as "D4"; see `equivariance.group`. Predictions
+                are then exactly invariant, and maps equivariant.
+            augmentation: in place of a group: random moves of images, "crop+flip", as of `fit`;
+                not for maps.
+            draws: views of an augmentation, the first of them the input itself.
+            seed: of these draws.
+        """
+        check_call(Posterior.augmented, locals())
+        if self.views is not None:
+            raise ValueError("this posterior has views already: take `augmented` of the first one")
+        averaging = copy.copy(self)
+        takes = Takes(self.input_shape, self.likelihood.num_axes, self.target_size)
+        averaging.views = views_of(group, augmentation, draws, seed, takes)
+        averaging.bundle = None  # chosen on other predictions
+        named = augmentation if group is None else averaging.views.group.name  # type: ignore[attr-defined]
+        averaging.config = {**self.config, "augmented": str(named)}
+        return averaging
+
     def answer(
         self,
         x: Any,
@@ -326,6 +361,8 @@ class Posterior:
         self, rows: int, samples: int, which: str = "", size: int | None = None
     ) -> None:
         number, size = self.num_modes * samples, size or self.target_size
+        if self.views is not None and not self.likelihood.classification:
+            number *= len(self.views)  # each is a component
         need = rows * number * size * self.weights.like.dtype.itemsize
         what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
         require_free(need, what, "Use post.stream(x), which yields them in parts")
@@ -417,7 +454,12 @@ class Posterior:
             assert isinstance(prediction, MixturePrediction)
             return prediction.rescale(self.target_scaling.shift, self.target_scaling.scale)
 
-        return predict
+        views = self.views
+        if views is None:
+            return predict
+        return lambda x: averaged_views(
+            views.back(predict(views.view(x, number)), number) for number in range(len(views))
+        )
 
     def _samples(self, samples_per_mode: int | None) -> int:
         """Return L, checked."""
