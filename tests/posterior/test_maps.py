@@ -16,7 +16,8 @@ IMAGES = torch.randn(9, 2, 6, 7, generator=STREAM)
 MASKS = (IMAGES.sum(1) > 0).long() + (IMAGES[:, 0] > 1).long()
 MASKS[:, 0] = -100
 MAPS = ("mean", "predictive_entropy", "expected_entropy", "mutual_information", "variance",
-        "confidence", "total_epistemic_variance", "disagreement", "classes", "log_mean")  # fmt: skip
+        "confidence", "total_epistemic_variance", "disagreement", "classes",
+        "log_mean")  # fmt: skip
 PICTURE = 2 * 3 * 42 * 4  # bytes: 2 samples of 3 classes at 42 pixels
 
 
