@@ -42,6 +42,12 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+def test_the_code_of_the_page_on_likelihoods_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/likelihoods.md").read_text(), re.S)
+    assert len(blocks) == 2
+    exec(re.sub(r"epochs=\d+", 'epochs=2, progress="silent"', "".join(blocks)), {})
+
+
 @pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> None:
     """Its blocks in order, as one program; what it says of sizes and storage is so."""

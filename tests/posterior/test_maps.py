@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.posterior import posterior as module
+from polymode.posterior import maps
 from polymode.prediction.averages import Averages
 
 STREAM = torch.Generator().manual_seed(0)
@@ -36,8 +36,8 @@ def test_maps_are_the_same_whatever_is_held(post, held, monkeypatch) -> None:
     """All samples, or averages from some picture on; one at a time or all together."""
     whole = post.predict(IMAGES)
     assert not isinstance(whole, Averages)
-    monkeypatch.setattr(module, "MAPS_HELD", held)
-    monkeypatch.setattr(module, "MAPS_AT_A_TIME", 2 * PICTURE)
+    monkeypatch.setattr(maps, "HELD", held)
+    monkeypatch.setattr(maps, "AT_A_TIME", 2 * PICTURE)
     pred = post.predict(IMAGES)
     assert isinstance(pred, Averages) == (held < 2**30)
     assert len(pred) == 9 and pred.num_axes == 2
@@ -59,7 +59,7 @@ def test_maps_are_the_same_whatever_is_held(post, held, monkeypatch) -> None:
 def test_pictures_come_few_at_a_time(post, monkeypatch) -> None:
     """From arrays and from a loader with larger batches; the same numbers."""
     whole = post.predict(IMAGES)
-    monkeypatch.setattr(module, "MAPS_AT_A_TIME", 2 * PICTURE)
+    monkeypatch.setattr(maps, "AT_A_TIME", 2 * PICTURE)
     loader = DataLoader(TensorDataset(IMAGES, MASKS), batch_size=5)
     for source, sizes in ((IMAGES, [2, 2, 2, 2, 1]), (loader, [2, 2, 1, 2, 2])):
         parts = list(post.stream(source))
@@ -67,7 +67,7 @@ def test_pictures_come_few_at_a_time(post, monkeypatch) -> None:
         means = torch.cat([part.mean for part in parts])
         assert torch.allclose(means, whole.mean, atol=1e-6)
     assert [len(part) for part in post.stream(IMAGES, batch_size=1)] == [1] * 9
-    monkeypatch.setattr(module, "MAPS_AT_A_TIME", 1)
+    monkeypatch.setattr(maps, "AT_A_TIME", 1)
     assert [len(part) for part in post.stream(IMAGES)] == [1] * 9
 
 

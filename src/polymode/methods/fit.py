@@ -29,6 +29,7 @@ from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.fit_warnings import (
+    check_departure,
     require_trainable,
     warn_of_divergence,
     warn_of_idle_options,
@@ -176,6 +177,7 @@ def fit(
             warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
+        check_departure(name, config, units.likelihood)
         plan = _Plan(
             name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
             checkpoint_seconds, trainable,

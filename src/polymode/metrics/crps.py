@@ -11,8 +11,8 @@ for the true distribution. For a mixture of Gaussians both expectations are sums
           + \sigma\sqrt{\tfrac2\pi}\,e^{-\mu^2/2\sigma^2},
 
 over samples for the first, over pairs of samples for the second (Grimit et al. 2006). For
-Student-t densities the integral is taken numerically. `S` samples, `B` batch, `D` outputs, `N`
-elements, that is examples times outputs.
+Student-t and Laplace densities the integral is taken numerically, for counts it is a sum.
+`S` samples, `B` batch, `D` outputs, `N` elements, that is examples times outputs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,18 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.likelihoods.densities import standard_cdf, standard_quantile
+from polymode.likelihoods.densities import Shape, has_moment, standard_cdf, standard_quantile
 from polymode.likelihoods.targets import check_values
 from polymode.metrics.regression import check_pair
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
-from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
+from polymode.prediction import (
+    CountPrediction,
+    DensityPrediction,
+    MappedPrediction,
+    MixturePrediction,
+    Prediction,
+    QuantilePrediction,
+)
 
 _CHUNK = 2**16  # numbers computed at a time, 0.5 MB: they stay in the cache
 _STEP = 1.0  # between cuts of the line, in the inverse hyperbolic sine of standard units
@@ -52,8 +59,8 @@ _CELLS = 2**16  # in the table of the distribution function
 def crps(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean CRPS of the mixture, in units of y, above 0.
 
-    Exact for Gaussians, at a cost of :math:`S^2/2` pairs per element. For Student-t densities
-    accurate to about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is
+    Exact for Gaussians, at a cost of :math:`S^2/2` pairs per element. For other densities accurate
+    to about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is
     infinite. Memory is bounded. `each` is the mean over outputs.
 
     Traps: the score of the mixture, never above the mean of the members' scores. It scales with y
@@ -159,12 +166,15 @@ def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True
     return mean_score(scores.mean(1))
 
 
-def _require_mean(df: float | None) -> None:
-    if df is not None and df <= 1.0:
+def _require_mean(df: Shape) -> None:
+    if not has_moment(df, 1):
         raise NotDefined(f"no first moment: df = {df:g} <= 1")
 
 
-def _score(mixture: MixturePrediction, targets: Tensor, *, fair: bool) -> Score:
+def _score(mixture: DensityPrediction, targets: Tensor, *, fair: bool) -> Score:
+    if isinstance(mixture, CountPrediction | QuantilePrediction):
+        return mean_score(mixture.crps(targets, fair).mean(1))
+    assert isinstance(mixture, MixturePrediction)
     df = mixture.df
     _require_mean(df)
     values, loc, scale = targets.flatten(), mixture.loc.flatten(1), mixture.scale.flatten(1)
@@ -204,7 +214,7 @@ def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _student(values: Tensor, loc: Tensor, scale: Tensor, df: float, fair: bool) -> Tensor:
+def _student(values: Tensor, loc: Tensor, scale: Tensor, df: Shape, fair: bool) -> Tensor:
     r"""Return the CRPS of Student-t mixtures by quadrature: (N,), (S, N), (S, N) -> (N,).
 
     The line is cut at y and at nodes of every component, in steps that are constant near it and
@@ -251,7 +261,7 @@ def _cuts(values: Tensor, loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _table(df: float) -> Tensor:
+def _table(df: Shape) -> Tensor:
     """Return start and rise of the distribution function in cells of equal angle atan(z/2)."""
     angles = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, _CELLS + 1, dtype=torch.float64)
     below = standard_cdf(2.0 * angles.tan(), df)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import Many, check_call
+from polymode.likelihoods.densities import has_moment
 from polymode.metrics.regression import check_pair
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
 from polymode.prediction import Prediction
@@ -56,7 +57,7 @@ def energy_score(
     density, values = check_pair(prediction, targets, "energy_score")
     if values.shape[1] < 2:
         raise NotDefined("needs >= 2 outputs; of one it is the CRPS")
-    if density.df is not None and density.df <= 1.0:
+    if not has_moment(density.df, 1):
         raise NotDefined(f"no first moment: df = {density.df:g} <= 1")
     if num_draws < 2:
         raise ValueError(f"`num_draws` of energy_score must be at least 2, got {num_draws}")

@@ -105,7 +105,7 @@ def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool 
     if post.views is not None:
         post.views.to_dict()  # refuses what cannot be saved
     if post.bundle is not None:
-        post.bundle.check(post.likelihood.classification, post.target_size)
+        post.bundle.check(post.likelihood.classification, post.target_size, post.num_modes)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:

@@ -217,7 +217,7 @@ def bundle_of(folder: Path, manifest: dict[str, Any], likelihood: Likelihood) ->
 
     def read() -> Bundle:
         bundle = Bundle.from_dict(stored)
-        bundle.check(likelihood.classification, manifest["target_size"])
+        bundle.check(likelihood.classification, manifest["target_size"], manifest["num_modes"])
         return bundle
 
     return _read_field(folder, "bundle", read)

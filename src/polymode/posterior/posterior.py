@@ -11,7 +11,6 @@ Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or 
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from polymode.conformal.prediction_intervals import ConformalIntervals
-from polymode.conformal.prediction_sets import ConformalSets
+from polymode.conformal.mondrian import DifficultyGroups
+from polymode.conformal.stored import Rule
 from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
@@ -37,15 +36,16 @@ from polymode.core.rows import (
     shapes_text,
     why_not_same,
 )
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
-from polymode.posterior.bundle import Answer, Bundle
+from polymode.posterior import maps
+from polymode.posterior.bundle import Answer, Bundle, group_column
 from polymode.posterior.ranked import Ranked
 from polymode.posterior.views import Takes, Views, averaged_views, views_of
 from polymode.posterior.weights import Weights
-from polymode.prediction import MixturePrediction, Prediction, predict_from
-from polymode.prediction.averages import Averages, averaged
+from polymode.prediction import DensityPrediction, Prediction, predict_from
+from polymode.prediction.averages import averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
@@ -57,8 +57,6 @@ from polymode.training.history import History
 Meet = Callable[[Sequence[Prediction]], Prediction]
 
 _CHECKED = ("samples_per_mode",)  # its own message names a remedy
-MAPS_HELD = 2**30  # bytes of samples of maps that a prediction holds, at most
-MAPS_AT_A_TIME = 2**26  # bytes of samples of maps that are predicted at a time, above one picture
 _BATCH = 256  # rows at a time: large enough to keep the cores busy, small enough for their caches
 
 
@@ -193,11 +191,10 @@ class Posterior:
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        if self._has_maps:
-            parts = self.stream(
-                x, samples_per_mode=samples_per_mode, seed=seed, batch_size=batch_size
-            )
-            return self._joined_maps(parts, MAPS_HELD)
+        if maps.has_maps(self):
+            options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+            parts = self.stream(x, samples_per_mode=samples_per_mode, **options)
+            return maps.joined(parts, maps.HELD)
         return self._predicted(x, samples, seed, batch_size, self.weights.meet)
 
     def averages(
@@ -219,36 +216,13 @@ class Posterior:
         """
         check_call(Posterior.averages, locals(), but=_CHECKED)
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
-        if self._has_maps:
-            return self._joined_maps(self.stream(x, samples_per_mode=samples_per_mode, **options))
+        if maps.has_maps(self):
+            return maps.joined(self.stream(x, samples_per_mode=samples_per_mode, **options))
         if isinstance(self.weights, Ranked):
             samples, meet = self._samples(samples_per_mode), self.weights.meet_in_averages
             return self._predicted(x, samples, seed, batch_size, meet)
         whole = self.predict(x, samples_per_mode=samples_per_mode, **options)
         return averaged(whole)  # type: ignore[no-any-return]
-
-    @property
-    def _has_maps(self) -> bool:
-        """Whether outputs lie at pixels of a picture (C, H, W)."""
-        axes = self.likelihood.num_axes
-        return axes > 1 and is_one_shape(self.input_shape) and len(self.input_shape) > axes
-
-    def _joined_maps(self, parts: Iterable[Prediction], most: int = 0) -> Prediction:
-        """Return the predictions of parts as one, averages of classes above `most` bytes."""
-        joined: list[Prediction] = []
-        size, rows = 0, 0
-        for part in parts:
-            size, rows = size + part.nbytes, rows + len(part)
-            if size > most and Averages.possible(part):
-                joined = [Averages([earlier]) for earlier in [*joined, part]]  # type: ignore[list-item]
-            else:
-                joined.append(part)
-            need = sum(held.nbytes for held in joined)
-            require_free(need, f"predictions for {rows:,} pictures", "Use post.stream(x)")
-            del part
-        if isinstance(joined[0], Averages):
-            return Averages(joined)  # type: ignore[arg-type]
-        return Prediction.cat(joined)
 
     def _predicted(
         self, x: Any, samples: int, seed: int, batch_size: int, meet: Meet
@@ -272,21 +246,25 @@ class Posterior:
         self,
         *,
         recalibration: Recalibration | None = None,
-        conformal: ConformalSets | ConformalIntervals | None = None,
+        conformal: Rule | None = None,
         threshold: float | None = None,
+        groups: DifficultyGroups | str | None = None,
     ) -> Posterior:
         """Return this posterior with rules for its answers, which are saved with it.
 
         Args:
             recalibration: what `pm.recalibration.recalibrate` returned, or None.
-            conformal: what `pm.conformal.conformal_sets` or `conformal_intervals` returned for
-                corrected predictions, or None.
+            conformal: a rule of `pm.conformal`, made with corrected predictions, or None: of
+                `conformal_sets`, `conformal_intervals`, `by_group`, `by_class`, `weighted` or
+                `cross_conformal`, whose models are the modes.
             threshold: the least confidence that is accepted, in [0, 1]; of regressions the largest
                 predictive standard deviation of any output; None for no rejection. See
                 `metrics.selective.threshold_at_risk`.
+            groups: of a rule of `by_group`: what `difficulty_groups` returned, or the name of a
+                column of the tables that are asked about; None if `answer` is given groups.
         """
-        bundle = Bundle(recalibration, conformal, threshold)
-        bundle.check(self.likelihood.classification, self.target_size)
+        bundle = Bundle(recalibration, conformal, threshold, groups)
+        bundle.check(self.likelihood.classification, self.target_size, self.num_modes)
         ship = copy.copy(self)
         ship.bundle = bundle
         return ship
@@ -325,6 +303,8 @@ class Posterior:
         self,
         x: Any,
         *,
+        groups: Any = None,
+        weights: Tensor | None = None,
         samples_per_mode: int | None = None,
         seed: Seed = 0,
         batch_size: Count = _BATCH,
@@ -334,17 +314,21 @@ class Posterior:
 
         Args:
             x, samples_per_mode, batch_size: as of `predict`.
+            groups: the group of each input, for a rule of `by_group` that was bundled without.
+            weights: ratio of densities at each input, for a rule of `weighted`.
             seed: of the samples, and of randomised sets.
         """
-        check_call(Posterior.answer, locals(), but=_CHECKED)
+        check_call(Posterior.answer, locals(), but=(*_CHECKED, "groups", "weights"))
         if self.bundle is None:
             raise ValueError(
                 "this posterior has no rules to answer by: give it some, post.bundled(...), or use"
                 " predict"
             )
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        if groups is None and isinstance(self.bundle.groups, str):
+            groups = group_column(x, self.bundle.groups)
         prediction = self.predict(x, samples_per_mode=samples_per_mode, **options)
-        return self.bundle(prediction, seed=seed)
+        return self.bundle(prediction, groups=groups, weights=weights, seed=seed)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -377,12 +361,11 @@ class Posterior:
     ) -> Iterator[Prediction]:
         """Yield the predictions of `predict` part by part, in bounded memory.
 
-        Pictures with outputs at each pixel come few at a time, large ones one by one: about 64 MB
-        of samples.
+        Pictures with outputs at each pixel come one by one, small ones 64 MB at a time.
         """
         check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        at_most = self._at_most(samples)
+        at_most = maps.most_at_a_time(self, samples)
         for batch in self._batches(x, min(batch_size, at_most), at_most):
             with self.weights.in_step():
                 parts = [
@@ -436,7 +419,7 @@ class Posterior:
         noise = weights.noise(samples, seed)
         streams = [fold(stream, "outputs", seed) for stream in weights.stack.seeds]
 
-        def components(x: Tensor) -> Categories | Components:
+        def components(x: Tensor) -> Categories | Densities:
             nonlocal outputs
             x = weights.prepare(x)
             moments = weights.moments(x)
@@ -451,7 +434,7 @@ class Posterior:
             prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
-            assert isinstance(prediction, MixturePrediction)
+            assert isinstance(prediction, DensityPrediction)
             return prediction.rescale(self.target_scaling.shift, self.target_scaling.scale)
 
         views = self.views
@@ -477,15 +460,6 @@ class Posterior:
             )
         return wanted
 
-    def _at_most(self, samples: int) -> int:
-        """Return how many pictures are predicted at a time; no bound where outputs are no maps."""
-        if not self._has_maps:
-            return sys.maxsize
-        assert isinstance(self.input_shape, tuple)
-        pixels = math.prod(self.input_shape[-self.likelihood.num_axes :])
-        numbers = self.num_modes * samples * self.target_size * pixels
-        return max(1, MAPS_AT_A_TIME // (numbers * self.weights.like.dtype.itemsize))
-
     def _batches(self, x: Any, batch_size: int, at_most: int = sys.maxsize) -> Iterator[Any]:
         """Yield inputs as the networks take them, checked; `at_most` bounds a loader's batches."""
         data = self._encoded(_as_source(x))
@@ -500,7 +474,8 @@ class Posterior:
 
     def _encoded(self, x: Any) -> Any:
         """Return a table as inputs, and anything else as it is."""
-        if not is_frame(x):
+        by_name = isinstance(x, Mapping) and self.encoder is not None
+        if not is_frame(x) and not by_name:
             return x
         if self.encoder is None:
             raise ValueError(

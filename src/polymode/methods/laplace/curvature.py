@@ -57,11 +57,13 @@ from polymode.curvature.blocks import (
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.base import Params
-from polymode.likelihoods.components import Categories
+from polymode.likelihoods.components import Categories, Components, Counts, Quantiles
+from polymode.likelihoods.densities import standard_noise
 from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian, Likelihood
 from polymode.likelihoods.positions import Observed, Positions
 from polymode.methods.laplace.last_layer import last_layer_of, sees_one_position
 from polymode.methods.method import Problem
+from polymode.prediction.counts import drawn_counts
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -146,13 +148,23 @@ def _exact(likelihood: Likelihood, outputs: Tensor, params: Params) -> Tensor:
             return probs.prod(-1, keepdim=True).sqrt()[None]
         unit = torch.eye(probs.shape[-1]).to(probs)
         return (unit[:, None] - probs) * probs.sqrt().mT.unsqueeze(-1)
+    if isinstance(components, Quantiles):
+        raise ValueError(
+            "quantile heads have no curvature: the pinball loss is linear between quantiles; take"
+            " another likelihood, or a method without curvature such as deep_ensemble"
+        )
+    if isinstance(components, Counts):
+        rate, r = components
+        root = (rate if r is None else rate * r / (rate + r)).sqrt()
+        return root.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
     scale = components.scale
     if isinstance(likelihood, HeteroscedasticGaussian):
         slope = F.logsigmoid(outputs.chunk(2, -1)[1]).exp()  # of softplus
         root = torch.cat([1 / scale, math.sqrt(2.0) * slope / scale], -1)
     else:
         df = components.df
-        root = 1 / scale if df is None else math.sqrt((df + 1) / (df + 3)) / scale
+        information = (df + 1) / (df + 3) if isinstance(df, float) else 1.0
+        root = math.sqrt(information) / scale
     return root.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
 
 
@@ -172,10 +184,10 @@ def _drawn(
     if isinstance(components, Categories):
         probs = components.log_probs.double().cpu().exp()
         return torch.multinomial(probs, 1, generator=stream)[:, 0].to(outputs.device)
-    noise = torch.randn(components.loc.shape, generator=stream, dtype=torch.float64)
-    if components.df is not None:  # a Student-t is a Gaussian over the root of a chi-square
-        half = torch.full(components.loc.shape, components.df / 2, dtype=torch.float64)
-        noise = noise * (half / torch._standard_gamma(half, generator=stream)).sqrt()
+    if isinstance(components, Counts):
+        return drawn_counts(components, stream).to(outputs)
+    assert isinstance(components, Components)
+    noise = standard_noise(components.loc.shape, components.df, stream)
     return components.loc + components.scale * noise.to(components.loc)
 
 
