@@ -57,13 +57,20 @@ class Maps(NamedTuple):
 
 
 def predict_maps(
-    predict: Callable[[Any], Prediction], task: Task, data: Any, *, keep: bool, outside: bool
+    predict: Callable[[Any], Prediction],
+    task: Task,
+    data: Any,
+    *,
+    keep: bool,
+    outside: bool,
+    look: Callable[[Prediction, Tensor | None], None] = lambda *_: None,
 ) -> Maps:
     """Predict a data set in a single pass, image by image or few at a time.
 
     Args:
         keep: whether samples are held as well, up to `KEPT` bytes.
         outside: whether the set is OOD.
+        look: is shown each prediction with its targets.
     """
     sums = SegmentationSums(task.target_size, labelled=not outside)
     samples = _Samples() if keep else None
@@ -71,6 +78,7 @@ def predict_maps(
     for prediction, labels in _parts(predict, task, data, outside):
         sums.add(prediction, labels)
         count += len(prediction)
+        look(prediction, labels)
         samples = None if samples is None else samples.add(prediction, labels)
         del prediction  # before the next one is made
     stored = None if samples is None else samples.joined()
