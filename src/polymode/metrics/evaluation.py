@@ -190,7 +190,7 @@ def _score_maps(
         scored.count += maps.num_images
         scored.marks[name] = _fingerprint(data, maps.labels)
         test = test or maps
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
         if maps.stored is not None:
             scored.predictions[name] = maps.stored
     assert test is not None
@@ -201,7 +201,7 @@ def _score_maps(
         scored.arrays["pixels"] = {"bins": test.sums.groups.by_group("bins").numpy()}
     for name, data in _validation_sets(task) if validation else ():
         maps = predict_maps(predict, task, data, keep=False, outside=False)
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
     return scored
 
 
