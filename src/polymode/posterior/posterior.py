@@ -42,7 +42,7 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import maps
 from polymode.posterior.bundle import Answer, Bundle, group_column
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.views import Takes, Views, averaged_views, views_of
+from polymode.posterior.views import Views, averaged_views, with_views
 from polymode.posterior.weights import Weights
 from polymode.prediction import DensityPrediction, Prediction, predict_from
 from polymode.prediction.averages import averaged
@@ -288,15 +288,7 @@ class Posterior:
             seed: of these draws.
         """
         check_call(Posterior.augmented, locals())
-        if self.views is not None:
-            raise ValueError("this posterior has views already: take `augmented` of the first one")
-        averaging = copy.copy(self)
-        takes = Takes(self.input_shape, self.likelihood.num_axes, self.target_size)
-        averaging.views = views_of(group, augmentation, draws, seed, takes)
-        averaging.bundle = None  # chosen on other predictions
-        named = augmentation if group is None else averaging.views.group.name  # type: ignore[attr-defined]
-        averaging.config = {**self.config, "augmented": str(named)}
-        return averaging
+        return with_views(self, group, augmentation, draws, seed)
 
     def answer(
         self,
