@@ -33,6 +33,7 @@ from polymode.methods import (
     swa,
     swag,
     tabm,
+    tfb,
     vbll,
     vi,
     weight_rde,
@@ -68,6 +69,7 @@ from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -85,6 +87,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "TFB",
     "BatchEnsemble",
     "VBLL",
     "CheckpointEnsemble",
@@ -138,6 +141,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",
