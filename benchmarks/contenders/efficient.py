@@ -1,7 +1,7 @@
-"""Packed and rank-one ensembles: hand-written loops over members against polymode's fit and predict.
+"""Packed and rank-one ensembles: hand-written loops over members against fit and predict.
 
-Four members, α = 2. Thin networks see batches of their own, rank-one members share theirs, as in the
-other contenders. `case.option` is "packed" or "batch_ensemble".
+Four members, α = 2. Thin networks see batches of their own, rank-one members share theirs, as in
+the other contenders. `case.option` is "packed" or "batch_ensemble".
 """
 
 from __future__ import annotations
