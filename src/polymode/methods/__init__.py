@@ -34,6 +34,7 @@ from polymode.methods import (
     swa,
     swag,
     tabm,
+    tfb,
     vbll,
     vi,
     weight_rde,
@@ -70,6 +71,7 @@ from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -87,6 +89,7 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "TFB",
     "BatchEnsemble",
     "Masksembles",
     "masksembles",
@@ -142,6 +145,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",
