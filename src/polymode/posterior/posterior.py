@@ -407,6 +407,9 @@ class Posterior:
         def components(x: Tensor) -> Categories | Densities:
             nonlocal outputs
             x = weights.prepare(x)
+            direct = weights.components(self.likelihood, x, samples, seed)
+            if direct is not None:
+                return direct
             moments = weights.moments(x)
             if moments is None:
                 outputs = outputs or weights.outputs(samples, seed)

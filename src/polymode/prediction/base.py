@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Seed, shown
+from polymode.core.checks import Count, Seed, is_number, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.targets import NOT_OBSERVED
@@ -45,7 +45,6 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
-    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -157,8 +156,8 @@ class Prediction(ABC):
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends, (B, D) each, of the central interval of probability `level`."""
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
+        if not is_number(level) or not 0.0 < level < 1.0:
+            raise ValueError(f"`level` of an interval must be in (0, 1), got {shown(level)}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
 
     def abstain(self, cost: float) -> Tensor:
@@ -254,8 +253,6 @@ class Prediction(ABC):
         if len(sizes) == 1:
             return self
         tensors, metadata = self._parts()
-        if not self._has_positions:
-            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
         rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
         return Prediction.from_arrays(rows, metadata)
 
