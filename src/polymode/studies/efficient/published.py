@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polymode.studies.efficient.setup import ENSEMBLE, SINGLE, WIDE
+from polymode.studies.efficient.setup import ENSEMBLE, SINGLE, THIN, WIDE
 
 
 class Said(NamedTuple):
@@ -47,8 +47,13 @@ SAID = (
         "Laurent et al. 2023, abstract: performs equally well within the memory of one network",
     ),
     Said(
-        "packed", SINGLE, "nll", -1,
+        THIN, SINGLE, "nll", -1,
         "at equal parameters, four thin networks have a lower NLL than one",
+        "Laurent et al. 2023: the properties of deep ensembles are kept",
+    ),
+    Said(
+        "packed", SINGLE, "nll", -1,
+        "Packed has a lower NLL than one network",
         "Laurent et al. 2023: the properties of deep ensembles are kept",
     ),
     Said(
