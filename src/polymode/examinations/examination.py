@@ -42,6 +42,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.laplace_evidence",
         "polymode.examinations.pairs",
         "polymode.examinations.price",
+        "polymode.examinations.groups",
         "polymode.symmetry.examination",
         "polymode.equivariance.examination",
         "polymode.adversary.examination",

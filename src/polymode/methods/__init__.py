@@ -23,6 +23,7 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    masksembles,
     mc_batchnorm,
     mile,
     packed,
@@ -33,6 +34,7 @@ from polymode.methods import (
     swa,
     swag,
     tabm,
+    tfb,
     vbll,
     vi,
     weight_rde,
@@ -56,6 +58,7 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
@@ -68,6 +71,7 @@ from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -85,7 +89,10 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "TFB",
     "BatchEnsemble",
+    "Masksembles",
+    "masksembles",
     "VBLL",
     "CheckpointEnsemble",
     "TabM",
@@ -138,6 +145,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",

@@ -293,7 +293,9 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
     number = num_observations(given, likelihood, config.batch_size) * share
-    problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
+    problem = Problem(
+        likelihood, number, target_size, steps, data, plan.seed, validation=val
+    )  # fmt: skip
     usual = 0 if plan.ready else Passes().num_epochs(data.num_batches(Passes().batch_size))
     tell_work(work_of_choice(config, problem, stack), usual, number, stack.num_parameters)
     config, prior_choice = with_prior(config, problem, stack)

@@ -35,6 +35,8 @@ class Problem(NamedTuple):
         seed: of what is random in the method itself.
         selection: scores members on held-out examples, for a method that keeps the best weights of
             intervals; None where nothing is held out.
+        validation: the validation data of the task, targets scaled, for a method that chooses a
+            number on them; None where there are none.
     """
 
     likelihood: Likelihood
@@ -44,6 +46,7 @@ class Problem(NamedTuple):
     data: Data | None = None
     seed: int = 0
     selection: Selection | None = None
+    validation: Data | None = None
 
     def inputs(self, batch_size: int) -> Iterator[Tensor]:
         """Yield the training inputs in batches (B, ...)."""
