@@ -43,8 +43,8 @@ IMAGES = {
     "map": 3.7, "packed": 1.5, "batch_ensemble": 0.6, "vbll": 2.5, "evidential": 3.6, "ema": 3.6,
     "swa": 3.6, "forde": 0.35,
 }  # fmt: skip
-"""Epochs that take as long as the deep ensemble's, over its own, by CPU time of one thread: for small
-dense networks, where four members cost little more than one, and for convolutions. A method that is
+"""Epochs that take as long as the deep ensemble's, over its own, by CPU time of one thread: small
+dense networks, where four members cost little more than one, and convolutions. A method that is
 not there takes as long, or was not measured."""
 SEVERAL = (
     "deep_ensemble",
