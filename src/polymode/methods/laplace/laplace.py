@@ -59,6 +59,7 @@ from polymode.methods.map import State, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.work import Work
 from polymode.stack.stack import Stack
+from polymode.training.holdout import HeldOut
 
 EVIDENCES = ("auto", "trained", "linear")
 LARGE, LARGEST_LAST = 20_000, 3000  # weights: of a large network, of its last layer
@@ -74,7 +75,7 @@ def _counts(numbers: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Trained):
+class Laplace(HeldOut, Trained):
     """Options of `laplace`: those of `map`, and"""
 
     structure: str | None = option(
