@@ -285,7 +285,10 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
     usual = 0 if plan.ready else Passes().num_epochs(data.num_batches(Passes().batch_size))
     tell_work(work_of_choice(config, problem, stack), usual, number, stack.num_parameters)
-    config, prior_choice = with_prior(config, problem, stack)
+    whole = problem._replace(
+        num_examples=number / share, steps_per_epoch=data.num_batches(config.batch_size)
+    )
+    config, prior_choice = with_prior(config, whole, stack, plan.observers)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
     selection = None
