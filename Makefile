@@ -6,6 +6,7 @@
 # make test-ray   cells and shards on a local Ray cluster of two workers, in an environment of its own
 # make test-hf   networks of transformers, peft and timm, in an environment of its own; no downloads of models
 # make test-cuda   devices: on `meta`, and on a GPU, which must be there
+# make docs   the tables of the docs from results/, and the documentation site in build/site
 # Each makes a virtual environment in .venv first, with the pinned versions of constraints.txt.
 
 VENV := .venv
@@ -67,6 +68,9 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(PYTHON) -m docs.tables
+	python3 -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	.venv-docs/bin/python -m docs.site
 
 clean:
-	rm -rf $(VENV) .venv-hub .venv-ray .venv-hf runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-hub .venv-ray .venv-hf .venv-docs build runs .pytest_cache .mypy_cache .ruff_cache

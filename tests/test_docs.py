@@ -42,6 +42,12 @@ def test_the_code_of_the_metrics_page_runs() -> None:
     exec(re.sub(r"epochs=\d+", "epochs=1", "".join(blocks)), {})
 
 
+def test_the_code_of_the_page_on_likelihoods_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/likelihoods.md").read_text(), re.S)
+    assert len(blocks) == 2
+    exec(re.sub(r"epochs=\d+", 'epochs=2, progress="silent"', "".join(blocks)), {})
+
+
 @pytest.mark.cpu_seconds(6)
 def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> None:
     """Its blocks in order, as one program; what it says of sizes and storage is so."""
@@ -52,6 +58,15 @@ def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> No
     assert "1,290 of 50,826 parameters, the rest held once" in repr(names["post"])
     assert names["post"].weights.kind == "on_trunk/samples"
     assert names["adapters"].stack.shares
+
+
+@pytest.mark.cpu_seconds(12)
+def test_the_code_of_the_segmentation_page_runs() -> None:
+    """Its blocks in order, as one program, with one epoch and few images."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/segmentation.md").read_text(), re.S)
+    few = "pm.task(\\1, num_train=20, num_test=20, shifts=())"
+    code = re.sub(r'pm.task\(("shapes\w*")\)', few, "".join(blocks))
+    exec(re.sub(r"epochs=\d+", 'epochs=1, progress="silent"', code), {})
 
 
 def test_the_code_of_the_reference_page_runs() -> None:
@@ -164,6 +179,8 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
+METHODS += ["packed"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 

@@ -27,6 +27,7 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "alpha": {"lengthscales": "pca"},
     "num_components": {"lengthscales": "pca"},
     "directions": {"lengthscales": "pca", "num_components": 2},
+    "ungrouped": {"gamma": 2},
     "points_noise": {"points": "perturbed"},
     "mc_samples": {"fisher": "mc"},
     "rank": {"structure": "low_rank"},

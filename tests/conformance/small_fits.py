@@ -33,9 +33,23 @@ def noisy_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
 
 
+def normalised_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def needs(method: str) -> str | None:
+    """What a network must have for the method: "noise", "BatchNorm" or nothing."""
+    return METHODS.get(method).metadata.get("needs")
+
+
 def net_for(method: str):
     """A small network that the method takes."""
-    return noisy_mlp if METHODS.get(method).metadata.get("needs") == "noise" else mlp
+    return {"noise": noisy_mlp, "BatchNorm": normalised_mlp}.get(needs(method) or "", mlp)
+
+
+def drawing_net_for(method: str):
+    """One that draws noise, which some methods leave on."""
+    return normalised_mlp if needs(method) == "BatchNorm" else noisy_mlp
 
 
 def with_policies() -> nn.Module:

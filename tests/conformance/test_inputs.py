@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 import polymode as pm
 from polymode.methods import METHODS
 from polymode.training.events import Event
+
+from .small_fits import needs
 
 STREAM = torch.Generator().manual_seed(0)
 A, B = torch.randn(16, 3, generator=STREAM), torch.randn(16, 2, generator=STREAM)
@@ -31,7 +34,15 @@ OPTIONS = {
     "hmc": {"leapfrog_steps": 2},
     **{
         method: {"samples_per_mode": 2}
-        for method in ("vi", "ivon", "laplace", "laplace_map", "dropout", "concrete_dropout")
+        for method in (
+            "vi",
+            "ivon",
+            "laplace",
+            "laplace_map",
+            "dropout",
+            "concrete_dropout",
+            "vbll",
+        )
     },
 }
 
@@ -41,13 +52,18 @@ pytestmark = [
 ]
 
 
+def layers(first: int, normalised: bool) -> nn.Module:
+    """Layers with noise, as some methods need, and with statistics for others."""
+    between = [nn.BatchNorm1d(4)] if normalised else []
+    return nn.Sequential(nn.Linear(first, 4), *between, nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
+
+
 class Two(nn.Module):
     """Two inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalised: bool = False) -> None:
         super().__init__()
-        layers = nn.Linear(5, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2)
-        self.body = nn.Sequential(*layers)
+        self.body = layers(5, normalised)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.body(torch.cat([a, b], 1))
@@ -62,10 +78,10 @@ class Tokens(nn.Module):
     """The mean of embeddings, which returns a dictionary as encoders do. Targets would be one
     argument too many."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalised: bool = False) -> None:
         super().__init__()
         self.words = nn.Embedding(6, 4)
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
+        self.body = layers(4, normalised)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         mask = attention_mask.unsqueeze(-1).to(self.words.weight.dtype)
@@ -109,7 +125,13 @@ class Batches:
 def fit(method: str, net: Any, train: Any, **options: Any) -> pm.Posterior:
     task = pm.Task(train=train, likelihood="categorical", target_size=2)
     usual = {"epochs": 2, "batch_size": 4, "num_modes": 2, "progress": "silent"}
-    return pm.fit(method, net=net, task=task, **(usual | OPTIONS.get(method, {}) | options))
+    options = usual | OPTIONS.get(method, {}) | options
+    return pm.fit(method, net=taken_by(method, net), task=task, **options)
+
+
+def taken_by(method: str, net: Any) -> Any:
+    """The network with what the method needs."""
+    return partial(net, normalised=needs(method) == "BatchNorm")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,7 +148,7 @@ def test_equal_to_one_tensor(method, kind, tmp_path) -> None:
     prediction = post.predict(several)
     torch.testing.assert_close(prediction.log_probs, other.predict(one).log_probs)
     post.save(tmp_path)
-    loaded = pm.load(tmp_path, net=net)
+    loaded = pm.load(tmp_path, net=taken_by(method, net))
     torch.testing.assert_close(loaded.predict(several).log_probs, prediction.log_probs)
     saved = loaded.weights.tensors()
     assert all(torch.equal(t, saved[name]) for name, t in post.weights.tensors().items())
@@ -140,7 +162,7 @@ def test_batches_of_different_lengths(method, tmp_path) -> None:
     padded = whole.predict({"input_ids": IDS, "attention_mask": MASK})
     torch.testing.assert_close(prediction.mean, padded.mean)
     whole.save(tmp_path / "post")
-    loaded = pm.load(tmp_path / "post", net=Tokens)
+    loaded = pm.load(tmp_path / "post", net=taken_by(method, Tokens))
     assert torch.equal(loaded.predict(Batches(False)).log_probs, prediction.log_probs)
 
     def interrupt(event: Event) -> None:

@@ -25,9 +25,9 @@ from .small_fits import (
     assert_same,
     check_resume,
     classes,
+    drawing_net_for,
     fit,
     net_for,
-    noisy_mlp,
     tensors,
     with_policies,
 )
@@ -111,7 +111,8 @@ def test_predictions_do_not_depend_on_the_batch_size(method) -> None:
 
 def test_float64(method) -> None:
     post = fit(method, dtype=torch.float64)
-    assert all(t.dtype == torch.float64 for t in tensors(post).values())
+    values = (tensor for tensor in tensors(post).values() if tensor.is_floating_point())
+    assert all(tensor.dtype == torch.float64 for tensor in values)
     assert post.predict(X).mean.dtype == torch.float64
 
 
@@ -145,7 +146,7 @@ def test_the_users_network_is_not_changed(method) -> None:
 
 def test_draws_are_functions_of_seed_mode_and_number(method) -> None:
     """For methods that draw; others have the same networks whatever the seed."""
-    post = fit(method, num_modes=3, net=noisy_mlp)
+    post = fit(method, num_modes=3, net=drawing_net_for(method))
     draws = post.weights.most is None
 
     def outputs(post: pm.Posterior, number: int, seed: int) -> torch.Tensor:
@@ -158,7 +159,7 @@ def test_draws_are_functions_of_seed_mode_and_number(method) -> None:
         other = outputs(post, 1, 7)
         assert all(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
     if METHODS.get(method).metadata["kind"] == "one mode":  # members do not see each other
-        alone = fit(method, num_modes=1, net=noisy_mlp)
+        alone = fit(method, num_modes=1, net=drawing_net_for(method))
         torch.testing.assert_close(outputs(alone, 0, 7)[0], first[0], rtol=1e-4, atol=1e-5)
 
 
@@ -278,4 +279,5 @@ def test_a_checkpoint_shows_where_its_modes_are(method: str, tmp_path) -> None:
         if axis is not None:
             assert (three[axis], four[axis]) == (3, 4), name
             three[axis] = 4
-        assert three == four, name
+        if METHODS.get(method).metadata.get("sizes") != "by number of modes":
+            assert three == four, name

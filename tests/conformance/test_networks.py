@@ -27,16 +27,26 @@ OPTIONS = {  # what makes fits and predictions small
     "hmc": {"leapfrog_steps": 2},
     **{
         method: {"samples_per_mode": 2}
-        for method in ("vi", "ivon", "laplace", "laplace_map", "dropout", "concrete_dropout")
+        for method in (
+            "vi",
+            "ivon",
+            "laplace",
+            "laplace_map",
+            "dropout",
+            "concrete_dropout",
+            "vbll",
+        )
     },
 }
 FAMILIES = [
-    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "swag"],
+    ["map", "deep_ensemble", "snapshot", "checkpoint_ensemble"],
+    ["swag", "swa", "ema"],
     ["sghmc", "sgld", "sgnht", "cyclical_sgmcmc"],
     ["hmc", "mile"],  # all data at each step
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
+    ["packed"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -54,6 +64,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("changes its input", ALL): r"the network changes its inputs in place.*x = x.clone\(\)",
     # an operation that draws, without a stream per member
     ("RReLU", ALL): "random operation aten.rrelu_with_noise",
+    ("RReLU", "mc_batchnorm"): "mc_batchnorm needs a network with BatchNorm",
     ("RReLU", "concrete_dropout"): "concrete_dropout learns the rates of nn.Dropout layers",
     # derivatives with respect to tokens do not exist, and bags of them are no embeddings of each
     **{
@@ -89,7 +100,14 @@ REFUSED: dict[tuple[str, str], str] = {
         )
     },
 }  # fmt: skip
+# networks that do not end in an nn.Linear of their own
+NO_HEAD = {
+    "learned temperature", "one parameter", "ParameterList", "ParameterDict", "mixture of experts",
+    "experts by row", "capsules", "views",
+}  # fmt: skip
+LAST_LAYER = {"vbll"}  # methods about that layer
 DRAWING = {"dropout", "alpha dropout", "functional dropout", "stochastic depth", "transformer"}
+NORMALISED = {"BatchNorm", "BatchNorm without affine"}
 RATES = {"dropout", "transformer"}  # of layers that `concrete_dropout` learns
 
 
@@ -99,6 +117,12 @@ def refusal(network: str, method: str) -> str | None:
         return REFUSED[network, ALL]
     if method == "dropout" and network not in DRAWING:
         return "dropout needs a network that draws noise in training.*Add nn.Dropout"
+    if method in LAST_LAYER and network == "a branch on the batch":
+        return "it does not end in that layer for every batch"
+    if method in LAST_LAYER and network in NO_HEAD:
+        return f"{method} needs a network that ends in a linear layer.*take laplace or swag"
+    if method == "mc_batchnorm" and network not in NORMALISED:
+        return "mc_batchnorm needs a network with BatchNorm.*take dropout or swag"
     if method == "concrete_dropout" and network not in RATES:
         return "concrete_dropout learns the rates of nn.Dropout layers.*Add nn.Dropout"
     return REFUSED.get((network, method))
@@ -164,3 +188,18 @@ def test_everyday_network(method, network, tmp_path) -> None:
     saved, loaded = post.weights.tensors(), pm.load(tmp_path, net=build).weights.tensors()
     assert saved.keys() == loaded.keys()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.items())
+
+
+@pytest.mark.parametrize("method", sorted(LAST_LAYER))
+def test_positions_are_refused_in_one_line(method) -> None:
+    """By methods that take one target per example; `test_positions.py` leaves these out."""
+    assert METHODS.get(method).metadata["positions"] == "no"
+    x, y = torch.randn(8, 3, 4), torch.arange(24).view(8, 3) % 2
+    likelihood = pm.likelihoods.Positions(pm.likelihoods.Categorical(), axes=1, outputs="last")
+    task = pm.Task(train=(x, y), likelihood=likelihood)
+    net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))  # noqa: E731
+    with pytest.raises(
+        ValueError, match=f"{method} .*positions.*one target per example"
+    ) as refused:
+        pm.fit(method, net=net, task=task, epochs=1, progress="silent")
+    assert "\n" not in str(refused.value)

@@ -16,6 +16,8 @@ import polymode as pm
 from polymode.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Positions
 from polymode.methods import METHODS
 
+from .small_fits import needs
+
 STREAM = torch.Generator().manual_seed(0)
 N, T = 12, 3  # examples, positions of each
 X = torch.randn(N, T, 4, generator=STREAM, dtype=torch.float64)
@@ -26,36 +28,51 @@ IMAGES = torch.randn(16, 2, 4, 4, generator=STREAM)
 MASKS = (IMAGES.sum(1) > 0).long()
 DEPTHS = IMAGES[:, :1].sin()
 SHORT = {"epochs": 8, "batch_size": 8, "progress": "silent"}
+
+
+def takes_positions(method: str) -> bool:
+    return METHODS.get(method).metadata.get("positions") != "no"
+
+
 NETWORKS = ("network", "extra", "kept")  # groups of tensors that are weights
 
 pytestmark = [
-    pytest.mark.parametrize("method", METHODS.names()),
+    pytest.mark.parametrize("method", [name for name in METHODS.names() if takes_positions(name)]),
     pytest.mark.filterwarnings("ignore:the linear model has no evidence:UserWarning"),
     pytest.mark.filterwarnings("ignore:chain:UserWarning"),
 ]
 
 
-def is_noisy(method: str) -> bool:
-    return METHODS.get(method).metadata.get("needs") == "noise"
+class OverPositions(nn.Module):
+    """BatchNorm of the last axis, over all axes before it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.flatten(0, -2)).view_as(x)
 
 
 def by_position(method: str):
     """A network whose linear layers act on the last axis, whatever the axes before it."""
-    noise = [nn.Dropout(0.2)] if is_noisy(method) else []
-    return lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), *noise, nn.Linear(8, 2))
+    between = {"noise": lambda: nn.Dropout(0.2), "BatchNorm": lambda: OverPositions(8)}
+    make = between.get(needs(method) or "", nn.Identity)
+    return lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), make(), nn.Linear(8, 2))
 
 
 class LastLinear(nn.Module):
     """Convolutions, then a linear layer over channels, as (B, H, W, K)."""
 
-    def __init__(self, outputs: int, noise: bool) -> None:
+    def __init__(self, outputs: int, needed: str | None) -> None:
         super().__init__()
         self.first = nn.Conv2d(2, 6, 3, padding=1)
-        self.noise = nn.Dropout(0.2) if noise else nn.Identity()
+        self.norm = nn.BatchNorm2d(6) if needed == "BatchNorm" else nn.Identity()
+        self.noise = nn.Dropout(0.2) if needed == "noise" else nn.Identity()
         self.last = nn.Linear(6, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.noise(torch.relu(self.first(x)).movedim(1, -1)))
+        return self.last(self.noise(torch.relu(self.norm(self.first(x))).movedim(1, -1)))
 
 
 class OneBatch:
@@ -91,8 +108,8 @@ def first_loss(post: pm.Posterior) -> tuple:
 def test_positions_are_rows(method) -> None:
     """With ignored targets: the first loss, all networks, samples and predictions.
 
-    Methods for which an example is more than its observations, by its input gradient or its masks,
-    are held to it with one position per example.
+    Methods for which an example is more than its observations, by its input gradient, its masks or
+    its batch, are held to it with one position per example.
     """
     last = Positions(Categorical(), axes=1, outputs="last")
     positions = fit(method, X, Y, last)
@@ -101,7 +118,7 @@ def test_positions_are_rows(method) -> None:
     alone = fit(method, X[:, 0], Y[:, 0], Positions(Categorical(), axes=0))
     torch.testing.assert_close(first_loss(one_each), first_loss(alone), rtol=1e-9, atol=0)
     assert_same_networks(one_each, alone)
-    if is_noisy(method) or "input gradients" in METHODS.get(method).metadata["summary"]:
+    if needs(method) or "input gradients" in METHODS.get(method).metadata["summary"]:
         return
     torch.testing.assert_close(first_loss(positions), first_loss(rows), rtol=1e-9, atol=0)
     assert_same_networks(positions, rows)
@@ -138,7 +155,7 @@ def test_weights_of_one_change_nothing(method) -> None:
 
 def test_maps(method, tmp_path) -> None:
     """Fit, predict, log-probability, save and load on pictures: classes, and depths with noise."""
-    net = lambda: LastLinear(2, is_noisy(method))  # noqa: E731
+    net = lambda: LastLinear(2, needs(method))  # noqa: E731
     for targets, likelihood, size in (
         (MASKS, "categorical", 2),
         (DEPTHS, HeteroscedasticGaussian(), 1),

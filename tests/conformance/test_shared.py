@@ -15,7 +15,7 @@ import polymode as pm
 from polymode.core.safe_files import TensorFile
 from polymode.methods import METHODS
 
-from .small_fits import assert_near
+from .small_fits import assert_near, needs
 
 STREAM = torch.Generator().manual_seed(0)
 X = torch.randn(32, 4, generator=STREAM)
@@ -26,12 +26,15 @@ pytestmark = pytest.mark.parametrize("method", METHODS.names())
 
 
 class Net(nn.Module):
-    """A body, and a head of two layers, with noise between them as some methods need."""
+    """A body, and a head of two layers, with noise between them as some methods need, and
+    statistics as others do."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body: nn.Module, normalised: bool) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 2))
+        between = [nn.BatchNorm1d(6, affine=False)] if normalised else []
+        middle = nn.Sequential(*between, nn.Tanh())
+        self.head = nn.Sequential(nn.Linear(8, 6), middle, nn.Dropout(0.2), nn.Linear(6, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -42,9 +45,13 @@ def new_body() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh())
 
 
+def net_on(method: str, body: nn.Module):
+    return lambda: Net(body, needs(method) == "BatchNorm")
+
+
 def fit(method: str, body: nn.Module, **options) -> pm.Posterior:
     task = pm.Task(train=(X, LABELS), likelihood="categorical")
-    return pm.fit(method, **({"net": lambda: Net(body), "task": task} | SHORT | options))
+    return pm.fit(method, **({"net": net_on(method, body), "task": task} | SHORT | options))
 
 
 def test_only_what_is_trained_has_a_posterior(method, tmp_path) -> None:
@@ -66,7 +73,7 @@ def test_only_what_is_trained_has_a_posterior(method, tmp_path) -> None:
     (path,) = tmp_path.glob("members-*.safetensors")
     with TensorFile(path) as file:
         assert file.forms["network/body.0.weight"].shape == (1, 8, 4)
-    loaded = pm.load(tmp_path, net=lambda: Net(new_body()))
+    loaded = pm.load(tmp_path, net=net_on(method, new_body()))
     assert loaded.stack.shares
     assert torch.equal(loaded.predict(X).mean, post.predict(X).mean)
 
@@ -106,7 +113,7 @@ def test_on_features_is_as_on_the_whole_network(method, monkeypatch, tmp_path) -
     part = post[:1].predict(X)
     torch.testing.assert_close(part.log_probs, prediction.log_probs[: len(part.log_probs)])
     post.save(tmp_path)
-    loaded = pm.load(tmp_path, net=lambda: Net(new_body()))
+    loaded = pm.load(tmp_path, net=net_on(method, new_body()))
     assert torch.equal(loaded.predict(X).log_probs, prediction.log_probs)
     assert loaded.weights.kind == post.weights.kind
     assert torch.equal(loaded.sample(3).eval()(x), post.sample(3).eval()(x))

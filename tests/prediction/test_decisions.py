@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -41,6 +43,28 @@ def test_abstaining_is_one_more_action() -> None:
     assert torch.equal(values.abstain(2.0), values.variance.sum(-1) > 2.0)
 
 
+def test_the_newsvendor_orders_the_quantile() -> None:
+    """Bought at 1, sold at 4: the best stock is the quantile at 3/4. Of N(0, 1), E min(y, s) is
+    s - s Phi(s) - phi(s); 200 quantiles leave 2e-3 of it."""
+    stocks = torch.linspace(-2.0, 3.0, 101, dtype=torch.float64)
+    loc = torch.tensor([[[0.0], [1.0]]], dtype=torch.float64)
+    pred = MixturePrediction(loc, 1.0)
+
+    def profit(y: torch.Tensor) -> list[torch.Tensor]:
+        return [4.0 * torch.minimum(y, s) - s for s in stocks]
+
+    decision = pred.act(profit)
+    best = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.75))
+    ordered = stocks[decision.action]
+    torch.testing.assert_close(ordered, torch.stack([best, best + 1]).double(), atol=0.05, rtol=0.0)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    s = ordered[0]
+    exact = 4.0 * (s - s * normal.cdf(s) - normal.log_prob(s).exp()) - s
+    torch.testing.assert_close(decision.utility[0], exact, atol=8e-3, rtol=0.0)
+    mean = pred.act(lambda y: [y, -y])
+    assert mean.action[1] == 0 and mean.utility[1] == pytest.approx(1.0, abs=1e-9)
+
+
 def test_wrong_calls() -> None:
     pred = categorical((2, 3, 4))
     with pytest.raises(ValueError, match=r"a column per class, \(A, 4\), got shape \(2, 2\)"):
@@ -49,5 +73,14 @@ def test_wrong_calls() -> None:
         pred.act(torch.full((2, 4), torch.nan))
     with pytest.raises(ValueError, match="`cost` of abstain must be a finite number >= 0, got -1"):
         pred.abstain(-1)
-    with pytest.raises(ValueError, match="Only classes have a table"):
-        MixturePrediction(torch.zeros(1, 2, 1), 1.0).act(TREAT)
+    values = MixturePrediction(torch.zeros(1, 2, 1), 1.0)
+    with pytest.raises(ValueError, match="must be a function of y"):
+        values.act(TREAT)
+    with pytest.raises(
+        ValueError, match=r"must return values of shape \(A, 200, 2\), got \(1, 2\)"
+    ):
+        values.act(lambda y: y.mean(0)[None])
+    with pytest.raises(ValueError, match="must be finite"):
+        values.act(lambda y: [y, y * math.inf])
+    with pytest.raises(ValueError, match="one output and no positions"):
+        mixture((2, 3, 2)).act(lambda y: [y])

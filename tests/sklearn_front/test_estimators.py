@@ -165,3 +165,57 @@ def test_wrong_calls() -> None:
         PolymodeRegressor(numeric="rank").fit(x, y)
     with pytest.raises(ValueError, match="infinity"):
         PolymodeRegressor(**QUICK).fit(np.r_[x, [[np.inf] * 4]], np.r_[y, 0])
+
+
+def test_bad_weights_labels_and_targets_are_named() -> None:
+    x = np.linspace(0, 1, 20)[:, None]
+    with pytest.raises(ValueError, match="`sample_weight` must be >= 0, got -1 in row 3"):
+        weights = np.ones(20)
+        weights[3] = -1
+        PolymodeRegressor(**QUICK).fit(x, x[:, 0], sample_weight=weights)
+    labels = np.array(["a", "b"] * 10, dtype=object)
+    labels[4] = None
+    with pytest.raises(
+        ValueError, match=r"y is missing \(NaN\) in 1 of 20 rows, the first is row 4"
+    ):
+        PolymodeClassifier(**QUICK).fit(x, labels)
+
+
+@pytest.mark.parametrize("method", ["dropout", "concrete_dropout"])
+def test_methods_that_need_noise_get_a_network_that_has_it(method, tmp_path) -> None:
+    x = np.linspace(0, 1, 40)[:, None]
+    model = PolymodeRegressor(method, num_modes=1, epochs=2, hidden=(8,)).fit(x, x[:, 0])
+    assert model.predict_distribution(x[:2]).num_samples > 1
+    model.save(tmp_path)
+    again = PolymodeRegressor.load(tmp_path)
+    copied = pickle.loads(pickle.dumps(model))
+    for other in (again, copied):
+        np.testing.assert_array_equal(other.predict(x), model.predict(x))
+
+
+class Named:
+    """A table with as much of a DataFrame's interface as is needed."""
+
+    def __init__(self, **columns) -> None:
+        self.columns, self.data = list(columns), columns
+        self.shape = (len(next(iter(columns.values()))), len(columns))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, name):
+        return self.data[name]
+
+
+class Series(np.ndarray):
+    """An array with a name, as a column of a DataFrame has one."""
+
+    name = "price"
+
+
+def test_a_target_that_is_also_a_column_is_refused() -> None:
+    y = np.linspace(0, 1, 20)
+    table = Named(size=y + 1, price=y)
+    with pytest.raises(ValueError, match="the target 'price' is also a column of X; drop it"):
+        PolymodeRegressor(**QUICK).fit(table, y.view(Series))
+    PolymodeRegressor(**QUICK).fit(Named(size=y + 1), y.view(Series))

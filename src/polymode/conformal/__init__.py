@@ -20,6 +20,7 @@ from polymode.conformal.coverage import (
     size_stratified_coverage,
 )
 from polymode.conformal.cross import CrossRule, cross_conformal, fold_numbers
+from polymode.conformal.masks import MaskRule, control_missed_share, missed_share
 from polymode.conformal.mondrian import (
     ClassRule,
     DifficultyGroups,
@@ -54,6 +55,7 @@ __all__ = [
     "DifficultyGroups",
     "GroupCoverage",
     "LabelRule",
+    "MaskRule",
     "MondrianRule",
     "PredictionIntervals",
     "PredictionSets",
@@ -66,6 +68,7 @@ __all__ = [
     "conformal_quantile",
     "conformal_rank",
     "conformal_sets",
+    "control_missed_share",
     "control_risk",
     "coverage",
     "covered",
@@ -74,6 +77,7 @@ __all__ = [
     "fold_numbers",
     "group_coverage",
     "mean_size",
+    "missed_share",
     "size_stratified_coverage",
     "tune_raps",
     "weighted",

@@ -35,7 +35,7 @@ from polymode.conformal.quantile import conformal_quantile
 from polymode.core.checks import check_call
 from polymode.core.registry import suggest
 from polymode.likelihoods.targets import check_as_many, check_values
-from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
+from polymode.prediction import DensityPrediction, MappedPrediction, Prediction
 
 METHODS = ("split", "scaled", "cqr", "cqr_r")
 
@@ -140,7 +140,7 @@ def interval_ends(
     prediction: Prediction, method: str, level: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends and the unit in float64, (B, D) each."""
-    if not isinstance(prediction, MixturePrediction | MappedPrediction):
+    if not isinstance(prediction, DensityPrediction | MappedPrediction):
         kind = type(prediction).__name__
         raise ValueError(
             f"Intervals need a prediction of real outputs, got {kind}; for classes use"

@@ -80,18 +80,27 @@ def control_risk(
         )
     places, weights = _steps(values, holds, loss)
     n = len(values)
+    threshold = largest_threshold(places, weights, n, float(risk))
+    return LabelRule(threshold, loss, float(risk), n, values.shape[1])
+
+
+def largest_threshold(places: Tensor, weights: Tensor, n: int, risk: float) -> float:
+    """Return the largest threshold whose expected loss is at most `risk`.
+
+    Args:
+        places: probabilities below which the loss of some example grows. weights: by how much.
+        n: examples.
+    """
+    if 1.0 / (n + 1) > risk + 1e-12:
+        return -torch.inf
     order = places.argsort()
+    ordered = places[order].contiguous()
     total = weights[order].cumsum(0)  # the loss summed over examples once these are missed
     allowed = (total + 1.0) / (n + 1) <= risk + 1e-12
-    if 1.0 / (n + 1) > risk:
-        threshold = -torch.inf
-    else:
-        # a threshold misses all probabilities below it, so it may not exceed the first one too many
-        ordered = places[order]
-        tied = torch.searchsorted(ordered.contiguous(), ordered.contiguous(), right=True) - 1
-        fits = allowed[tied] if len(ordered) else allowed
-        threshold = torch.inf if fits.all() else ordered[int((~fits).int().argmax())].item()
-    return LabelRule(float(threshold), loss, float(risk), n, values.shape[1])
+    # a threshold misses all probabilities below it, so it may not exceed the first one too many
+    tied = torch.searchsorted(ordered, ordered, right=True) - 1
+    fits = allowed[tied] if len(ordered) else allowed
+    return torch.inf if fits.all() else float(ordered[int((~fits).int().argmax())])
 
 
 def _steps(probs: Tensor, holds: Tensor, loss: str) -> tuple[Tensor, Tensor]:

@@ -110,10 +110,20 @@ class Entry(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call whose parameters are known: its result, and how they enter it."""
+    """A call whose parameters are known.
+
+    Attributes:
+        result: of the call. entries: how the parameters enter it.
+        layer: of a matrix whose rows make one output each, the same call with other weights and
+            biases (or None), of any number of rows.
+        outputs_axis: where the result has one number for each row. groups: of a convolution.
+    """
 
     result: Tensor
     entries: list[Entry]
+    layer: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    outputs_axis: int = -1
+    groups: int = 1
 
 
 class Layout(NamedTuple):
@@ -172,7 +182,8 @@ def _linear(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
     def of_weight(g: Tensor) -> Record:
         return Record(rows(g, lead=1).unsqueeze(1), rows(x).unsqueeze(0), x.shape[-1])
 
-    return Call(result, [Entry(weight, "matrix", of_weight), *_bias(bias, rows)])
+    entries = [Entry(weight, "matrix", of_weight), *_bias(bias, rows)]
+    return Call(result, entries, partial(function, x))
 
 
 def _bias(bias: Tensor | None, rows: Callable[..., Tensor]) -> list[Entry]:
@@ -231,8 +242,12 @@ def _convolution(function: Any, args: Any, kwargs: Any, layout: Layout) -> Call:
             moving = _grouped_channels(g, geometry.groups, batch, 1)
         return Record(moving, fixed, fixed.shape[-1], fixed_first=transposed)
 
-    of_bias = _bias(bias, partial(_channels_last, batch=batch))
-    return Call(result, [Entry(weight, "matrix", of_weight), *of_bias])
+    def again(weight: Tensor, bias: Tensor | None) -> Tensor:
+        return function(**{**named, "weight": weight, "bias": bias})  # type: ignore[no-any-return]
+
+    entries = [Entry(weight, "matrix", of_weight)]
+    entries += _bias(bias, partial(_channels_last, batch=batch))
+    return Call(result, entries, None if transposed else again, 1, geometry.groups)
 
 
 def _first_windows(columns: Tensor, big: Any, small: Any, geometry: Geometry) -> Tensor:

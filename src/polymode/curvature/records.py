@@ -59,6 +59,13 @@ class Record(NamedTuple):
         """Return some examples."""
         return self._replace(moving=self.moving[:, :, rows], fixed=self.fixed[:, rows])
 
+    def by_position(self) -> Record:
+        """Return the same with each position as an example of its own: no output depends on two."""
+        return self._replace(
+            moving=self.moving.flatten(2, 3).unsqueeze(3),
+            fixed=self.fixed.flatten(1, 2).unsqueeze(2),
+        )
+
     def detached(self) -> Record:
         """Return the same without the graph of the forward pass, to which layer inputs belong."""
         return self._replace(moving=self.moving.detach(), fixed=self.fixed.detach())

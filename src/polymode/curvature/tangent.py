@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polymode.core.quiet import without_warning
 from polymode.core.rng import generator
 from polymode.core.text import first_line
-from polymode.curvature.derivatives import Build
+from polymode.curvature.derivatives import Build, Call
 from polymode.curvature.plain_operations import plain_operations
 from polymode.curvature.records import Record, joined
 from polymode.curvature.watch import Look, Watch
@@ -96,16 +96,16 @@ class Tangent:
 
     def __call__(self, x: Tensor) -> Pass:
         """Evaluate the network; differentiable with respect to x where that requires gradients."""
-        survey, further = self.survey, torch.is_grad_enabled() and x.requires_grad
-        watch = Watch(self._noted, self._everything, survey.layouts, len(x), survey.copies)
-        with torch.enable_grad(), plain_attention(), watch:
-            outputs = self.module(x.clone() if survey.copies else x)
+        return self.passed(x, *self.watched(x))
+
+    def passed(self, x: Tensor, outputs: Tensor, calls: list[Call]) -> Pass:
+        """Return the pass at x whose outputs and calls are these of `watched`."""
+        further = torch.is_grad_enabled() and x.requires_grad
 
         def pull(cotangents: Tensor) -> Iterator[tuple[str, Record]]:
-            results = [call.result for call in watch.calls]
-            grads = _gradients(outputs, results, cotangents, further)
+            grads = _gradients(outputs, [call.result for call in calls], cotangents, further)
             builds: dict[str, list[tuple[Build, Tensor]]] = {}
-            for call, grad in zip(watch.calls, grads, strict=True):
+            for call, grad in zip(calls, grads, strict=True):
                 for entry in call.entries:
                     name = self._noted[id(entry.parameter)]
                     builds.setdefault(name, []).append((entry.build, grad))
@@ -118,6 +118,14 @@ class Tangent:
                 yield from self._single(x, cotangents, further)
 
         return Pass(outputs if further else outputs.detach(), pull)
+
+    def watched(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+        """Return outputs (B, ...) with their graph, and the known calls of wanted parameters."""
+        survey = self.survey
+        watch = Watch(self._noted, self._everything, survey.layouts, len(x), survey.copies)
+        with torch.enable_grad(), plain_attention(), watch:
+            outputs = self.module(x.clone() if survey.copies else x)
+        return outputs, watch.calls
 
     def parts(self, num_examples: int, num_cotangents: int) -> Iterator[slice]:
         """Yield ranges of examples whose gradients fit into a bounded memory together."""

@@ -119,7 +119,7 @@ class Watch(_Operations):
         if not result.requires_grad:
             result = result.detach().requires_grad_()
         entries = [entry for entry in call.entries if id(entry.parameter) in self.wanted]
-        self.calls.append(Call(result, entries))
+        self.calls.append(call._replace(result=result, entries=entries))
         if writes_into_input(func):
             return given[0].copy_(result)
         return result.clone() if self.copies else result

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.components import Categories, Components, Densities, Moments
 from polymode.likelihoods.options import count
 from polymode.likelihoods.targets import check_labels, check_values
 
@@ -22,6 +22,15 @@ class Likelihood(ABC):
 
     name: ClassVar[str]
     classification: bool
+    scales_targets: ClassVar[bool] = True  # whether values may be shifted and scaled for training
+
+    @property
+    def departure(self) -> str:
+        """What is minimised instead of -log p, in a few words; "" for the likelihood itself.
+
+        Methods that approximate a posterior by its density ask for it: see `likelihoods/losses.py`.
+        """
+        return ""
 
     @property
     def num_axes(self) -> int:
@@ -95,9 +104,14 @@ class Likelihood(ABC):
     def log_prob(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
         """Return the log-likelihood of each example, (..., B), summed over target dimensions."""
 
+    def losses(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
+        """Return what training minimises for each example, (..., B): -log_prob, unless `departure`
+        says what else."""
+        return -self.log_prob(outputs, targets, params)
+
     def nll(self, outputs: Tensor, targets: Tensor, params: Params) -> Tensor:
-        """Return the batch mean of -log_prob, (...), in nats per example; NaN if B = 0."""
-        return -self.log_prob(outputs, targets, params).mean(-1)
+        """Return the batch mean of `losses`, (...), in nats per example; NaN if B = 0."""
+        return self.losses(outputs, targets, params).mean(-1)
 
     def nll_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return `nll` (...) and its gradient with respect to the outputs (..., B, K).
@@ -111,7 +125,7 @@ class Likelihood(ABC):
         return losses.detach(), gradient
 
     @abstractmethod
-    def components(self, outputs: Tensor, params: Params) -> Categories | Components:
+    def components(self, outputs: Tensor, params: Params) -> Categories | Densities:
         """Return the distribution predicted for each example."""
 
     def closed(self, moments: Moments, params: Params) -> Components | None:
@@ -126,7 +140,7 @@ class Likelihood(ABC):
 
     def components_from(
         self, moments: Moments, params: Params, draw: Callable[[Moments], Tensor]
-    ) -> Categories | Components:
+    ) -> Categories | Densities:
         """Return the distribution predicted from Gaussian outputs, in closed form where there is
         one.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.rng import generator
+from polymode.likelihoods.densities import Shape
 
 
 class Categories(NamedTuple):
@@ -22,7 +23,9 @@ class Categories(NamedTuple):
 
 
 class Components(NamedTuple):
-    """Predicted densities by location and scale, (..., B, D): Gaussian, or Student-t with `df`.
+    """Predicted densities by location and scale, (..., B, D).
+
+    Gaussian where `df` is None, Student-t where it is a number, Laplace where it is "laplace".
 
     `epistemic` (..., B, D) is the share of scale² that comes from the weights, in [0, 1); the rest
     is noise. None stands for 0: each density is that of a known network.
@@ -30,8 +33,43 @@ class Components(NamedTuple):
 
     loc: Tensor
     scale: Tensor
-    df: float | None
+    df: Shape
     epistemic: Tensor | None = None
+
+
+class Counts(NamedTuple):
+    """Predicted counts, (..., B, D): Poisson, or negative binomial where `dispersion` is given.
+
+    Attributes:
+        rate: means μ > 0. dispersion: r > 0, the variance is μ + μ²/r; None is Poisson.
+    """
+
+    rate: Tensor
+    dispersion: Tensor | None = None
+
+    @property
+    def loc(self) -> Tensor:
+        """The means."""
+        return self.rate
+
+
+class Quantiles(NamedTuple):
+    """Predicted quantiles.
+
+    Attributes:
+        values: (..., B, D, Q) increasing over the last axis. levels: Q increasing, in (0, 1).
+    """
+
+    values: Tensor
+    levels: tuple[float, ...]
+
+    @property
+    def loc(self) -> Tensor:
+        """The middle one of the quantiles."""
+        return self.values[..., len(self.levels) // 2]
+
+
+Densities = Components | Counts | Quantiles
 
 
 class Moments(NamedTuple):

@@ -13,9 +13,11 @@ bernoulli                 1        :math:`\log(1 + e^{-f})` if y = 1, else :math
 gaussian                  D        :math:`\sum_d z_d^2/2 + \log\sigma_d + \frac12\log 2\pi`
 heteroscedastic_gaussian  2 D      the same, :math:`\sigma_d = s_0 + \mathrm{softplus}(f_{D+d})`
 student_t                 D        :math:`\sum_d \frac{\nu+1}2\log(1+z_d^2/\nu)+\log\sigma_d-c_\nu`
+laplace                   D        :math:`\sum_d |z_d| + \log 2\sigma_d`
 ========================  =======  ================================================================
 
-where :math:`z_d = (y_d - f_d)/\sigma_d` and :math:`c_\nu` is `student_log_norm`. The D outputs of a
+where :math:`z_d = (y_d - f_d)/\sigma_d` and :math:`c_\nu` is `student_log_norm`. Counts are in
+`counts.py`, quantile heads, which are no likelihood, in `quantiles.py`. The D outputs of a
 regression are independent given x.
 
 Shapes: outputs (..., B, K) with any leading axes, usually `M` modes; targets (B,) labels or (B, D)
@@ -39,7 +41,13 @@ from polymode.core.registry import suggest
 from polymode.likelihoods.base import Likelihood as Likelihood
 from polymode.likelihoods.base import Params, field_names
 from polymode.likelihoods.components import Categories, Components, Moments
-from polymode.likelihoods.densities import HALF_LOG_2PI, log_density, student_log_norm
+from polymode.likelihoods.densities import (
+    HALF_LOG_2PI,
+    LAPLACE,
+    Shape,
+    log_density,
+    student_log_norm,
+)
 from polymode.likelihoods.options import LEARNED, count, positive, scale_spec
 from polymode.likelihoods.targets import align
 
@@ -51,6 +59,7 @@ _VECTOR_WIDTH = 16  # softmax over a last axis shorter than this is not vectoris
 
 class _Classification(Likelihood):
     classification = True
+    scales_targets = False
 
     def num_outputs(self, target_size: int) -> int:
         return count("target_size", self, target_size, at_least=2)
@@ -171,7 +180,7 @@ class _SharedScale(_Regression):
         return getattr(self, self._field)
 
     @property
-    def _df(self) -> float | None:
+    def _df(self) -> Shape:
         return None
 
     def num_outputs(self, target_size: int) -> int:
@@ -238,18 +247,23 @@ class _SharedScale(_Regression):
         """Return what depends on the example, (..., B, D), and what does not, () or (...)."""
         df, size = self._df, outputs.shape[-1]
         errors = outputs - align(targets, outputs.shape, trailing=2)
-        factor = math.sqrt(0.5) if df is None else df**-0.5
-        constant = size * (HALF_LOG_2PI if df is None else -student_log_norm(df))
+        if isinstance(df, str):
+            factor, constant = 1.0, size * math.log(2.0)
+        else:
+            factor = math.sqrt(0.5) if df is None else df**-0.5
+            constant = size * (HALF_LOG_2PI if df is None else -student_log_norm(df))
         if isinstance(self._spec, float):  # no tensor is made for a known scale
-            squares = (errors * (factor / self._spec)).square()
+            z = errors * (factor / self._spec)
             total: Tensor | float = size * math.log(self._spec) + constant
         else:
             log_scale = self._log_scale(outputs, params)
             inverse = (-log_scale).exp() * factor
-            squares = (errors * inverse.unsqueeze(-2)).square()
+            z = errors * inverse.unsqueeze(-2)
             total = log_scale.expand(*log_scale.shape[:-1], size).sum(-1) + constant
-        costs = squares if df is None else torch.log1p(squares) * (0.5 * (df + 1.0))
-        return costs, total
+        if isinstance(df, str):
+            return z.abs(), total
+        squares = z.square()
+        return squares if df is None else torch.log1p(squares) * (0.5 * (df + 1.0)), total
 
     def _log_scale(self, like: Tensor, params: Params) -> Tensor:
         """Return the log-scale, (D,) or (1,) if known, else (..., D) or (..., 1)."""
@@ -321,8 +335,32 @@ class StudentT(_SharedScale):
         object.__setattr__(self, "scale", scale_spec("scale", self, self.scale))
 
     @property
-    def _df(self) -> float | None:
+    def _df(self) -> Shape:
         return self.df
+
+
+@dataclasses.dataclass(frozen=True)
+class Laplace(_SharedScale):
+    """Laplace noise of one size at all inputs; the outputs are the locations, medians of y.
+
+    Its mode minimises absolute errors. Laplace's approximation takes the Fisher information
+    1 / scale², since the Hessian is 0 almost everywhere.
+
+    Args:
+        scale: as `noise` of `Gaussian`; the mean absolute deviation, the standard deviation over
+            the root of 2.
+    """
+
+    scale: float | tuple[float, ...] | str = "learned"
+    name = "laplace"
+    _field = "scale"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", scale_spec("scale", self, self.scale))
+
+    @property
+    def _df(self) -> Shape:
+        return LAPLACE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +399,8 @@ class HeteroscedasticGaussian(_Regression):
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    cls.name: cls for cls in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, StudentT)
+    cls.name: cls
+    for cls in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, StudentT, Laplace)
 }
 
 

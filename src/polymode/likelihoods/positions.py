@@ -33,7 +33,13 @@ from torch import Tensor
 from polymode.core.checks import as_numbers, shown
 from polymode.core.rows import Rows, as_rows
 from polymode.likelihoods.base import Likelihood, Params
-from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.components import (
+    Categories,
+    Components,
+    Counts,
+    Densities,
+    Moments,
+)
 from polymode.likelihoods.kinds import LIKELIHOODS, Categorical, likelihood_from_config
 from polymode.likelihoods.options import count, positive
 from polymode.likelihoods.targets import NOT_OBSERVED
@@ -123,6 +129,14 @@ class Positions(Likelihood):
     @property
     def num_axes(self) -> int:
         return self.axes
+
+    @property
+    def scales_targets(self) -> bool:  # type: ignore[override]
+        return self.base.scales_targets
+
+    @property
+    def departure(self) -> str:
+        return self.base.departure
 
     @property
     def batch_axis(self) -> int:
@@ -315,7 +329,11 @@ class Positions(Likelihood):
 
     def nll(self, outputs: Tensor, targets: Targets, params: Params) -> Tensor:
         """Return the weighted mean of -log p over observations, (...); 0 if there is none."""
-        logs, weights = self._logs(outputs, targets, params)
+        if self.departure:
+            rows, filled, weights = self.rows(outputs, targets)
+            logs = -self.base.losses(rows, filled, params)
+        else:
+            logs, weights = self._logs(outputs, targets, params)
         total = weights.sum(-1)
         return -(logs * weights).sum(-1) / total.where(total > 0, 1.0)
 
@@ -324,14 +342,14 @@ class Positions(Likelihood):
         means = rows[..., : values.shape[-1]]
         return ((means - values).double().square() * weights.unsqueeze(-1)).sum(-2)
 
-    def components(self, outputs: Tensor, params: Params) -> Categories | Components:
+    def components(self, outputs: Tensor, params: Params) -> Categories | Densities:
         """Return the distribution predicted at each position, (..., B, *E, C) or (..., D)."""
         rows, sizes = self.output_rows(outputs)
         return _at_positions(self.base.components(rows, params), sizes)
 
     def components_from(
         self, moments: Moments, params: Params, draw: Callable[[Moments], Tensor]
-    ) -> Categories | Components:
+    ) -> Categories | Densities:
         """Return what is predicted from outputs that are independent of each other, position by
         position."""
         loc, sizes = self.output_rows(moments.loc)
@@ -467,12 +485,19 @@ def _apart(targets: Targets) -> tuple[Tensor, Tensor | None]:
     return named["target"], named["weight"]
 
 
-def _at_positions(parts: Categories | Components, sizes: torch.Size) -> Categories | Components:
+def _at_positions(parts: Categories | Densities, sizes: torch.Size) -> Categories | Densities:
     """Return what is predicted for rows (..., P, C) or (..., P, D) at positions (..., B, *E)."""
     if isinstance(parts, Categories):
         log_probs, normalizer = parts
         normalizer = None if normalizer is None else normalizer.unflatten(-1, sizes)
         return Categories(log_probs.unflatten(-2, sizes), normalizer)
+    if isinstance(parts, Counts):
+        dispersion = parts.dispersion
+        if dispersion is not None:
+            dispersion = dispersion.unflatten(-2, sizes)
+        return Counts(parts.rate.unflatten(-2, sizes), dispersion)
+    if not isinstance(parts, Components):
+        return parts._replace(values=parts.values.unflatten(-3, sizes))
     loc, scale, df, share = parts
     share = None if share is None else share.unflatten(-2, sizes)
     return Components(loc.unflatten(-2, sizes), scale.unflatten(-2, sizes), df, share)

@@ -11,6 +11,7 @@ from polymode.methods import (
     cyclical_sgmcmc,
     deep_ensemble,
     dropout,
+    ema,
     feature_rde,
     forde,
     function_rde,
@@ -20,12 +21,16 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    mc_batchnorm,
     mile,
+    packed,
     sghmc,
     sgld,
     sgnht,
     snapshot,
+    swa,
     swag,
+    vbll,
     vi,
     weight_rde,
 )
@@ -35,6 +40,7 @@ from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
+from polymode.methods.ema import EMA
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
@@ -45,18 +51,23 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
 from polymode.methods.option_table import Option, Options, options
+from polymode.methods.packed import Packed
 from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "EMA",
     "HMC",
     "IVON",
     "LIT",
@@ -66,7 +77,9 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SWA",
     "SWAG",
+    "VBLL",
     "CheckpointEnsemble",
     "CyclicalSGMCMC",
     "VI",
@@ -78,9 +91,11 @@ __all__ = [
     "FunctionRDE",
     "LaplaceMAP",
     "Laplace",
+    "MCBatchNorm",
     "Method",
     "Option",
     "Options",
+    "Packed",
     "Problem",
     "Snapshot",
     "WeightRDE",
@@ -90,6 +105,7 @@ __all__ = [
     "concrete_dropout",
     "deep_ensemble",
     "dropout",
+    "ema",
     "feature_rde",
     "fit",
     "forde",
@@ -100,13 +116,17 @@ __all__ = [
     "laplace",
     "lit",
     "map",
+    "mc_batchnorm",
     "mile",
     "options",
+    "packed",
     "sghmc",
     "sgld",
     "sgnht",
     "snapshot",
+    "swa",
     "swag",
+    "vbll",
     "vi",
     "weight_rde",
 ]

@@ -40,12 +40,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polymode.core.options import option
-from polymode.core.rng import private_stream
 from polymode.distributed import ranks
 from polymode.methods import map as map_
+from polymode.methods.last_layer.cut import linear_head, names_of, without_head
 from polymode.methods.map import MAP, Info, add_prior
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.particles.estimators import DENSITY_ESTIMATORS, coefficients
@@ -132,7 +132,7 @@ def step(config: FeatureRDE, problem: Problem, state: State, batch: Batch) -> tu
     body = without_head(stack, head)
     features = body(batch.x, step=number)  # (M, B, F)
     stack.channels_last = body.channels_last
-    head_params = [stack.params[name] for name in _names(head) if name in stack.params]
+    head_params = [stack.params[name] for name in names_of(head) if name in stack.params]
     losses = problem.likelihood.nll(_apply(stack, head, features), batch.y, stack.extra)
     beside = [*head_params, *stack.extra.values()]
     by_features, *by_beside = torch.autograd.grad(losses.sum(), [features, *beside])
@@ -186,56 +186,21 @@ def leading_directions(gradients: Tensor, number: int | None) -> Tensor:
 
 def find_head(stack: Stack, x: Tensor) -> str:
     """Return the path of the linear layer whose outputs are the network's."""
-    module = stack[[0]].module(0).eval()
-    outputs_of: dict[str, Tensor] = {}
-    hooks = [
-        layer.register_forward_hook(lambda _, args, out, path=path: outputs_of.update({path: out}))
-        for path, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) or _is_pointwise(layer)
-    ]
-    with torch.no_grad(), private_stream(0):
-        outputs = module(x)
-    for hook in hooks:
-        hook.remove()
-    for path, out in outputs_of.items():
-        inner = [name for name in stack.params if not name.startswith(f"{path}.")]
-        groups = [names for names in stack.network.aliases.values() if len(names) > 1]
-        tied = any(name in names for names in groups for name in _names(path))
-        if out is outputs and path and inner and not tied:
-            return path
+    path = linear_head(stack, x, pointwise=True)
+    if path and any(not name.startswith(f"{path}.") for name in stack.params):
+        return path
     raise ValueError(
         "feature_rde repels the inputs of the last linear layer, but the outputs of this"
-        f" {type(module).__name__} are not those of an nn.Linear of its own behind other trainable"
-        " layers; let its forward method end in one, or use function_rde, which repels outputs"
+        f" {type(stack.template).__name__} are not those of an nn.Linear of its own behind other"
+        " trainable layers; let its forward method end in one, or use function_rde, which repels"
+        " outputs"
     )
-
-
-def _is_pointwise(layer: nn.Module) -> bool:
-    """Whether it is a convolution that is a linear layer at each position."""
-    if not isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return False
-    plain = not isinstance(layer.padding, str) and not any(layer.padding)
-    return plain and layer.groups == 1 and {*layer.kernel_size, *layer.stride} == {1}
-
-
-def without_head(stack: Stack, head: str) -> Stack:
-    """Return the stack without its last layer: its outputs are features, its tensors the same."""
-    return stack.rebuilt(f"without {head}", lambda module: _headless(module, head))
-
-
-def _headless(module: nn.Module, head: str) -> nn.Module:
-    module.set_submodule(head, nn.Identity())
-    return module
-
-
-def _names(head: str) -> tuple[str, str]:
-    return f"{head}.weight", f"{head}.bias"
 
 
 def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
     """Return the outputs (M, B, K) of the heads."""
     tensors = {**stack.params, **stack.frozen}
-    weight, bias = (tensors.get(name) for name in _names(head))
+    weight, bias = (tensors.get(name) for name in names_of(head))
     assert weight is not None
     positions = weight.dim() - 3  # of a 1 x 1 convolution, whose channels come first
     if positions:
@@ -255,7 +220,7 @@ def _apply(stack: Stack, head: str, features: Tensor) -> Tensor:
 @torch.no_grad()
 def _share(stack: Stack, head: str) -> None:
     """Give all members the head of member 0; equal but for rounding after the first step."""
-    for name in _names(head):
+    for name in names_of(head):
         if name in stack.params:
             tensor = stack.params[name]
             tensor.copy_(ranks.gather(tensor)[:1].clone().expand_as(tensor))

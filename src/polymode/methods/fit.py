@@ -29,6 +29,7 @@ from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.methods.fit_warnings import (
+    check_departure,
     require_trainable,
     warn_of_divergence,
     warn_of_idle_options,
@@ -39,6 +40,7 @@ from polymode.methods.head_evidence import with_prior, work_of_choice
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.work import tell_work
+from polymode.nets.conversion import convert_networks
 from polymode.nets.standardised import standardised
 from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
@@ -156,6 +158,10 @@ def fit(
 
     def train(options: Passes, observers: tuple[Observer, ...], folder: Path | None) -> Posterior:
         networks, number, trained = _networks(net, task, options)
+        choice = choice_of(trainable, task.train, options.batch_size, output)
+        if core.convert is not None:
+            conversion = partial(core.convert, options, number)
+            networks = convert_networks(networks, conversion, task.train, choice, output)
         if task.inner_scaling is not None and not trained:
             networks = standardised(networks, task.inner_scaling)
             warn(scales_text(task.inner_scaling))
@@ -163,7 +169,7 @@ def fit(
         stack = Stack(
             networks, number, seed=seed, modes=share.modes, execution=execution,
             chunk_size=chunk_size, dtype=dtype, device=device,
-            trainable=choice_of(trainable, task.train, options.batch_size, output),
+            trainable=choice,
         )  # fmt: skip
         stack.call_by(calling_for(stack.template, task.input_shape, output))
         warn_of_little_effect(options, trained, task)
@@ -171,6 +177,7 @@ def fit(
             warn_of_one_order(options, task)
         units = _units(net, task, trained)
         _check_targets(config.augment, units)
+        check_departure(name, config, units.likelihood)
         plan = _Plan(
             name, core, options, task, units, seed, trained and core.post_hoc, observers, folder,
             checkpoint_seconds, trainable,

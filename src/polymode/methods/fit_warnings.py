@@ -7,12 +7,24 @@ from typing import Any
 
 from polymode.core.warn import warn
 from polymode.distributed import ranks
+from polymode.likelihoods.base import Likelihood
 from polymode.stack.stack import Stack
 from polymode.tasks.task import Task
 from polymode.training.data import Examples, Loader
 from polymode.training.history import Recorder
 from polymode.training.optimiser import Training
 from polymode.training.options import Passes
+
+POINT_ESTIMATES = (
+    "map", "deep_ensemble", "snapshot", "checkpoint_ensemble", "ema", "swa", "swag", "dropout",
+    "packed", "batch_ensemble", "tabm", "masksembles", "mimo", "mc_batchnorm", "sngp", "ddu",
+    "feature_rde", "lit",
+)  # fmt: skip
+"""Methods that minimise whatever loss there is; a spread comes from elsewhere."""
+OF_CURVATURE = ("laplace", "laplace_map", "vbll", "evidential")
+"""Methods that need the density of the targets itself."""
+OF_POWERS = ("dropout", "concrete_dropout", "vi")
+"""Methods whose `alpha` > 0 takes powers of that density."""
 
 
 def require_trainable(stack: Stack) -> None:
@@ -47,6 +59,24 @@ def warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
         warn(
             f"batch_size={config.batch_size} has no effect: the DataLoader keeps its own",
         )
+
+
+def check_departure(name: str, config: Passes, likelihood: Likelihood) -> None:
+    """Warn, or refuse, where what is trained by is not the likelihood that a method is made of."""
+    departure = likelihood.departure or getattr(config.augment, "departure", "")
+    powers = name in OF_POWERS and getattr(config, "alpha", 0.0) > 0
+    if not departure or (name in POINT_ESTIMATES and not powers):
+        return
+    if name in OF_CURVATURE or powers:
+        raise ValueError(
+            f"{name} approximates p(weights | data) by the likelihood itself, and {departure}: its"
+            " result would be centred on the optimum of something else. Leave that out, or take a"
+            " method such as deep_ensemble"
+        )
+    warn(
+        f"{name} has a posterior as its target, and {departure}: what it gives is exp(-loss) times"
+        " the prior, normalised, and its spread has no meaning as a probability",
+    )
 
 
 def warn_of_one_order(config: Passes, task: Task) -> None:

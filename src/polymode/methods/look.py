@@ -20,7 +20,7 @@ from torch import Tensor
 from polymode.core.warn import warn
 from polymode.methods.method import METHODS
 from polymode.posterior import Noisy, Posterior
-from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+from polymode.prediction import CategoricalPrediction, DensityPrediction, Prediction
 from polymode.training.data import Data
 from polymode.training.history import spread_rows
 
@@ -123,7 +123,7 @@ def _seen(
         shares = torch.bincount(y, minlength=values.shape[-1]) / len(y)
         gain = prediction.log_prob(y) - shares.log()[y]
         return Seen(post, values, errors, gain, held_out, number, spread, steps)
-    assert isinstance(prediction, MixturePrediction)
+    assert isinstance(prediction, DensityPrediction)
     shift, scale = y.mean(0), y.std(0, correction=0)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     values, targets = (prediction.loc - shift) / scale, (y - shift) / scale

@@ -109,8 +109,10 @@ def step(config: Trained, problem: Problem, state: State, batch: Batch) -> tuple
 def add_prior(losses: Tensor, stack: Stack, strength: float) -> Tensor:
     """Return the losses (M,) with (strength / 2) ‖θ‖² of the network's parameters, whose gradient
     is added to `.grad`."""
+    if not strength or not stack.params:
+        return losses.detach()
     add_prior_gradient(stack, strength)
-    return losses.detach() + 0.5 * strength * squared_norms(stack) if strength else losses.detach()
+    return losses.detach() + 0.5 * strength * squared_norms(stack)
 
 
 @torch.no_grad()

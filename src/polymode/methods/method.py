@@ -12,6 +12,7 @@ from polymode.core.options import Config, option
 from polymode.core.registry import Registry
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.work import Work, that_of_training
+from polymode.nets.conversion.conversion import Conversion, Seen
 from polymode.posterior import Posterior, Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.training.data import Data
@@ -132,6 +133,8 @@ class Method(NamedTuple):
             network, such as to differentiate by them; then a frozen trunk is not cut off.
         work: (config, problem, stack) -> Work, an estimate where it is more than the training, or
             None.
+        convert: (config, num_modes, seen) -> Conversion or None, how the method changes networks
+            before they are stacked (`nets/conversion`).
         post_hoc: whether networks that are given (modules, or a posterior) are taken as they are,
             so that `step` is not called. Factories are trained first.
     """
@@ -142,6 +145,7 @@ class Method(NamedTuple):
     finish: Finish = networks_as_they_are
     search: Callable[..., Search | None] | None = None
     post_hoc: bool = False
+    convert: Callable[[Any, int, Seen], Conversion | None] | None = None
     uses_inputs: Callable[[Any], bool] = hands_inputs_on
     work: Callable[[Any, Problem, Stack], Work | None] = that_of_training
 

@@ -1,10 +1,11 @@
 """Metrics: pure functions that score predictions, each with formula, reference and traps.
 
 Read `score` first: what a metric returns, and how it is registered. `classification`,
-`calibration` and `selective` score classes, and `rejection` bounds the risk of answers;
-`regression`, `standardised`, `crps`, `intervals` and `sparsification` score densities; `ood`
-detects out-of-distribution inputs; `reference` compares with the prediction of a reference
-posterior; `diversity` compares members.
+`calibration` and `selective` score classes, `decomposition` takes their scores apart, and
+`rejection` bounds the risk of answers; `regression`, `standardised`, `crps`, `energy`, `intervals`
+and `sparsification` score densities; `joint` and `disentanglement` look at both kinds; `ood`
+detects out-of-distribution inputs, `scod` with errors on the test set; `reference` compares with
+the prediction of a reference posterior; `diversity` compares members.
 
 `evaluation` computes every registered metric and returns `results`, with a few `examples`;
 `observed` and `clusters` serve it where an example has several observations.
@@ -17,12 +18,17 @@ from polymode.metrics import (
     calibration,
     classification,
     crps,
+    decomposition,
+    disentanglement,
     diversity,
+    energy,
     intervals,
+    joint,
     ood,
     reference,
     regression,
     rejection,
+    scod,
     selective,
     sparsification,
     standardised,
@@ -44,13 +50,18 @@ __all__ = [
     "classification",
     "compare",
     "crps",
+    "decomposition",
+    "disentanglement",
     "diversity",
+    "energy",
     "evaluate",
     "intervals",
+    "joint",
     "ood",
     "reference",
     "regression",
     "rejection",
+    "scod",
     "selective",
     "sparsification",
     "standardised",

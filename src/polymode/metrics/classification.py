@@ -109,7 +109,7 @@ def nll(prediction: Prediction, targets: Tensor) -> Score:
     """
     check_call(nll, locals())
     classes, labels = classes_and_labels(prediction, targets, "nll")
-    return mean_score(_surprise(-classes.log_prob(labels)))
+    return mean_score(surprise(-classes.log_prob(labels)))
 
 
 @_quality(
@@ -184,7 +184,7 @@ def calibrated_nll(prediction: Prediction, targets: Tensor, seed: int = 0) -> Sc
             scaled = logs[some].double() / temperature
             label_logits = scaled.gather(1, labels[some, None])[:, 0]
             nats[some] = scaled.logsumexp(1) - label_logits
-    return mean_score(_surprise(nats))
+    return mean_score(surprise(nats))
 
 
 @_uncertainty(
@@ -268,7 +268,7 @@ def _rows(values: Tensor) -> int:
     return max(1, _BLOCK // values.shape[1])
 
 
-def _surprise(nats: Tensor) -> Tensor:
+def surprise(nats: Tensor) -> Tensor:
     """Return negative log-probabilities with infinite ones replaced by `IMPOSSIBLE`."""
     return nats.masked_fill(nats == math.inf, IMPOSSIBLE)
 

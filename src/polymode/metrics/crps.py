@@ -11,8 +11,8 @@ for the true distribution. For a mixture of Gaussians both expectations are sums
           + \sigma\sqrt{\tfrac2\pi}\,e^{-\mu^2/2\sigma^2},
 
 over samples for the first, over pairs of samples for the second (Grimit et al. 2006). For
-Student-t densities the integral is taken numerically. `S` samples, `B` batch, `D` outputs, `N`
-elements, that is examples times outputs.
+Student-t and Laplace densities the integral is taken numerically, for counts it is a sum.
+`S` samples, `B` batch, `D` outputs, `N` elements, that is examples times outputs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,18 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
-from polymode.likelihoods.densities import standard_cdf, standard_quantile
+from polymode.likelihoods.densities import Shape, has_moment, standard_cdf, standard_quantile
 from polymode.likelihoods.targets import check_values
 from polymode.metrics.regression import check_pair
 from polymode.metrics.score import REGRESSION, NotDefined, Score, mean_score, register
-from polymode.prediction import MappedPrediction, Prediction
+from polymode.prediction import (
+    CountPrediction,
+    DensityPrediction,
+    MappedPrediction,
+    MixturePrediction,
+    Prediction,
+    QuantilePrediction,
+)
 
 _CHUNK = 2**16  # numbers computed at a time, 0.5 MB: they stay in the cache
 _STEP = 1.0  # between cuts of the line, in the inverse hyperbolic sine of standard units
@@ -52,8 +59,8 @@ _CELLS = 2**16  # in the table of the distribution function
 def crps(prediction: Prediction, targets: Tensor) -> Score:
     r"""Return the mean CRPS of the mixture, in units of y, above 0.
 
-    Exact for Gaussians, at a cost of :math:`S^2/2` pairs per element. For Student-t densities
-    accurate to about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is
+    Exact for Gaussians, at a cost of :math:`S^2/2` pairs per element. For other densities accurate
+    to about 1e-6 of its value; not defined for df <= 1, where :math:`E|X - y|` is
     infinite. Memory is bounded. `each` is the mean over outputs.
 
     Traps: the score of the mixture, never above the mean of the members' scores. It scales with y
@@ -73,14 +80,45 @@ def crps(prediction: Prediction, targets: Tensor) -> Score:
     """
     check_call(crps, locals())
     mixture, targets = check_pair(prediction, targets, "crps")
-    df = mixture.df
-    if df is not None and df <= 1.0:
-        raise NotDefined(f"no first moment: df = {df:g} <= 1")
     if isinstance(mixture, MappedPrediction):
+        _require_mean(mixture.df)
         return mean_score(mixture.crps(targets).mean(1))
-    values, loc, scale = targets.flatten(), mixture.loc.flatten(1), mixture.scale.flatten(1)
-    scores = _gaussian(values, loc, scale) if df is None else _student(values, loc, scale, df)
-    return mean_score(scores.view(targets.shape).mean(1))
+    return _score(mixture, targets, fair=False)
+
+
+@register(
+    REGRESSION,
+    "fair_crps",
+    title="fair CRPS",
+    unit="units of y",
+    direction="down",
+    family="quality",
+    epistemic=True,
+    summary="CRPS corrected for the number of samples: what infinitely many of them would score",
+)
+def fair_crps(prediction: Prediction, targets: Tensor) -> Score:
+    r"""Return the CRPS that a mixture of infinitely many such samples would have, on average.
+
+    .. math:: \int (\bar F(x) - 1[x \ge y])^2 - \frac{1}{S - 1}\Big(\frac1S\sum_s F_s(x)^2 -
+              \bar F(x)^2\Big) dx
+
+    In units of y: only pairs of different samples enter, so its expectation over independent
+    samples does not depend on S, and ensembles of different size can be compared. Never above
+    `crps`; may be negative for one example. Needs two samples.
+
+    Traps: samples of one mode are not independent of each other, so with several per mode the
+    correction is too small; it scores the method, not the prediction that is made with S samples.
+
+    Reference: C. A. T. Ferro, Fair scores for ensemble forecasts, Q. J. R. Meteorol. Soc. 140
+    (2014), with densities in the place of points.
+    """
+    check_call(fair_crps, locals())
+    mixture, targets = check_pair(prediction, targets, "fair_crps")
+    if isinstance(mixture, MappedPrediction):
+        raise NotDefined("a mapped prediction has no samples of its own")
+    if mixture.num_samples < 2:
+        raise NotDefined(f"needs >= 2 samples, got {mixture.num_samples}")
+    return _score(mixture, targets, fair=True)
 
 
 def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True) -> Score:
@@ -128,25 +166,44 @@ def crps_from_samples(samples: OnlyTensor, targets: Tensor, *, fair: bool = True
     return mean_score(scores.mean(1))
 
 
+def _require_mean(df: Shape) -> None:
+    if not has_moment(df, 1):
+        raise NotDefined(f"no first moment: df = {df:g} <= 1")
+
+
+def _score(mixture: DensityPrediction, targets: Tensor, *, fair: bool) -> Score:
+    if isinstance(mixture, CountPrediction | QuantilePrediction):
+        return mean_score(mixture.crps(targets, fair).mean(1))
+    assert isinstance(mixture, MixturePrediction)
+    df = mixture.df
+    _require_mean(df)
+    values, loc, scale = targets.flatten(), mixture.loc.flatten(1), mixture.scale.flatten(1)
+    if df is None:
+        scores = _gaussian(values, loc, scale, fair)
+    else:
+        scores = _student(values, loc, scale, df, fair)
+    return mean_score(scores.view(targets.shape).mean(1))
+
+
 @torch.no_grad()
-def _gaussian(values: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+def _gaussian(values: Tensor, loc: Tensor, scale: Tensor, fair: bool) -> Tensor:
     """Return the CRPS of Gaussian mixtures in closed form: (N,), (S, N), (S, N) -> (N,)."""
     columns = max(1, _CHUNK // len(loc))
     ys, locs, scales = (t.split(columns, -1) for t in (values, loc, scale))
     parts = zip(ys, locs, scales, strict=True)
-    return torch.cat([_gaussian_part(y, lo, sc) for y, lo, sc in parts])
+    return torch.cat([_gaussian_part(y, lo, sc, fair) for y, lo, sc in parts])
 
 
-def _gaussian_part(values: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+def _gaussian_part(values: Tensor, loc: Tensor, scale: Tensor, fair: bool) -> Tensor:
     """Return the CRPS of a few elements; pairs (s, s + k mod S) are taken for one k at a time."""
     values, loc, scale = values.double(), loc.double(), scale.double()
     samples, variance = len(loc), scale.square()
-    between = scale.sum(0) * (2.0 / math.sqrt(math.pi))  # k = 0: A(0, sqrt(2) scale)
+    between = scale.sum(0) * (0.0 if fair else 2.0 / math.sqrt(math.pi))  # k = 0: A(0, √2 scale)
     for k in range(1, samples // 2 + 1):
         spread = (variance + variance.roll(k, 0)).sqrt_()
         pairs = _mean_distance(loc - loc.roll(k, 0), spread).sum(0)
         between += pairs if 2 * k == samples else 2.0 * pairs  # k and S - k are the same pairs
-    return _mean_distance(values - loc, scale).mean(0) - between / (2 * samples**2)
+    return _mean_distance(values - loc, scale).mean(0) - between / (2 * samples * (samples - fair))
 
 
 def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
@@ -157,7 +214,7 @@ def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _student(values: Tensor, loc: Tensor, scale: Tensor, df: float) -> Tensor:
+def _student(values: Tensor, loc: Tensor, scale: Tensor, df: Shape, fair: bool) -> Tensor:
     r"""Return the CRPS of Student-t mixtures by quadrature: (N,), (S, N), (S, N) -> (N,).
 
     The line is cut at y and at nodes of every component, in steps that are constant near it and
@@ -172,18 +229,23 @@ def _student(values: Tensor, loc: Tensor, scale: Tensor, df: float) -> Tensor:
     rows = max(1, _CHUNK // (2 * _POINTS * len(z) * len(loc)))
     ys, locs, scales = (t.split(rows) for t in (values.unsqueeze(-1), loc.T, scale.T))
     parts = zip(ys, locs, scales, strict=True)
-    return torch.cat([_integral(y, lo, sc, z, table) for y, lo, sc in parts])
+    return torch.cat([_integral(y, (lo, sc), z, table, fair) for y, lo, sc in parts])
 
 
-def _integral(values: Tensor, loc: Tensor, scale: Tensor, z: Tensor, table: Tensor) -> Tensor:
-    """Return the integral for a few elements: (R, 1), (R, S), (R, S) -> (R,)."""
-    values, loc, scale = values.double(), *(t.double().unsqueeze(-1) for t in (loc, scale))
+def _integral(
+    values: Tensor, laws: tuple[Tensor, Tensor], z: Tensor, table: Tensor, fair: bool
+) -> Tensor:
+    """Return the integral for a few elements: (R, 1), (R, S) locations and scales -> (R,)."""
+    values, loc, scale = values.double(), *(t.double().unsqueeze(-1) for t in laws)
     edges = _cuts(values, loc, scale, z)
     half = 0.5 * edges.diff(dim=-1).unsqueeze(-1)
     nodes, weights = (torch.as_tensor(t).to(half) for t in np.polynomial.legendre.leggauss(_POINTS))
     points = (edges[:, :-1, None] + half * (1.0 + nodes)).flatten(1)
-    below = _look_up(table, (points.unsqueeze(1) - loc) / scale).mean(1)
+    each = _look_up(table, (points.unsqueeze(1) - loc) / scale)
+    below = each.mean(1)
     integrand = torch.where(points < values, below, 1.0 - below).square()
+    if fair:
+        integrand -= each.var(1, correction=1) / each.shape[1]
     return ((half * weights).flatten(1) * integrand).sum(-1)
 
 
@@ -199,7 +261,7 @@ def _cuts(values: Tensor, loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _table(df: float) -> Tensor:
+def _table(df: Shape) -> Tensor:
     """Return start and rise of the distribution function in cells of equal angle atan(z/2)."""
     angles = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, _CELLS + 1, dtype=torch.float64)
     below = standard_cdf(2.0 * angles.tan(), df)

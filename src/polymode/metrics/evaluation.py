@@ -6,6 +6,7 @@ import fnmatch
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from polymode.core.rows import Inputs, Rows, is_one_shape
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.clusters import clustered
+from polymode.metrics.dense.evaluation import is_map_task, map_rows, predict_maps
 from polymode.metrics.examples import Examples
 from polymode.metrics.observed import Observed, joint_row, predict_observations
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
@@ -28,6 +30,7 @@ from polymode.metrics.score import (
     OOD_CLASSIFICATION,
     OOD_REGRESSION,
     REGRESSION,
+    SCOD_CLASSIFICATION,
     NotDefined,
     Score,
     entries,
@@ -67,8 +70,9 @@ def evaluate(
     with targets. OOD metrics compare each OOD set with the test set; OOD is positive. A metric that
     does not apply is None, with the reason in a note.
 
-    Targets at positions (pixels, tokens, labels) are scored as observations, those that are ignored
-    left out; `n` counts them, and standard errors are over examples, where a metric is a mean.
+    Targets at positions (tokens, labels) are scored as observations, those that are ignored left
+    out; `n` counts them, and standard errors are over examples, where a metric is a mean. Masks
+    have metrics of their own (`metrics/dense`), added up image by image, with errors over images.
 
     Args:
         post: what `pm.fit` returned.
@@ -78,7 +82,9 @@ def evaluate(
         keep: which predictions stay in memory afterwards: all, none, or those of the data sets that
             match one of these patterns, such as ("test", "ood:*"). A set that is not kept is scored
             and released before the next one is predicted; the test set stays until the end. Of
-            classes, only averages over samples are then held: 1/S of the memory, the same scores.
+            classes, only averages over samples are then held: 1/S of the memory, the same scores
+            but for the joint one, which needs the samples and is n/a.
+            Of masks nothing is held for scores, and samples are kept up to 256 MB for each set.
         validation: also score the validation set under synthetic shifts, "val:NAME:SEVERITY", for
             choosing options; see `tasks/validation.py`. These predictions are never kept.
         samples_per_mode: samples of each mode in a prediction; by default the posterior's number.
@@ -109,64 +115,135 @@ def evaluate(
         return post.averages(x, batch_size=BATCH, **options)
 
     scale = _target_scale(task)
-    rows: list[Row] = []
-    predictions: dict[str, Kept] = {}
-    marks: dict[str, str] = {}
-    seconds, count = 0.0, 0
-    test: Kept | None = None
-    rows_at_a_time = _piece(post, samples_per_mode)
-    several = isinstance(task.likelihood, Positions)
-    examples = _examples(task) if is_one_shape(task.input_shape) and not several else None
-    if not _is_kept("examples", keep):
-        examples = None
     with post.weights.in_step():
-        _warm_up(predict if examples is not None or _is_kept("test", keep) else average, task.test)
-        for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
-            started = time.perf_counter()
-            piece = None if _is_kept(name, keep) else rows_at_a_time
-            some = examples if name == "test" else None
-            by = predict if piece is None or some is not None else average
-            seen = _predicted(name, data, by, task, some, piece)
-            predicted, clusters, number, _ = seen
-            seconds += time.perf_counter() - started
-            count += number
-            marks[name] = _fingerprint(data, predicted)
-            test = predicted if test is None else test
-            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
-            rows += joint_row(name, seen)
-            if _is_kept(name, keep):
-                predictions[name] = predicted
-        assert test is not None
-        for name, data in _validation_sets(task) if validation else ():
-            predicted, clusters, *_ = _predicted(name, data, average, task, None, rows_at_a_time)
-            rows += _rows(name, predicted, test.prediction, task, scale, clusters)
-        if _is_drawn(task):
-            drawn = _grid(predict, task, test, predictions) if keep else {}
-            predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
-    few = None if examples is None else examples.kept()
+        if is_map_task(task):
+            scored = _score_maps(task, predict, keep, validation)
+        else:
+            piece = _piece(post, samples_per_mode)
+            scored = _score_sets(task, (predict, average), keep, piece, scale)
+            if validation:
+                scored.rows.extend(_score_validation(task, average, scored, piece, scale))
     return Results(
         task=task.name,
         method=post.method,
         net=type(post.weights.like.template).__name__,
         seed=post.seed,
         config=dict(post.config),
-        rows=tuple(rows),
+        rows=tuple(scored.rows),
         cost=Cost(
             num_modes=post.num_modes,
-            num_samples=test.prediction.num_samples,
+            num_samples=scored.num_samples,
             parameters=post.num_modes * post.weights.like.num_parameters,
-            predict_seconds=seconds,
-            predict_examples=count,
+            predict_seconds=scored.seconds,
+            predict_examples=scored.count,
             train_seconds=train_seconds,
             memory_bytes=post.weights.num_bytes,
         ),
         near_ood=tuple(task.near_ood),
         target_scale=scale,
-        data=marks,
+        data=scored.marks,
         class_names=tuple(task.class_names or ()),
         columns=() if task.encoder is None else tuple(task.encoder.column_facts),
-        kept=predictions if few is None else {**predictions, "examples": few},
+        kept=scored.predictions,
     )
+
+
+@dataclass
+class _Scored:
+    """What is known of a task's data sets.
+
+    Attributes:
+        rows: the numbers. predictions: those that are kept. marks: fingerprints.
+        seconds: of predicting. count: examples predicted. num_samples: S.
+        test: the prediction of the test set.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    predictions: dict[str, Kept] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    count: int = 0
+    num_samples: int = 0
+    test: Kept | None = None
+
+
+def _score_maps(
+    task: Task, predict: Predict, keep: bool | Sequence[str], validation: bool
+) -> _Scored:
+    """Score sets with a target at each pixel, of which no prediction is held as a whole."""
+    scored, test = _Scored(), None
+    _warm_up(predict, task.test, 1)
+    for name, data in _datasets(task):
+        started = time.perf_counter()
+        held, outside = _is_kept(name, keep), name.startswith("ood:")
+        maps = predict_maps(predict, task, data, keep=held, outside=outside)
+        scored.seconds += time.perf_counter() - started
+        scored.count += maps.num_images
+        scored.marks[name] = _fingerprint(data, maps.labels)
+        test = test or maps
+        scored.rows += map_rows(name, maps, test)
+        if maps.stored is not None:
+            scored.predictions[name] = maps.stored
+    assert test is not None
+    scored.num_samples = test.sums.num_samples
+    for name, data in _validation_sets(task) if validation else ():
+        maps = predict_maps(predict, task, data, keep=False, outside=False)
+        scored.rows += map_rows(name, maps, test)
+    return scored
+
+
+def _score_sets(
+    task: Task,
+    ways: tuple[Predict, Predict],
+    keep: bool | Sequence[str],
+    rows_at_a_time: int,
+    scale: tuple[float, ...] | None,
+) -> _Scored:
+    """Score sets whose predictions, or their averages, are held until they are scored.
+
+    Args:
+        ways: what predicts samples, and what predicts averages for scores alone.
+    """
+    predict, average = ways
+    scored = _Scored()
+    several = isinstance(task.likelihood, Positions)
+    examples = _examples(task) if is_one_shape(task.input_shape) and not several else None
+    if not _is_kept("examples", keep):
+        examples = None
+    _warm_up(predict if examples is not None or _is_kept("test", keep) else average, task.test)
+    for name, data in _datasets(task):  # a shift is predicted here, and its time does not count
+        started = time.perf_counter()
+        piece = None if _is_kept(name, keep) else rows_at_a_time
+        some = examples if name == "test" else None
+        by = predict if piece is None or some is not None else average
+        seen = _predicted(name, data, by, task, some, piece)
+        predicted, clusters, number, _ = seen
+        scored.seconds += time.perf_counter() - started
+        scored.count += number
+        scored.marks[name] = _fingerprint(data, predicted.targets)
+        scored.test = scored.test or predicted
+        scored.rows += _rows(name, predicted, scored.test, task, scale, clusters)
+        scored.rows += joint_row(name, seen)
+        if _is_kept(name, keep):
+            scored.predictions[name] = predicted
+    assert scored.test is not None
+    scored.num_samples = scored.test.prediction.num_samples
+    if _is_drawn(task) and keep:
+        drawn = _grid(predict, task, scored.test, scored.predictions)
+        scored.predictions |= {name: drawn[name] for name in drawn if _is_kept(name, keep)}
+    if examples is not None and (few := examples.kept()) is not None:
+        scored.predictions["examples"] = few
+    return scored
+
+
+def _score_validation(
+    task: Task, average: Predict, scored: _Scored, piece: int, scale: tuple[float, ...] | None
+) -> Iterator[Row]:
+    """Yield the numbers of the validation set under synthetic shifts."""
+    assert scored.test is not None
+    for name, data in _validation_sets(task):
+        predicted, clusters, *_ = _predicted(name, data, average, task, None, piece)
+        yield from _rows(name, predicted, scored.test, task, scale, clusters)
 
 
 def _inputs_at(data: Arrays, start: int, places: Tensor) -> Tensor:
@@ -207,23 +284,24 @@ def _check_kinds(post: Any, task: Any) -> Task:
     return as_task(task, "evaluate")
 
 
-def _warm_up(predict: Predict, test: Data) -> None:
+def _warm_up(predict: Predict, test: Data | None, number: int = BATCH) -> None:
     """Predict one batch unmeasured: the first call traces, and may choose how to execute."""
+    assert test is not None
     with global_stream(None):
-        x, _ = next(iter(test.batches(BATCH)), (None, None))
+        x, _ = next(iter(test.batches(number)), (None, None))
     if x is not None:
-        predict(x)
+        predict(x[:number])
 
 
-def _fingerprint(data: Data | Inputs, predicted: Kept) -> str:
+def _fingerprint(data: Data | Inputs, labels: Tensor | None) -> str:
     """Return the fingerprint of the data; for a loader, whose order may vary, of its targets."""
     if isinstance(data, Arrays):
         return data.fingerprint()[:MARK]
     if isinstance(data, (Tensor, Rows)):
         return Arrays(data, torch.arange(len(data))).fingerprint()[:MARK]
-    if predicted.targets is None:
+    if labels is None or not len(labels):
         return str(data.fingerprint())
-    targets = predicted.targets.flatten().sort().values
+    targets = labels.flatten().sort().values
     return Arrays(targets, torch.arange(len(targets))).fingerprint()[:MARK]
 
 
@@ -404,7 +482,7 @@ def _grid(
 def _rows(
     name: str,
     predicted: Kept,
-    test: Prediction,
+    test: Kept,
     task: Task,
     scale: tuple[float, ...] | None,
     clusters: Tensor | None,
@@ -415,7 +493,9 @@ def _rows(
     unit = task.target_unit or UNIT
     if outside:
         for entry in entries(OOD_CLASSIFICATION if classes else OOD_REGRESSION):
-            yield _row(name, entry, test, prediction, unit=unit, clusters=clusters)
+            yield _row(name, entry, test.prediction, prediction, unit=unit, clusters=clusters)
+        for entry in entries(SCOD_CLASSIFICATION) if classes else ():
+            yield _row(name, entry, test.prediction, prediction, labels=test.targets)
     labelled = targets is not None and not (outside and classes)  # OOD labels: other classes
     for entry in entries(CLASSIFICATION if classes else REGRESSION):
         if labelled or not entry.metadata["targets"]:
@@ -432,12 +512,13 @@ def _row(
     scale: tuple[float, ...] | None = None,
     unit: str = UNIT,
     clusters: Tensor | None = None,
+    labels: Tensor | None = None,
 ) -> Row:
     facts = entry.metadata
     beside = len(against) if isinstance(against, Prediction) else 0
     score, note = Score(math.nan, len(prediction) + beside), ""
     try:
-        score = score_of(entry, prediction, against, scale)
+        score = score_of(entry, prediction, against, scale, labels=labels)
         if clusters is not None:
             score = clustered(score, clusters)
         if not math.isfinite(score.value):

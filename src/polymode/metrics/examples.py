@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymode.metrics.results import Kept
-from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+from polymode.prediction import CategoricalPrediction, DensityPrediction, Prediction
 
 MOST = 6  # examples of each ranking
 BYTES = 2**20  # of the inputs kept, at most
@@ -38,7 +38,7 @@ def surely_wrong(prediction: Prediction, targets: Tensor) -> Tensor:
     if isinstance(prediction, CategoricalPrediction):
         wrong = prediction.classes != targets.to(prediction.classes.device)
         return torch.where(wrong, prediction.confidence, -torch.inf)
-    assert isinstance(prediction, MixturePrediction)
+    assert isinstance(prediction, DensityPrediction)
     error = (targets.to(prediction.mean) - prediction.mean).abs()
     return (error / prediction.std).amax(-1)
 

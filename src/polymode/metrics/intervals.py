@@ -34,6 +34,8 @@ def pit(prediction: Prediction, targets: Tensor) -> Tensor:
     r"""Return :math:`F_{nd}(y_{nd})` under the mixture, (B, D) float64, in [0, 1].
 
     Uniform if the predictions are right: a hump means too wide, a U too narrow, a slope biased.
+    Of counts it is randomised, :math:`F(y - 1) + u\,p(y)` with u uniform, the same at each call:
+    coverage that rests on it is that of the level, where intervals of whole counts cover more.
 
     Traps: uniformity is necessary, not sufficient; predicting the distribution of all targets for
     every input has it, too. Outputs are examined one by one.
@@ -43,7 +45,7 @@ def pit(prediction: Prediction, targets: Tensor) -> Tensor:
     """
     check_call(pit, locals())
     mixture, values = check_pair(prediction, targets, "pit")
-    return mixture.double().cdf(values.detach().double())
+    return mixture.double().pit(values.detach().double())
 
 
 class PitHistogram(NamedTuple):

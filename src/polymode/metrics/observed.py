@@ -56,7 +56,7 @@ def predict_observations(
 
     def parts() -> Iterator[Prediction]:
         nonlocal count
-        for x, y in _batches(data, task, outside):
+        for x, y in batches(data, task, outside):
             for inputs, some in _few(predict, x, y):
                 prediction = predict(inputs)
                 if some is None:
@@ -116,12 +116,19 @@ def _averages(parts: Iterator[Prediction]) -> Prediction:
     return Prediction.cat(list(again()))
 
 
-def _batches(data: Any, task: Task, outside: bool) -> Iterator[tuple[Any, Tensor | None]]:
-    """Yield inputs and targets, None where there are none to score."""
+def batches(
+    data: Any, task: Task, outside: bool = False, at_once: int | None = None
+) -> Iterator[tuple[Any, Tensor | None]]:
+    """Yield inputs and targets, None where there are none to score.
+
+    Args:
+        outside: whether targets are left out.
+        at_once: examples of arrays at a time; None for all.
+    """
     if isinstance(data, (Tensor, Rows)):
         yield data, None
     elif isinstance(data, Arrays):
-        for x, y in data.batches(len(data)):
+        for x, y in data.batches(at_once or len(data)):
             yield x, None if outside else y
     elif outside:
         for x in data.inputs(1):

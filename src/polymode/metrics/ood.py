@@ -26,6 +26,7 @@ from torch import Tensor
 
 from polymode.core.checks import OnlyTensor, check_call
 from polymode.core.registry import Registry
+from polymode.likelihoods.densities import has_moment
 from polymode.metrics.score import (
     OOD_CLASSIFICATION,
     OOD_REGRESSION,
@@ -34,7 +35,7 @@ from polymode.metrics.score import (
     Score,
     register,
 )
-from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
+from polymode.prediction import CategoricalPrediction, DensityPrediction, Prediction
 
 
 class Ranked(NamedTuple):
@@ -252,8 +253,8 @@ def variance(prediction: Prediction) -> Tensor:
     Trap: the output with the largest unit dominates the sum; standardise outputs of several units.
     """
     check_call(variance, locals())
-    if isinstance(prediction, MixturePrediction) and prediction.df is not None:
-        if prediction.df <= 2.0:
+    if isinstance(prediction, DensityPrediction):
+        if not has_moment(prediction.df, 2):
             raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 2 has no variance")
     return prediction.variance.sum(-1)
 
@@ -264,8 +265,8 @@ def epistemic_variance(prediction: Prediction) -> Tensor:
     (B,), for S >= 2; of classes in [0, 1], of outputs in their units squared.
     """
     check_call(epistemic_variance, locals())
-    if isinstance(prediction, MixturePrediction) and prediction.df is not None:
-        if prediction.df <= 1.0:
+    if isinstance(prediction, DensityPrediction):
+        if not has_moment(prediction.df, 1):
             raise NotDefined(f"a Student-t with df = {prediction.df:g} <= 1 has no mean")
     several = _several(prediction)
     if isinstance(several, CategoricalPrediction):
@@ -386,6 +387,11 @@ _FACTS = {  # title, unit, direction and summary of each measure
         "share of test inputs flagged where 95 % of the OOD inputs are, by high {} (OOD positive)",
     ),
 }
+
+
+def measure_facts() -> dict[str, tuple[str, str, str, str]]:
+    """Return title, unit, direction and summary of each of `MEASURES`."""
+    return _FACTS
 
 
 def _register(table: Registry[PairMetric], scores: dict[str, tuple[str, str, bool]]) -> None:

@@ -156,7 +156,7 @@ def _distances(prediction: Prediction, reference: Prediction, name: str) -> tupl
     return means[0], means[1]
 
 
-def _nodes(mixtures: tuple[tuple[Tensor, Tensor, float | None], ...]) -> Tensor:
+def _nodes(mixtures: tuple[tuple[Tensor, Tensor, densities.Shape], ...]) -> Tensor:
     """Return increasing nodes that cover the mass of both mixtures, (NODES, R)."""
     places = []
     for loc, scale, _ in mixtures:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.likelihoods.densities import HALF_LOG_2PI
+from polymode.likelihoods.densities import HALF_LOG_2PI, has_moment
 from polymode.likelihoods.targets import check_values
 from polymode.metrics.score import (
     REGRESSION,
@@ -25,9 +25,9 @@ from polymode.metrics.score import (
     mean_score,
     register,
 )
-from polymode.prediction import MappedPrediction, MixturePrediction, Prediction
+from polymode.prediction import CountPrediction, DensityPrediction, MappedPrediction, Prediction
 
-Density = MixturePrediction | MappedPrediction
+Density = DensityPrediction | MappedPrediction
 
 _quality = partial(register, REGRESSION, direction="down", family="quality")
 _uncertainty = partial(register, REGRESSION, direction="", family="uncertainty", targets=False)
@@ -52,7 +52,7 @@ def rmse(prediction: Prediction, targets: Tensor) -> Score:
     """
     check_call(rmse, locals())
     mixture, values = check_pair(prediction, targets, "rmse")
-    if mixture.df is not None and mixture.df <= 1.0:
+    if not has_moment(mixture.df, 1):
         raise NotDefined(f"no mean: df = {mixture.df:g} <= 1")
     return _root((mixture.mean.double() - values.double()).square().mean(1))
 
@@ -211,12 +211,15 @@ def standardise(
     Returns:
         the prediction, and the targets (B, D), in units of `scale`.
 
+    >>> from polymode.prediction import MixturePrediction
     >>> prediction = MixturePrediction(torch.tensor([[[10.0]]]), 2.0)
     >>> rmse(*standardise(prediction, torch.tensor([[16.0]]), 3.0)).value
     2.0
     """
     check_call(standardise, locals())
     mixture, values = check_pair(prediction, targets, "standardise")
+    if isinstance(mixture, CountPrediction):
+        raise NotDefined("a count in another unit is no count")
     by = torch.as_tensor(scale, dtype=torch.float64, device=values.device)
     if by.dim() > 1 or by.numel() not in (1, values.shape[1]):
         need, got = values.shape[1], tuple(by.shape)
@@ -249,7 +252,7 @@ def check_mixture(prediction: Prediction, metric: str) -> Density:
 def check_variance(mixture: Density) -> Tensor:
     """Return the predictive variance (B, D), or raise that it does not exist."""
     check_call(check_variance, locals())
-    if mixture.df is not None and mixture.df <= 2.0:
+    if not has_moment(mixture.df, 2):
         raise NotDefined(f"infinite variance: df = {mixture.df:g} <= 2")
     if not mixture.variance.isfinite().all():
         raise NotDefined(f"the variance is beyond the range of {mixture.variance.dtype}")

@@ -20,7 +20,15 @@ from torch import Tensor
 from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
 from polymode.core.text import parse_json
-from polymode.metrics.score import ARROWS, FAMILIES, TABLES, Score, score_of, table_of
+from polymode.metrics.score import (
+    ARROWS,
+    FAMILIES,
+    SCOD_CLASSIFICATION,
+    TABLES,
+    Score,
+    score_of,
+    table_of,
+)
 from polymode.metrics.text_table import align, decimals_for, number
 from polymode.prediction import Prediction
 
@@ -155,13 +163,16 @@ class Results:
             )
         stored = self.kept[dataset]
         table = table_of(stored.prediction, metric)
-        if table.kind.startswith("OOD"):
+        if table.kind.startswith("OOD") or table is SCOD_CLASSIFICATION:
             if "test" not in self.kept or not dataset.startswith("ood:"):
                 raise ValueError(
                     f"'{metric}' sets an OOD set against the test set, got '{dataset}';"
                     " both predictions must be kept"
                 )
-            return score_of(table.get(metric), self.kept["test"].prediction, stored.prediction)
+            test = self.kept["test"]
+            return score_of(
+                table.get(metric), test.prediction, stored.prediction, labels=test.targets
+            )
         return score_of(table.get(metric), stored.prediction, stored.targets, self.target_scale)
 
     @cached_property

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polymode.core.registry import Entry, Registry
 from polymode.prediction import CategoricalPrediction, Prediction
+from polymode.prediction.averages import Averages
 
 
 class Score(NamedTuple):
@@ -84,6 +85,11 @@ CLASSIFICATION: Registry[Metric] = Registry("classification metric")
 REGRESSION: Registry[Metric] = Registry("regression metric")
 OOD_CLASSIFICATION: Registry[PairMetric] = Registry("OOD metric of classifiers")
 OOD_REGRESSION: Registry[PairMetric] = Registry("OOD metric of regressions")
+SEGMENTATION: Registry[Callable[..., Score]] = Registry("metric of segmentations")
+OOD_SEGMENTATION: Registry[Callable[..., Score]] = Registry("OOD metric of segmentations")
+SCOD_CLASSIFICATION: Registry[Callable[[Prediction, Prediction, Tensor], Score]] = Registry(
+    "metric of classifiers with OOD inputs"
+)
 REFERENCE_CLASSIFICATION: Registry[PairMetric] = Registry("metric of classes and a reference")
 REFERENCE_REGRESSION: Registry[PairMetric] = Registry("metric of densities and a reference")
 
@@ -92,6 +98,9 @@ TABLES: dict[str, Registry[Any]] = {
     "regression": REGRESSION,
     "OOD, classification": OOD_CLASSIFICATION,
     "OOD, regression": OOD_REGRESSION,
+    "segmentation": SEGMENTATION,
+    "OOD, segmentation": OOD_SEGMENTATION,
+    "Test set with OOD inputs, classification": SCOD_CLASSIFICATION,
     "Against a reference, classification": REFERENCE_CLASSIFICATION,
     "Against a reference, regression": REFERENCE_REGRESSION,
 }
@@ -121,6 +130,7 @@ def register(
     epistemic: bool = False,
     targets: bool = True,
     standardised: bool = False,
+    samples: bool = False,
 ) -> Callable[[Any], Any]:
     """Return a decorator that registers a metric with everything shown beside its number.
 
@@ -134,6 +144,7 @@ def register(
         epistemic: True if it is n/a where `prediction.has_epistemic` is False, as for one network.
         targets: False if the metric accepts None for the targets.
         standardised: True if prediction and targets are first divided by the scale of the targets.
+        samples: True if it is n/a where only averages over the samples are held.
     """
     assert direction in ARROWS and family in FAMILIES
     return table.register(
@@ -147,6 +158,7 @@ def register(
         epistemic=epistemic,
         targets=targets,
         standardised=standardised,
+        samples=samples,
         rank=len(table.names()),
     )
 
@@ -169,29 +181,44 @@ def table_of(prediction: Prediction, metric: str) -> Registry[Any]:
     )
     if metric in against:
         return against
+    if classes and metric in SCOD_CLASSIFICATION:
+        return SCOD_CLASSIFICATION
     scores.get(metric)
     return scores
 
 
 def score_of(
-    entry: Entry[Any], prediction: Prediction, against: Any, scale: Sequence[float] | None = None
+    entry: Entry[Any],
+    prediction: Prediction,
+    against: Any,
+    scale: Sequence[float] | None = None,
+    *,
+    labels: Tensor | None = None,
 ) -> Score:
     """Compute one registered metric, or raise `NotDefined` with the reason why it does not apply.
 
     Args:
         against: the targets, or None; for an OOD metric, the prediction for the OOD set.
         scale: of the targets, for standardised metrics.
+        labels: of the prediction, where `against` is that for an OOD set and the metric needs both.
     """
     facts = entry.metadata
     if facts["epistemic"] and not prediction.has_epistemic:
         raise NotDefined("needs ≥ 2 samples")
     if facts["targets"] and against is None:
         raise NotDefined("needs targets")
+    if facts["samples"] and isinstance(prediction, Averages):
+        raise NotDefined("needs the samples, of which only averages are held")
     if facts["standardised"]:
         if scale is None:
             raise NotDefined("needs the scale of the training targets")
         from polymode.metrics.regression import standardise
 
         prediction, against = standardise(prediction, against, torch.tensor(scale))
+    if entry.name in SCOD_CLASSIFICATION:
+        if labels is None:
+            raise NotDefined("needs targets")
+        both: Score = entry.value(prediction, against, labels)
+        return both
     score: Score = entry.value(prediction, against)
     return score

@@ -247,6 +247,21 @@ def coverage_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05
     return Score((int(low[-1]) + 1) / n if len(low) else 0.0, n)
 
 
+def area_over_best(confidence: OnlyTensor, loss: OnlyTensor) -> Score:
+    """Return the area under the risk-coverage curve above that of the best order, `e_aurc`.
+
+    Args:
+        confidence: (N,) high for what is to be accepted first. loss: (N,) finite losses.
+
+    >>> area_over_best(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([0.0, 0.1, 0.4])).value
+    0.0
+    """
+    check_call(area_over_best, locals())
+    by_confidence, by_loss = _sort(confidence, loss)
+    influence = _influence_on_aurc(by_confidence) - _influence_on_aurc(by_loss)
+    return _score(_curve(by_confidence, by_loss).e_aurc, influence)
+
+
 def threshold_at_risk(prediction: Prediction, targets: Tensor, risk: float = 0.05) -> float:
     """Return the least confidence at which the accepted examples have at most this risk.
 

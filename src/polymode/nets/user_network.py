@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polymode.core.registry import suggest
 from polymode.core.rows import Inputs, Shapes, equal, shapes_of, shapes_text
 from polymode.core.warn import warn
-from polymode.likelihoods.kinds import Likelihood
+from polymode.likelihoods.kinds import Categorical, Likelihood
 from polymode.likelihoods.positions import Positions
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import Choice, head_names
@@ -153,13 +153,13 @@ def check_network(
             f"the network maps {rows} examples to outputs of shape {tuple(out.shape)}; the"
             f" {likelihood.name} likelihood takes ({rows}, {needed})"
         )
-    if likelihood.name == "categorical" and out.shape[1] > needed:
+    if isinstance(likelihood, Categorical) and out.shape[1] > needed:
         warn(
             f"the network gives {out.shape[1]} outputs for {target_size} classes: the others have"
             " no training examples. Give the network as many outputs as classes, or"
             f" pm.Task(target_size={out.shape[1]}) if all of them can occur",
         )
-    if likelihood.name == "categorical" and out.shape[1] >= needed:
+    if isinstance(likelihood, Categorical) and out.shape[1] >= needed:
         _warn_of_softmax(out)
         return Fitted(out.shape[1], fitted)
     if out.shape[1] != needed:

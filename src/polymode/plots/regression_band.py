@@ -15,7 +15,7 @@ from polymode.metrics.results import Results
 from polymode.plots.axes import thinned
 from polymode.plots.display import INK, Display, Style
 from polymode.plots.sources import numbers
-from polymode.prediction import MixturePrediction
+from polymode.prediction import DensityPrediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def regression_band(
     if curve is None or train is None or train.inputs is None or train.targets is None:
         raise ValueError("these results keep no curve; it is made for tasks with one input")
     prediction = curve.prediction
-    if not isinstance(prediction, MixturePrediction) or prediction.loc.shape[-1] != 1:
+    if not isinstance(prediction, DensityPrediction) or prediction.loc.shape[-1] != 1:
         raise ValueError("regression_band draws one output; the task has more")
     assert curve.inputs is not None
     index = thinned(len(train.inputs), POINTS)

@@ -19,7 +19,7 @@ from polymode.metrics.intervals import pit, quantile_coverage
 from polymode.metrics.results import Results
 from polymode.plots.display import INK, PALE, Display, Style
 from polymode.plots.sources import seeds_of, values_of
-from polymode.prediction import MixturePrediction
+from polymode.prediction import DensityPrediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,7 +131,7 @@ def regression_calibration(
     )
 
 
-def _counted(pairs: list[tuple[MixturePrediction, Tensor]], num_bins: int) -> dict[str, np.ndarray]:
+def _counted(pairs: list[tuple[DensityPrediction, Tensor]], num_bins: int) -> dict[str, np.ndarray]:
     """Return histogram and coverage over all seeds, and the bands of one seed's examples."""
     from scipy.stats import binom
 

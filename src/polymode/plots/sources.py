@@ -12,7 +12,7 @@ from polymode.core.checks import as_numbers
 from polymode.metrics.compare import compare
 from polymode.metrics.leaderboard import Leaderboard
 from polymode.metrics.results import Kept, Results
-from polymode.prediction import CategoricalPrediction, MixturePrediction
+from polymode.prediction import CategoricalPrediction, DensityPrediction
 
 Source = Leaderboard | Mapping[str, Results | Sequence[Results]] | Results | Sequence[Results]
 """A leaderboard; results by label, one or several seeds; or results, labelled as by `compare`."""
@@ -64,10 +64,10 @@ def classes_of(results: Results, dataset: str, plot: str) -> tuple[CategoricalPr
     return prediction, labels
 
 
-def values_of(results: Results, dataset: str, plot: str) -> tuple[MixturePrediction, Tensor]:
+def values_of(results: Results, dataset: str, plot: str) -> tuple[DensityPrediction, Tensor]:
     """Return a kept prediction of a regression and its targets."""
     prediction, values, _ = kept_of(results, dataset)
-    if not isinstance(prediction, MixturePrediction):
+    if not isinstance(prediction, DensityPrediction):
         raise ValueError(f"{plot} is for regressions; for classes see reliability")
     if values is None:
         raise ValueError(f"{plot} needs targets, and '{dataset}' has none")

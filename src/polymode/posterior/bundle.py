@@ -4,6 +4,8 @@
     answer = pm.load("model/", net=net).answer(x)
     answer.prediction.mean, answer.region.members, answer.accepted
 
+    post.bundled(conformal=by_group(prediction, y, df["city"]), groups="city").answer(df_new)
+
 Recalibration comes first; the conformal rule and the threshold look at corrected predictions, and
 must have been chosen on such. At positions of an input each position is answered by itself. `B`
 batch, `E` axes of positions, `C` classes, `D` outputs.
@@ -11,7 +13,6 @@ batch, `E` axes of positions, `C` classes, `D` outputs.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +21,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.conformal.prediction_intervals import ConformalIntervals, PredictionIntervals
+from polymode.conformal.cross import CrossRule
+from polymode.conformal.mondrian import ClassRule, DifficultyGroups, MondrianRule
+from polymode.conformal.prediction_intervals import PredictionIntervals
 from polymode.conformal.prediction_sets import ConformalSets, PredictionSets
+from polymode.conformal.stored import Rule, check_names, rule_from_dict, rule_to_dict
+from polymode.conformal.weighted import WeightedRule
 from polymode.core.checks import is_number, shown
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.recalibration import Recalibration
-
-RULES: dict[str, type[ConformalSets] | type[ConformalIntervals]] = {
-    "sets": ConformalSets,
-    "intervals": ConformalIntervals,
-}
 
 
 class Answer(NamedTuple):
@@ -53,15 +53,20 @@ class Bundle:
 
     Args:
         recalibration: of `pm.recalibration.recalibrate`.
-        conformal: of `pm.conformal.conformal_sets` or `conformal_intervals`.
+        conformal: what a function of `pm.conformal` returned that answers one batch at a time:
+            `conformal_sets`, `conformal_intervals`, `by_group`, `by_class`, `weighted` or
+            `cross_conformal`, whose models are then the modes.
         threshold: of classes, the least confidence that is accepted, in [0, 1]; see
             `metrics.selective.threshold_at_risk`. Of values, the largest predictive standard
             deviation of any output, in their units.
+        groups: where the groups of `by_group` come from: what `difficulty_groups` returned, or the
+            name of a column of the table that is asked about; None if they are given.
     """
 
     recalibration: Recalibration | None = None
-    conformal: ConformalSets | ConformalIntervals | None = None
+    conformal: Rule | None = None
     threshold: float | None = None
+    groups: DifficultyGroups | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.recalibration, Recalibration | None):
@@ -69,39 +74,80 @@ class Bundle:
                 "`recalibration` of Bundle must be what pm.recalibration.recalibrate returned, got"
                 f" {shown(self.recalibration)}"
             )
-        if not isinstance(self.conformal, ConformalSets | ConformalIntervals | None):
+        if not isinstance(self.conformal, Rule | None):
             raise ValueError(
-                "`conformal` of Bundle must be what conformal_sets or conformal_intervals of"
-                f" pm.conformal returned, got {shown(self.conformal)}"
+                "`conformal` of Bundle must be what conformal_sets, conformal_intervals, by_group,"
+                " by_class, weighted or cross_conformal of pm.conformal returned, got"
+                f" {shown(self.conformal)}"
             )
         threshold = self.threshold
         if threshold is not None and not (is_number(threshold) and 0 <= threshold < math.inf):
             raise ValueError(
                 f"`threshold` of Bundle must be a finite number >= 0, got {shown(threshold)}"
             )
+        if not isinstance(self.groups, DifficultyGroups | str | None):
+            raise ValueError(
+                "`groups` of Bundle must be what pm.conformal.difficulty_groups returned, or the"
+                f" name of a column, got {shown(self.groups)}"
+            )
+        by_group = isinstance(self.conformal, MondrianRule)
+        if self.groups is not None and not by_group:
+            raise ValueError("`groups` of Bundle are those of a rule of pm.conformal.by_group")
+        if isinstance(self.conformal, MondrianRule):
+            check_names(self.conformal)
 
-    def __call__(self, prediction: Prediction, *, seed: int = 0) -> Answer:
+    def __call__(
+        self,
+        prediction: Prediction,
+        *,
+        groups: Any = None,
+        weights: Tensor | None = None,
+        seed: int = 0,
+    ) -> Answer:
         """Return the answer for a prediction that is not corrected yet.
 
         Args:
+            groups: the group of each input, (B,), for a rule of `by_group` without its own.
+            weights: ratio of densities at each input, (B,), for a rule of `weighted`.
             seed: of randomised sets; a different one for each batch.
         """
         sizes = prediction.mean.shape[:-1]
         rows = prediction.as_rows()
         corrected = rows if self.recalibration is None else self.recalibration(rows)
-        region: PredictionSets | PredictionIntervals | None = None
-        if isinstance(self.conformal, ConformalSets):
-            sets = self.conformal(corrected, seed=seed)
-            region = PredictionSets(sets.members.unflatten(0, sizes))
-        elif isinstance(self.conformal, ConformalIntervals):
-            ends = self.conformal(corrected)
-            region = PredictionIntervals(
-                ends.lower.unflatten(0, sizes), ends.upper.unflatten(0, sizes)
-            )
+        region = self._region(corrected, groups, weights, seed)
         accepted = self._accepted(corrected)
         if accepted is not None:
             accepted = accepted.unflatten(0, sizes)
-        return Answer(corrected.at_positions(sizes), region, accepted)
+        return Answer(corrected.at_positions(sizes), _at_positions(region, sizes), accepted)
+
+    def _region(
+        self, prediction: Prediction, groups: Any, weights: Tensor | None, seed: int
+    ) -> PredictionSets | PredictionIntervals | None:
+        """Return sets or intervals of corrected predictions."""
+        rule = self.conformal
+        if groups is not None and not isinstance(rule, MondrianRule):
+            raise ValueError("`groups` are for a rule of by_group, and this bundle has none")
+        if weights is not None and not isinstance(rule, WeightedRule):
+            raise ValueError("`weights` are for a rule of weighted, and this bundle has none")
+        if isinstance(rule, MondrianRule):
+            if groups is None and isinstance(self.groups, DifficultyGroups):
+                groups = self.groups(prediction)
+            if groups is None:
+                raise ValueError(
+                    "this bundle's intervals or sets are by group: give the group of each input,"
+                    " answer(x, groups=...)"
+                )
+            return rule(prediction, groups, seed=seed)
+        if isinstance(rule, WeightedRule):
+            if weights is None:
+                raise ValueError(
+                    "this bundle's rule is weighted: give the ratio of densities at each input,"
+                    " answer(x, weights=...)"
+                )
+            return rule(prediction, weights, seed=seed)
+        if isinstance(rule, ConformalSets | ClassRule):
+            return rule(prediction, seed=seed)
+        return None if rule is None else rule(prediction)
 
     def _accepted(self, prediction: Prediction) -> Tensor | None:
         if self.threshold is None:
@@ -110,62 +156,67 @@ class Bundle:
             return prediction.confidence >= self.threshold
         return prediction.std.amax(-1) <= self.threshold
 
-    def check(self, classification: bool, target_size: int) -> None:
+    def check(self, classification: bool, target_size: int, num_modes: int) -> None:
         """Refuse rules that do not fit the predictions of a posterior, by applying them to one."""
         made_up: Prediction
         if classification:
-            made_up = CategoricalPrediction(torch.full((1, 1, target_size), -math.log(target_size)))
+            log_probs = torch.full((num_modes, 1, target_size), -math.log(target_size))
+            made_up = CategoricalPrediction(log_probs)
         else:
-            made_up = MixturePrediction(torch.zeros(1, 1, target_size), 1.0)
+            made_up = MixturePrediction(torch.zeros(num_modes, 1, target_size), 1.0)
         if classification and self.threshold is not None and self.threshold > 1:
             raise ValueError(
                 f"`threshold` of Bundle is a confidence, in [0, 1], got {self.threshold:g}"
             )
-        self(made_up)
+        rule, inputs = self.conformal, dict[str, Any]()
+        if isinstance(rule, MondrianRule):
+            inputs["groups"] = list(rule.quantiles)[:1]
+        elif isinstance(rule, WeightedRule):
+            inputs["weights"] = torch.ones(1)
+        elif isinstance(rule, CrossRule) and self.recalibration is not None:
+            if self.recalibration.method != "scale":
+                raise ValueError(
+                    f"a rule of cross_conformal needs every model's own prediction, and"
+                    f" '{self.recalibration.method}' corrects their mixture; leave one out"
+                )
+        self(made_up, **inputs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-safe; an infinite quantile is written as "inf"."""
-        conformal = None
-        if self.conformal is not None:
-            kind = next(name for name, rule in RULES.items() if isinstance(self.conformal, rule))
-            fields = dataclasses.asdict(self.conformal)
-            fields["quantile"] = _written(fields["quantile"])
-            conformal = {"kind": kind, **fields}
+        groups: Any = self.groups
+        if isinstance(groups, DifficultyGroups):
+            groups = {"edges": list(groups.edges)}
         return {
             "recalibration": self.recalibration and self.recalibration.to_dict(),
-            "conformal": conformal,
+            "conformal": self.conformal and rule_to_dict(self.conformal),
             "threshold": self.threshold,
+            "groups": groups,
         }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Bundle:
-        """Return what `to_dict` gave, also after JSON."""
+        """Return what `to_dict` gave, also after JSON, or what it gave before there were groups."""
         recalibration, conformal = stored["recalibration"], stored["conformal"]
-        if recalibration is not None:
-            recalibration = Recalibration.from_dict(recalibration)
-        if conformal is not None:
-            fields = dict(conformal)
-            kind = fields.pop("kind")
-            if kind not in RULES:
-                raise ValueError(f"the conformal rule is of kind {kind!r}, not of {[*RULES]}")
-            fields["quantile"] = _read(fields["quantile"])
-            conformal = RULES[kind](**fields)
-        return cls(recalibration, conformal, stored["threshold"])
+        groups = stored.get("groups")
+        if isinstance(groups, Mapping):
+            edges = tuple(groups["edges"])
+            if not all(map(is_number, edges)) or list(edges) != sorted(edges):
+                raise ValueError(f"edges of strata must rise, got {shown(edges)}")
+            groups = DifficultyGroups(edges)
+        return cls(
+            recalibration and Recalibration.from_dict(recalibration),
+            conformal and rule_from_dict(conformal),
+            stored["threshold"],
+            groups,
+        )
 
 
-def _written(quantile: Any) -> Any:
-    """Return quantiles that JSON can hold."""
-    if isinstance(quantile, (tuple, list)):
-        return [_written(number) for number in quantile]
-    return "inf" if quantile == math.inf else quantile
-
-
-def _read(quantile: Any) -> Any:
-    """Return what `_written` was given, as rules hold it."""
-    if isinstance(quantile, list):
-        return tuple(_read(number) for number in quantile)
-    if quantile == "inf":
-        return math.inf
-    if not is_number(quantile):
-        raise ValueError(f"a quantile must be a number, got {shown(quantile)}")
-    return float(quantile)
+def _at_positions(
+    region: PredictionSets | PredictionIntervals | None, sizes: torch.Size
+) -> PredictionSets | PredictionIntervals | None:
+    """Return the region of rows as that of the positions of examples, `sizes` (B, *E)."""
+    if region is None or len(sizes) == 1:
+        return region
+    if isinstance(region, PredictionSets):
+        return PredictionSets(region.members.unflatten(0, sizes))
+    return PredictionIntervals(region.lower.unflatten(0, sizes), region.upper.unflatten(0, sizes))

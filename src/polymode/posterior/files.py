@@ -40,6 +40,7 @@ from polymode.core.text import first_line
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
+from polymode.nets.conversion import conversion_from, conversion_of, convert
 from polymode.nets.standardised import Standardised, standardised
 from polymode.nets.user_network import networks_for
 from polymode.posterior.contents import (
@@ -65,6 +66,7 @@ from polymode.posterior.manifest import (
     shapes_of_manifest,
     type_name,
     types_of,
+    views_stored,
 )
 from polymode.posterior.posterior import Posterior
 from polymode.posterior.ranked import Ranked
@@ -73,6 +75,7 @@ from polymode.stack.sharing import is_shared, joined, row_of
 from polymode.stack.stack import Stack
 from polymode.tracing.calling import calling_for
 from polymode.tracing.modules import Tensors
+from polymode.tracing.network import without_values
 
 
 def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module | None:
@@ -99,8 +102,10 @@ def outline(network: Any, manifest: Mapping[str, Any], path: Path) -> nn.Module 
 
 def save(post: Posterior, folder: Path, modes_per_file: int | None, trunk: bool = True) -> None:
     """Write a posterior to `folder`, see `Posterior.save`."""
+    if post.views is not None:
+        post.views.to_dict()  # refuses what cannot be saved
     if post.bundle is not None:
-        post.bundle.check(post.likelihood.classification, post.target_size)
+        post.bundle.check(post.likelihood.classification, post.target_size, post.num_modes)
     if not trunk:
         _require_trunk(post.weights.like)
     if post.weights.like.members_differ:
@@ -165,11 +170,18 @@ def _manifest(post: Posterior, part: Weights) -> dict[str, Any]:
         "trainable": list(stack.params) if stack.frozen else None,
         "channels_last": stack.channels_last,
         "network": type(stack.template).__name__,
+        "conversion": _conversion_to_save(stack.template),
         "standardised": isinstance(stack.template, Standardised),
         "weights": {"kind": part.kind, "numbers": part.numbers()},
         "history": post.history.to_dict(),
         "bundle": post.bundle and post.bundle.to_dict(),
+        "views": None if post.views is None else post.views.to_dict(),
     }
+
+
+def _conversion_to_save(network: nn.Module) -> dict[str, Any] | None:
+    conversion = conversion_of(network)
+    return conversion and {"kind": conversion.kind, "numbers": dict(conversion.numbers)}
 
 
 def _write_modes(
@@ -268,8 +280,6 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
     likelihood = likelihood_of(folder, manifest)
     shape, size = shapes_of_manifest(manifest["input_shape"]), manifest["target_size"]
     network = networks_for(net, shape, likelihood.num_outputs(size))
-    if manifest.get("standardised"):  # its tensors are read with those of the network
-        network = standardised(network, Scaling(torch.zeros(shape), torch.ones(shape)))
     shards = Shards(folder, manifest, network, likelihood, device)
     post = Posterior(
         shards.part(0) if len(shards.entries) == 1 else shards.checked(),
@@ -285,6 +295,7 @@ def _loaded(folder: Path, manifest: dict[str, Any], net: Any, device: torch.devi
         encoder=encoder_of(folder, manifest),
     )
     post.bundle = bundle_of(folder, manifest, likelihood)
+    post.views = views_stored(folder, manifest, likelihood.num_axes)
     return post
 
 
@@ -422,7 +433,9 @@ class Shards(Weights):
     def _outline(self) -> Stack:
         """One network like those in the files, without values."""
         module = outline(self._network, self.manifest, self.folder / MANIFEST)
-        module = self._module if module is None else module
+        if module is None:
+            module = self._given if self.manifest.get("conversion") is None else self._emptied()
+        module = self._converted(module)
         try:
             return self._stack(module, 1, torch.device("meta"))
         except ValueError as error:  # it would never fit
@@ -430,9 +443,35 @@ class Shards(Weights):
 
     @cached_property
     def _module(self) -> nn.Module:
+        """The network that was given, converted; only once its files were looked at."""
+        return self._converted(self._given)
+
+    @cached_property
+    def _given(self) -> nn.Module:
         """The network that was given, built once."""
         network = self._network[0] if isinstance(self._network, Sequence) else self._network
         return network if isinstance(network, nn.Module) else network()
+
+    def _emptied(self) -> nn.Module:
+        """Return the network that was given without values."""
+        empty = without_values(self._given)
+        for parameter, given in zip(empty.parameters(), self._given.parameters(), strict=True):
+            parameter.requires_grad_(given.requires_grad)
+        return empty
+
+    def _converted(self, module: nn.Module) -> nn.Module:
+        """Return the network as the method had converted it, and standardised it."""
+        try:
+            module = convert(module, conversion_from(self.manifest.get("conversion")))
+        except FAULTS as error:
+            raise FileProblem(
+                f"{self.folder / MANIFEST}: the network given cannot be converted as it was for"
+                f" training: {first_line(error)}"
+            ) from None
+        if self.manifest.get("standardised"):  # its tensors are read with those of the network
+            shape = shapes_of_manifest(self.manifest["input_shape"])
+            module = standardised(module, Scaling(torch.zeros(shape), torch.ones(shape)))
+        return module
 
     def __getitem__(self, modes: slice) -> Weights:
         first, last, step = modes.indices(self.num_modes)

@@ -13,6 +13,7 @@ from polymode.core.safe_files import FileProblem, is_plain_name, read_json
 from polymode.likelihoods.kinds import Likelihood, likelihood_from_config
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Bundle
+from polymode.posterior.views import Takes, Views, views_from
 from polymode.stack.gathering import Types
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.history import History
@@ -86,6 +87,15 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {  # that earlier release
     "trunk": (
         lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("digest"), str)),
         "an object with a digest or null",
+    ),
+    "conversion": (
+        lambda v: (
+            v is None
+            or isinstance(v, dict)
+            and isinstance(v.get("kind"), str)
+            and isinstance(v.get("numbers"), dict)
+        ),
+        "an object with a kind and numbers, or null",
     ),
     "encoder": (lambda v: v is None or isinstance(v, dict), "an object or null"),
     "trainable": (
@@ -207,10 +217,24 @@ def bundle_of(folder: Path, manifest: dict[str, Any], likelihood: Likelihood) ->
 
     def read() -> Bundle:
         bundle = Bundle.from_dict(stored)
-        bundle.check(likelihood.classification, manifest["target_size"])
+        bundle.check(likelihood.classification, manifest["target_size"], manifest["num_modes"])
         return bundle
 
     return _read_field(folder, "bundle", read)
+
+
+def views_stored(folder: Path, manifest: dict[str, Any], num_axes: int) -> Views | None:
+    """Return the views that predictions average, None where there are none or the file is older.
+
+    Args:
+        num_axes: of positions, of the likelihood.
+    """
+    stored = manifest.get("views")
+    if stored is None:
+        return None
+    shape = shapes_of_manifest(manifest["input_shape"])
+    takes = Takes(shape, num_axes, manifest["target_size"])
+    return _read_field(folder, "views", lambda: views_from(stored, takes))
 
 
 def encoder_of(folder: Path, manifest: dict[str, Any]) -> TableEncoder | None:

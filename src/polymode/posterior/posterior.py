@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from polymode.conformal.prediction_intervals import ConformalIntervals
-from polymode.conformal.prediction_sets import ConformalSets
+from polymode.conformal.mondrian import DifficultyGroups
+from polymode.conformal.stored import Rule
 from polymode.core.checks import Count, NumModes, Seed, as_numbers, check_call, shown
 from polymode.core.html import html_block, html_details, html_facts
 from polymode.core.memory import require_free
@@ -35,18 +35,19 @@ from polymode.core.rows import (
     shapes_text,
     why_not_same,
 )
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
 from polymode.posterior.bundle import Answer, Bundle
 from polymode.posterior.ranked import Ranked
+from polymode.posterior.views import Takes, Views, averaged_views, views_of
 from polymode.posterior.weights import Weights
-from polymode.prediction import MixturePrediction, Prediction, predict_from
+from polymode.prediction import DensityPrediction, Prediction, predict_from
 from polymode.prediction.averages import averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
-from polymode.tasks.frames.columns import is_frame
+from polymode.tasks.frames.columns import columns_named, is_frame
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
@@ -74,10 +75,12 @@ class Posterior:
             in the units of the targets.
         history: loss curves and time of the fit, see `training/history.py`.
         bundle: the rules of `answer`, or None; saved and loaded with the posterior.
+        views: the views of each input that predictions average, or None; see `augmented`.
         encoder: what made the inputs of a table, or None; with it, tables are predicted from.
     """
 
     bundle: Bundle | None = None
+    views: Views | None = None
 
     def __init__(
         self,
@@ -105,6 +108,8 @@ class Posterior:
     def __repr__(self) -> str:
         samples, like = self.weights.samples_per_mode, self.weights.like
         drawn = f" × {samples} samples" if samples > 1 else ""
+        if self.views is not None:
+            drawn += f" × {len(self.views)} views"
         return (
             f"Posterior({self.method}: {self.num_modes} × {type(like.template).__name__},"
             f" {self._trained}{drawn}, {self.likelihood.name})"
@@ -230,29 +235,65 @@ class Posterior:
         self,
         *,
         recalibration: Recalibration | None = None,
-        conformal: ConformalSets | ConformalIntervals | None = None,
+        conformal: Rule | None = None,
         threshold: float | None = None,
+        groups: DifficultyGroups | str | None = None,
     ) -> Posterior:
         """Return this posterior with rules for its answers, which are saved with it.
 
         Args:
             recalibration: what `pm.recalibration.recalibrate` returned, or None.
-            conformal: what `pm.conformal.conformal_sets` or `conformal_intervals` returned for
-                corrected predictions, or None.
+            conformal: a rule of `pm.conformal`, made with corrected predictions, or None: of
+                `conformal_sets`, `conformal_intervals`, `by_group`, `by_class`, `weighted` or
+                `cross_conformal`, whose models are the modes.
             threshold: the least confidence that is accepted, in [0, 1]; of regressions the largest
                 predictive standard deviation of any output; None for no rejection. See
                 `metrics.selective.threshold_at_risk`.
+            groups: of a rule of `by_group`: what `difficulty_groups` returned, or the name of a
+                column of the tables that are asked about; None if `answer` is given groups.
         """
-        bundle = Bundle(recalibration, conformal, threshold)
-        bundle.check(self.likelihood.classification, self.target_size)
+        bundle = Bundle(recalibration, conformal, threshold, groups)
+        bundle.check(self.likelihood.classification, self.target_size, self.num_modes)
         ship = copy.copy(self)
         ship.bundle = bundle
         return ship
+
+    def augmented(
+        self,
+        group: Any = None,
+        *,
+        augmentation: Any = None,
+        draws: Count = 8,
+        seed: Seed = 0,
+    ) -> Posterior:
+        """Return this posterior with test-time augmentation: its predictions are means over views
+        of each input. Maps move back first. See `posterior/views.py`.
+
+        Args:
+            group: whose moves the views are, such as "D4"; see `equivariance.group`. Predictions
+                are then exactly invariant, and maps equivariant.
+            augmentation: in place of a group: random moves of images, "crop+flip", as of `fit`;
+                not for maps.
+            draws: views of an augmentation, the first of them the input itself.
+            seed: of these draws.
+        """
+        check_call(Posterior.augmented, locals())
+        if self.views is not None:
+            raise ValueError("this posterior has views already: take `augmented` of the first one")
+        averaging = copy.copy(self)
+        takes = Takes(self.input_shape, self.likelihood.num_axes, self.target_size)
+        averaging.views = views_of(group, augmentation, draws, seed, takes)
+        averaging.bundle = None  # chosen on other predictions
+        named = augmentation if group is None else averaging.views.group.name  # type: ignore[attr-defined]
+        averaging.config = {**self.config, "augmented": str(named)}
+        return averaging
 
     def answer(
         self,
         x: Any,
         *,
+        groups: Any = None,
+        weights: Tensor | None = None,
         samples_per_mode: int | None = None,
         seed: Seed = 0,
         batch_size: Count = _BATCH,
@@ -262,17 +303,21 @@ class Posterior:
 
         Args:
             x, samples_per_mode, batch_size: as of `predict`.
+            groups: the group of each input, for a rule of `by_group` that was bundled without.
+            weights: ratio of densities at each input, for a rule of `weighted`.
             seed: of the samples, and of randomised sets.
         """
-        check_call(Posterior.answer, locals(), but=_CHECKED)
+        check_call(Posterior.answer, locals(), but=(*_CHECKED, "groups", "weights"))
         if self.bundle is None:
             raise ValueError(
                 "this posterior has no rules to answer by: give it some, post.bundled(...), or use"
                 " predict"
             )
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        if groups is None and isinstance(self.bundle.groups, str):
+            groups = _group_column(x, self.bundle.groups)
         prediction = self.predict(x, samples_per_mode=samples_per_mode, **options)
-        return self.bundle(prediction, seed=seed)
+        return self.bundle(prediction, groups=groups, weights=weights, seed=seed)
 
     def _bounded(
         self, weights: Weights, x: Any, samples: int, seed: int, batch_size: int
@@ -289,6 +334,8 @@ class Posterior:
         self, rows: int, samples: int, which: str = "", size: int | None = None
     ) -> None:
         number, size = self.num_modes * samples, size or self.target_size
+        if self.views is not None and not self.likelihood.classification:
+            number *= len(self.views)  # each is a component
         need = rows * number * size * self.weights.like.dtype.itemsize
         what = f"predictions for {which}{rows:,} inputs × {number:,} samples × {size:,} outputs"
         require_free(need, what, "Use post.stream(x), which yields them in parts")
@@ -357,7 +404,7 @@ class Posterior:
         noise = weights.noise(samples, seed)
         streams = [fold(stream, "outputs", seed) for stream in weights.stack.seeds]
 
-        def components(x: Tensor) -> Categories | Components:
+        def components(x: Tensor) -> Categories | Densities:
             nonlocal outputs
             x = weights.prepare(x)
             moments = weights.moments(x)
@@ -372,10 +419,15 @@ class Posterior:
             prediction = predict_from(components(x), self.likelihood.num_axes)
             if self.target_scaling is None:
                 return prediction
-            assert isinstance(prediction, MixturePrediction)
+            assert isinstance(prediction, DensityPrediction)
             return prediction.rescale(self.target_scaling.shift, self.target_scaling.scale)
 
-        return predict
+        views = self.views
+        if views is None:
+            return predict
+        return lambda x: averaged_views(
+            views.back(predict(views.view(x, number)), number) for number in range(len(views))
+        )
 
     def _samples(self, samples_per_mode: int | None) -> int:
         """Return L, checked."""
@@ -406,7 +458,8 @@ class Posterior:
 
     def _encoded(self, x: Any) -> Any:
         """Return a table as inputs, and anything else as it is."""
-        if not is_frame(x):
+        by_name = isinstance(x, Mapping) and self.encoder is not None
+        if not is_frame(x) and not by_name:
             return x
         if self.encoder is None:
             raise ValueError(
@@ -519,6 +572,17 @@ class Posterior:
         from polymode.posterior.hub import push
 
         return push(self, name, results=results, private=private, token=token, message=message)
+
+
+def _group_column(x: Any, name: str) -> Any:
+    """Return the column of a table that holds the groups of its rows."""
+    if not is_frame(x) and not isinstance(x, Mapping):
+        raise ValueError(
+            f"groups are column '{name}' of a table; give a table, or answer(x, groups=...)"
+        )
+    names = list(x.columns) if is_frame(x) else list(x)
+    columns_named(dict.fromkeys(map(str, names)), [name], "the table")
+    return x[name]
 
 
 def _as_source(x: Any) -> Any:

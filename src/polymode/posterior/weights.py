@@ -472,6 +472,8 @@ KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, 
 
 
 HOMES = {
+    "head": "polymode.methods.last_layer.head_weights",
+    "batch_statistics": "polymode.methods.mc_batchnorm",
     "concrete": "polymode.methods.concrete_dropout",
     "laplace": "polymode.methods.laplace.laplace_weights",
     "on_trunk": "polymode.posterior.on_trunk",

@@ -1,8 +1,9 @@
 r"""Predictions of S posterior samples for B inputs, stored separately and mixed on demand.
 
 The posterior predictive is the mixture :math:`p(y \mid x) = \frac1S\sum_s p_s(y \mid x)` of the
-samples' predictions: log-probabilities of C classes (`categorical`), or Gaussian or Student-t
-densities of D outputs (`mixture`), which recalibration may map (`mapped`); `base` holds what all
+samples' predictions: log-probabilities of C classes (`categorical`), or laws of D numbers
+(`density`): Gaussian, Student-t or Laplace densities (`mixture`), which recalibration may map
+(`mapped`), counts (`counts`), distributions between quantiles (`quantiles`); `base` holds what all
 can do. Parameters are never averaged:
 two members N(-5, 0.1) and N(5, 0.1) predict with a standard deviation of 5.001, not 0.1.
 
@@ -35,22 +36,28 @@ from __future__ import annotations
 from torch import Tensor
 
 from polymode.core.checks import check_call
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Counts, Densities, Quantiles
 from polymode.prediction.base import Prediction
 from polymode.prediction.categorical import CategoricalPrediction
+from polymode.prediction.counts import CountPrediction
+from polymode.prediction.density import DensityPrediction
 from polymode.prediction.mapped import MappedPrediction
 from polymode.prediction.mixture import MixturePrediction
+from polymode.prediction.quantiles import QuantilePrediction
 
 __all__ = [
     "CategoricalPrediction",
+    "CountPrediction",
+    "DensityPrediction",
     "MappedPrediction",
     "MixturePrediction",
     "Prediction",
+    "QuantilePrediction",
     "predict_from",
 ]
 
 
-def predict_from(components: Categories | Components, axes: int = 0) -> Prediction:
+def predict_from(components: Categories | Densities, axes: int = 0) -> Prediction:
     """Return the prediction of S samples from the components that a likelihood derives.
 
     Args:
@@ -60,11 +67,15 @@ def predict_from(components: Categories | Components, axes: int = 0) -> Predicti
     """
     check_call(predict_from, locals())
     samples = components[0]
-    by_mode = samples.dim() > 3 + axes
+    by_mode = samples.dim() > 3 + axes + isinstance(components, Quantiles)
     num_modes = len(samples) if by_mode else None
     joined = [
         part.flatten(0, 1) if by_mode and isinstance(part, Tensor) else part for part in components
     ]
     if isinstance(components, Categories):
         return CategoricalPrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]
+    if isinstance(components, Counts):
+        return CountPrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]
+    if isinstance(components, Quantiles):
+        return QuantilePrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]
     return MixturePrediction(*joined, num_modes=num_modes)  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from polymode.core.checks import Count, Seed, shown
 from polymode.core.html import html_block, html_table
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.targets import NOT_OBSERVED
-from polymode.prediction.decisions import Decision, abstentions
+from polymode.prediction.decisions import Decision, abstentions, best_actions_for_values
 
 SHOWN = 8  # inputs that a notebook shows
 
@@ -45,7 +45,6 @@ class Prediction(ABC):
     _kind: ClassVar[str]
     _axes: ClassVar[str]
     _summarised: ClassVar[tuple[str, ...]]
-    _has_positions: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -82,7 +81,7 @@ class Prediction(ABC):
 
     @property
     @abstractmethod
-    def by_mode(self) -> Categories | Components:
+    def by_mode(self) -> Categories | Densities:
         """The samples by mode, (M, L, B, C) or (M, L, B, D), views; see `predict_from`."""
 
     @abstractmethod
@@ -172,9 +171,11 @@ class Prediction(ABC):
         """Return the actions of highest expected utility.
 
         Args:
-            utility: (A, C) table of what action a gives if the class is c; costs are negative.
+            utility: of classes an (A, C) table of what action a gives if the class is c; of values
+                a function of y (N, B) that returns the utilities of A actions, (N, B) each. Costs
+                are negative. Expectations of values are means over 200 quantiles.
         """
-        raise ValueError("Only classes have a table of utilities; use `quantile` or `sample`.")
+        return best_actions_for_values(self, utility)
 
     def _expected_loss(self) -> Tensor:
         """Return the expected loss of the best answer: squared error of the mean, (B,)."""
@@ -252,8 +253,6 @@ class Prediction(ABC):
         if len(sizes) == 1:
             return self
         tensors, metadata = self._parts()
-        if not self._has_positions:
-            raise ValueError(f"{type(self).__name__} is not defined at positions of an input.")
         rows = {k: t.unflatten(1, tuple(sizes)) for k, t in tensors.items()}
         return Prediction.from_arrays(rows, metadata)
 
@@ -324,7 +323,7 @@ class Prediction(ABC):
     @staticmethod
     def from_arrays(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Prediction:
         """Restore a prediction from the result of `to_arrays`."""
-        kinds = {kind._kind: kind for kind in Prediction.__subclasses__()}
+        kinds = _kinds(Prediction)  # type: ignore[type-abstract]
         if metadata.get("kind") not in kinds:
             raise ValueError(f"Not a stored prediction: its kind is {metadata.get('kind')!r}.")
         return kinds[metadata["kind"]](
@@ -355,6 +354,16 @@ class Prediction(ABC):
         axes = [*first, *(f"E{number + 1}" for number in range(self.num_axes)), *last]
         sizes = dict(zip(axes, self._shape, strict=True))
         return sizes if self.samples_per_mode == 1 else {"M": self.num_modes, **sizes}
+
+
+def _kinds(parent: type[Prediction]) -> dict[str, type[Prediction]]:
+    """Return all kinds of predictions that can be stored, by name; averages are none."""
+    kinds: dict[str, type[Prediction]] = {}
+    for child in parent.__subclasses__():
+        if "_kind" in vars(child):
+            kinds[child._kind] = child
+        kinds |= _kinds(child)
+    return kinds
 
 
 def _joined(

@@ -241,6 +241,11 @@ class CategoricalPrediction(Prediction):
         logs = self.log_mean.gather(-1, labels.masked_fill(absent, 0).unsqueeze(-1)).squeeze(-1)
         return logs.masked_fill(absent, math.nan)
 
+    def sample_log_probs(self, targets: Tensor) -> Tensor:
+        """Return the log-probability of labels (B,) under each sample, (S, B)."""
+        places = self._labels(targets).expand(self.log_probs.shape[:-1])
+        return self.log_probs.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+
     def joint_log_prob(self, targets: Tensor) -> Tensor:
         if self.num_axes == 0:
             return self.log_prob(targets)

@@ -10,6 +10,7 @@ Jointly, each output is moved by :math:`F_d'^{-1} \circ F_d`, which keeps the de
 outputs. A map belongs to the whole mixture and not to its samples: what is left of the uncertainty
 counts as aleatoric, and there are no parts by mode. The mean and the CRPS are exact; variance and
 entropy are integrals over the levels by Gauss-Legendre quadrature within each piece.
+At positions of an input all is computed of rows, one for each position.
 `S` samples, `B` batch, `D` outputs, `K` corners, `P` nodes of a quadrature.
 """
 
@@ -25,9 +26,11 @@ from torch import Tensor
 
 from polymode.core.checks import Count, Seed, check_call
 from polymode.likelihoods import densities
-from polymode.likelihoods.components import Categories, Components
+from polymode.likelihoods.components import Categories, Densities
+from polymode.likelihoods.densities import Shape
 from polymode.prediction.base import Prediction
-from polymode.prediction.mixture import MixturePrediction, columns_by_output
+from polymode.prediction.density import columns_by_output
+from polymode.prediction.mixture import MixturePrediction
 
 _CHUNK = 2**21  # densities evaluated at a time, 16 MB
 _FEW = 64  # even cuts of the levels; corners up to which a piece has eight nodes, beyond it two
@@ -47,7 +50,6 @@ class MappedPrediction(Prediction):
     """
 
     _kind = "mapped"
-    _has_positions = False
     _axes = "SBD"
     _summarised = ()
 
@@ -55,7 +57,7 @@ class MappedPrediction(Prediction):
         self,
         loc: Tensor,
         scale: Tensor | float,
-        df: float | None = None,
+        df: Shape = None,
         epistemic: Tensor | float | None = None,
         *,
         maps: Sequence[Corners],
@@ -84,7 +86,7 @@ class MappedPrediction(Prediction):
         )
 
     @property
-    def by_mode(self) -> Categories | Components:
+    def by_mode(self) -> Categories | Densities:
         raise ValueError("The map of a recalibrated prediction belongs to the whole mixture.")
 
     @property
@@ -94,15 +96,25 @@ class MappedPrediction(Prediction):
 
     def cdf(self, values: Tensor | float) -> Tensor:
         """Return P(y <= values) of each output, (B, D), for values (B, D) or one number."""
+        if self.num_axes:
+            return self._by_rows("cdf", values)
         return self._apply(self._exact.cdf(values)).to(self.base.loc.dtype)
+
+    def pit(self, values: Tensor) -> Tensor:
+        """Return numbers that are uniform in [0, 1] if the prediction is right, (B, D)."""
+        return self.cdf(values)
 
     def density(self, values: Tensor | float) -> Tensor:
         """Return the density of each output, (B, D), at values (B, D) or one number."""
+        if self.num_axes:
+            return self._by_rows("density", values)
         below = self._exact.cdf(values)
         return (self._slope(below) * self._exact.density(values)).to(self.base.loc.dtype)
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Return the y with cdf(y) = q, (B, D) or (Q, B, D)."""
+        if self.num_axes:
+            return self._by_rows("quantile", q)
         probs = torch.as_tensor(q, dtype=torch.float64)
         if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
             raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
@@ -113,6 +125,8 @@ class MappedPrediction(Prediction):
     def sample(self, num_samples: Count, *, seed: Seed = 0) -> Tensor:
         """Return draws of y, (num_samples, B, D): draws of the mixture, moved output by output."""
         check_call(MappedPrediction.sample, locals())
+        if self.num_axes:
+            return self.as_rows().sample(num_samples, seed=seed).unflatten(1, self._shape[1:-1])
         draws, exact = self._exact.sample(num_samples, seed=seed), self._exact
         loc, scale = exact.loc.unsqueeze(1), exact.scale.unsqueeze(1)
         levels = self._invert(densities.cdf(draws, loc, scale, self.df))
@@ -120,6 +134,8 @@ class MappedPrediction(Prediction):
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the joint log-density of targets (B, D), or (B,) if D = 1, as (B,)."""
+        if self.num_axes:
+            return self._by_rows("log_prob", targets)
         exact = self._exact
         values = exact._values(targets)
         below = exact.cdf(values)
@@ -132,6 +148,8 @@ class MappedPrediction(Prediction):
 
     @cached_property
     def mean(self) -> Tensor:
+        if self.num_axes:
+            return self._by_rows("mean")
         columns = [self._per_column(self._mean_of, d) for d in range(self.num_outputs)]
         return torch.stack(columns, -1).to(self.base.loc.dtype)
 
@@ -160,6 +178,8 @@ class MappedPrediction(Prediction):
 
         :math:`E|X - y| - E[X (2 F'(X) - 1)]`; the first part is exact, the second by quadrature.
         """
+        if self.num_axes:
+            return self._by_rows("crps", values)
         y, below = self._exact._values(values), self.cdf(values).double()
         columns = []
         for d in range(self.num_outputs):
@@ -174,6 +194,25 @@ class MappedPrediction(Prediction):
     def double(self) -> MappedPrediction:
         """Return the prediction in float64, without gradients."""
         return MappedPrediction.of(self._exact, self.maps)
+
+    def _by_rows(self, name: str, values: Any = None) -> Tensor:
+        """Return what rows of all positions have or answer, at their positions.
+
+        Args:
+            name: of an attribute, or of a method of `values`: one number, several levels, or
+                targets, which may be NaN where there are none.
+        """
+        rows, sizes = self.as_rows(), self._shape[1:-1]
+        if values is None:
+            return getattr(rows, name).unflatten(0, sizes)  # type: ignore[no-any-return]
+        queries = torch.as_tensor(values)
+        if queries.dim() <= 1:
+            answer = getattr(rows, name)(values)
+            return answer.unflatten(-2, sizes)  # type: ignore[no-any-return]
+        flat = self._exact._values(queries).flatten(0, self.num_axes)
+        answer = getattr(rows, name)(flat.nan_to_num())
+        absent = flat.isnan().any(-1) if answer.dim() == 1 else flat.isnan()
+        return answer.masked_fill(absent, torch.nan).unflatten(0, sizes)  # type: ignore[no-any-return]
 
     def take_modes(self, modes: slice | Sequence[int]) -> Prediction:
         """Refused: recalibrate a prediction of these modes instead."""
@@ -236,7 +275,7 @@ class MappedPrediction(Prediction):
         self, x: Tensor, h: Tensor, loc: Tensor, scale: Tensor, until: Tensor | None = None
     ) -> Tensor:
         """Return the mean of the mapped distribution below `until`, (b,), from (S, b)."""
-        if self.df is not None and self.df <= 1.0:
+        if not densities.has_moment(self.df, 1):
             return torch.full_like(loc[0], torch.nan)
         loc, scale = loc.unsqueeze(1), scale.unsqueeze(1)
         edges = densities.quantile(x[1:-1, None], loc, scale, self.df)
@@ -250,10 +289,15 @@ class MappedPrediction(Prediction):
     @cached_property
     def _integrals(self) -> tuple[Tensor, Tensor, Tensor]:
         """Variance, entropy and half of Gini's mean difference, (B, D)."""
+        if self.num_axes:
+            rows, sizes = self.as_rows(), self._shape[1:-1]
+            assert isinstance(rows, MappedPrediction)
+            variance, entropy, gini = (part.unflatten(0, sizes) for part in rows._integrals)
+            return variance, entropy, gini
         parts = [self._per_column(self._integrals_of, d) for d in range(self.num_outputs)]
         values = torch.stack(parts, -1).unbind(1)
         variance, entropy, gini = values
-        if self.df is not None and self.df <= 2.0:
+        if not densities.has_moment(self.df, 2):
             variance = torch.full_like(variance, torch.inf)
         dtype = self.base.loc.dtype
         return variance.to(dtype), entropy.to(dtype), gini
@@ -278,6 +322,8 @@ class MappedPrediction(Prediction):
 
     def _columns(self) -> dict[str, list[str]]:
         parts = {"mean": self.mean, "5 %": self.quantile(0.05), "95 %": self.quantile(0.95)}
+        if self.num_axes:
+            parts = {f"mean {title}": v.flatten(1, -2).mean(1) for title, v in parts.items()}
         return columns_by_output(parts)
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

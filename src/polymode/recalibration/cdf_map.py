@@ -34,9 +34,14 @@ _MOST = 512  # corners of an isotonic map
 _EDGE = 1e-12  # of levels: values beyond a tail's float64 are taken to lie there
 
 
-def fit_isotonic(prediction: MixturePrediction, values: Tensor) -> dict[str, Any]:
-    """Return {"maps": D pairs of levels and heights}, a corner for each of values (n, D)."""
-    return _fit(prediction, values, min(len(values), _MOST) + 1)
+def levels_of(prediction: MixturePrediction, values: Tensor) -> Tensor:
+    """Return F(y) of values (n, D), (n, D) float64: all that a map is fitted to."""
+    return prediction.double().cdf(values.double()).clamp(_EDGE, 1.0 - _EDGE)
+
+
+def fit_isotonic(levels: Tensor, values: Tensor) -> dict[str, Any]:
+    """Return {"maps": D pairs of levels and heights}, a corner for each of levels (n, D)."""
+    return _fit(levels, min(len(levels), _MOST) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +52,9 @@ class Quantiles(Config):
     num_levels: int = option(20, ge=2, doc="levels, one more than the quantiles at its corners")
 
 
-def fit_quantile(
-    prediction: MixturePrediction, values: Tensor, options: Quantiles
-) -> dict[str, Any]:
+def fit_quantile(levels: Tensor, values: Tensor, options: Quantiles) -> dict[str, Any]:
     """Return {"maps": D pairs of levels and heights}, corners at `num_levels` - 1 quantiles."""
-    return _fit(prediction, values, min(options.num_levels, len(values) + 1))
+    return _fit(levels, min(options.num_levels, len(levels) + 1))
 
 
 def apply(parameters: dict[str, Any], prediction: MixturePrediction) -> MappedPrediction:
@@ -59,9 +62,8 @@ def apply(parameters: dict[str, Any], prediction: MixturePrediction) -> MappedPr
     return MappedPrediction.of(prediction, parameters["maps"])
 
 
-def _fit(prediction: MixturePrediction, values: Tensor, num_levels: int) -> dict[str, Any]:
-    levels = prediction.double().cdf(values.double()).clamp(_EDGE, 1.0 - _EDGE).sort(0).values
-    n = len(levels)
+def _fit(levels: Tensor, num_levels: int) -> dict[str, Any]:
+    levels, n = levels.sort(0).values, len(levels)
     steps = torch.arange(1, num_levels, dtype=torch.float64) / num_levels * (n + 1)
     ranks = steps.round().long().clamp(1, n).unique()
     return {"maps": [_corners(column, ranks) for column in levels.cpu().T]}

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from math import log
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from polymode.core.checks import check_call
+from polymode.core.memory import require_free
 from polymode.core.options import Config, build
 from polymode.core.registry import Registry
 from polymode.core.warn import warn
-from polymode.likelihoods.targets import check_as_many, check_labels, check_values
+from polymode.likelihoods.targets import NOT_OBSERVED, check_as_many, check_labels, check_values
 from polymode.prediction import (
     CategoricalPrediction,
+    CountPrediction,
     MappedPrediction,
     MixturePrediction,
     Prediction,
+    QuantilePrediction,
 )
 from polymode.recalibration import affine, cdf_map, one_vs_rest, scale, temperature
 
 
 class Map(NamedTuple):
-    """One method: its fit to log-probabilities (S, n, C) and labels, or to densities and values,
-    and its application."""
+    """One method: its fit to log-probabilities (S, n, C) and labels, to densities and values, or to
+    what `reduce` makes of these; and its application."""
 
     fit: Callable[..., dict[str, Any]]
     apply: Callable[..., Any]
+    reduce: Callable[[MixturePrediction, Tensor], Any] | None = None
 
 
 METHODS: Registry[Map] = Registry("recalibration")
@@ -50,9 +55,10 @@ def _enter(
     samples: bool = False,
     options: type[Config] = NoOptions,
     densities: bool = False,
+    reduce: Any = None,
 ) -> None:
     metadata: dict[str, Any] = {"samples": samples, "options": options, "densities": densities}
-    METHODS.register(name, **metadata)(Map(fit, apply))
+    METHODS.register(name, **metadata)(Map(fit, apply, reduce))
 
 
 _enter("temperature", temperature.fit, temperature.apply, samples=True)
@@ -67,13 +73,20 @@ _enter(
     options=one_vs_rest.Histogram,
 )
 _enter("scale", scale.fit, scale.apply, densities=True)
-_enter("isotonic_cdf", cdf_map.fit_isotonic, cdf_map.apply, densities=True)
+_enter(
+    "isotonic_cdf",
+    cdf_map.fit_isotonic,
+    cdf_map.apply,
+    densities=True,
+    reduce=cdf_map.levels_of,
+)
 _enter(
     "quantile_cdf",
     cdf_map.fit_quantile,
     cdf_map.apply,
     densities=True,
     options=cdf_map.Quantiles,
+    reduce=cdf_map.levels_of,
 )
 
 
@@ -134,7 +147,7 @@ class Recalibration:
 
 
 def recalibrate(
-    prediction: Prediction,
+    prediction: Prediction | Iterable[Prediction],
     targets: Tensor,
     method: str = "temperature",
     *,
@@ -158,9 +171,15 @@ def recalibrate(
     Fitted in float64 to a gradient of zero, deterministically. Classes without labels are allowed;
     a warning tells what happens to them.
 
+    At positions of an input (pixels, tokens) each position with a target is an observation, as if
+    it were a row. Of a stream only what the method needs is held: of classes the mean, n C numbers
+    instead of S n C; for a map of the distribution function n D.
+
     Args:
-        prediction: of n >= 1 examples that the user sets aside for this.
-        targets: their labels (n,), or values (n, D) of regressions.
+        prediction: of n >= 1 examples that the user sets aside for this, or its parts one after
+            another: `post.stream(x)`.
+        targets: their labels (n,), or values (n, D) of regressions; of positions (n, *E) or
+            (n, *E, D), as a task holds them: -100 or NaN where there is none.
         method: as above.
         apply_to: "mean" maps the log of the mean prediction: S = 1 afterwards, and the split into
             aleatoric and epistemic is lost. "samples" (temperature, vector, matrix, dirichlet)
@@ -177,18 +196,89 @@ def recalibrate(
     if apply_to == "samples" and not entry.metadata["samples"]:
         able = [name for name in METHODS.names() if METHODS.get(name).metadata["samples"]]
         raise ValueError(f"{method} cannot map samples; one of {', '.join(able)} can.")
-    _check_kind(prediction, method)
-    outputs = prediction.mean.shape[-1]
-    mixture = entry.metadata["densities"]
-    checked = check_values(targets, outputs) if mixture else check_labels(targets, outputs)
-    checked = checked.to(prediction.mean.device)
+    rows = _gather(prediction, targets, entry, apply_to)
+    if not entry.metadata["densities"]:
+        _warn_of_missing(rows.targets, rows.outputs, method)
+    parameters = entry.value.fit(rows.predicted, rows.targets, *arguments)
+    return Recalibration(method, apply_to, rows.outputs, len(rows.targets), parameters)
+
+
+class Rows(NamedTuple):
+    """What a correction is fitted to.
+
+    Attributes:
+        predicted: log-probabilities (S, n, C), densities, or what they were reduced to.
+        targets: (n,) or (n, D). outputs: C or D.
+    """
+
+    predicted: Any
+    targets: Tensor
+    outputs: int
+
+
+def _gather(
+    prediction: Prediction | Iterable[Prediction], targets: Tensor, entry: Any, apply_to: str
+) -> Rows:
+    """Return the observations of a prediction, or of its parts one after another."""
+    single = prediction if isinstance(prediction, Prediction) else None
+    values: list[Any] = []
+    rows: list[Tensor] = []
+    start = outputs = 0
+    for part in _parts(prediction):
+        _check_kind(part, entry.name)
+        of_part = targets if part is single else targets[start : start + len(part)]
+        if part is not single and not start:
+            _require_room(part, targets, entry, apply_to)
+        start, outputs = start + len(part), part.num_outputs
+        observed = _observations(part, of_part)
+        if observed is None:
+            continue
+        predicted, checked = observed
+        rows.append(checked)
+        if entry.value.reduce is not None:
+            values.append(entry.value.reduce(predicted, checked))
+        else:
+            mixture = entry.metadata["densities"]
+            values.append(predicted if mixture else _log_probs(predicted, apply_to))
+    check_as_many(len(targets), start, "target(s)")
+    if not rows:
+        raise ValueError("there is no observed target to fit a recalibration to: all are ignored")
+    if isinstance(values[0], Prediction):
+        return Rows(Prediction.cat(values), torch.cat(rows), outputs)
+    along = 0 if entry.metadata["densities"] else 1
+    return Rows(torch.cat(values, along), torch.cat(rows), outputs)
+
+
+def _observations(prediction: Prediction, targets: Tensor) -> tuple[Prediction, Tensor] | None:
+    """Return the rows of a prediction that have a target, and these, checked; None without any."""
+    if prediction.num_axes:
+        absent = targets.isnan() if targets.is_floating_point() else targets == NOT_OBSERVED
+        if absent.all():
+            return None
+        prediction, targets, _ = prediction.observations(targets)
+    outputs = prediction.num_outputs
+    classes = isinstance(prediction, CategoricalPrediction)
+    checked = check_labels(targets, outputs) if classes else check_values(targets, outputs)
     check_as_many(len(checked), len(prediction), "target(s)")
-    if mixture:
-        parameters = entry.value.fit(prediction, checked, *arguments)
-    else:
-        _warn_of_missing(checked, outputs, method)
-        parameters = entry.value.fit(_log_probs(prediction, apply_to), checked, *arguments)
-    return Recalibration(method, apply_to, outputs, len(checked), parameters)
+    return prediction, checked.to(prediction.device)
+
+
+def _require_room(part: Prediction, targets: Tensor, entry: Any, apply_to: str) -> None:
+    """Refuse a stream whose log-probabilities or densities do not fit into memory, at its start."""
+    size = part.mean.shape[1:].numel() * len(targets)
+    if entry.value.reduce is None and (entry.metadata["densities"] or apply_to == "samples"):
+        size *= part.num_samples
+    what = f"{entry.name} holds {size:,} numbers of {len(targets):,} examples, which"
+    require_free(3 * 8 * size, what, "Give fewer examples: a map has few parameters", part.device)
+
+
+def _parts(predictions: Any) -> Iterable[Prediction]:
+    """Return the parts of a stream, or a prediction as the one part."""
+    if isinstance(predictions, Prediction):
+        return [predictions]
+    if not hasattr(predictions, "__iter__"):
+        raise ValueError(f"Need a Prediction, got {type(predictions).__name__}: `post.predict(x)`.")
+    return predictions  # type: ignore[no-any-return]
 
 
 def _log_probs(prediction: Prediction, apply_to: str) -> Tensor:
@@ -207,6 +297,11 @@ def _check_kind(prediction: Prediction, method: str) -> None:
     if classes == METHODS.get(method).metadata["densities"]:
         kind, remedy = ("classes", "'temperature'") if classes else ("regression", "'scale'")
         raise ValueError(f"{method} cannot recalibrate a prediction of {kind}; take {remedy}.")
+    if isinstance(prediction, CountPrediction | QuantilePrediction):
+        raise ValueError(
+            f"{method} recalibrates densities by location and scale, got a"
+            f" {type(prediction).__name__}; conformal intervals correct any prediction of values"
+        )
     if isinstance(prediction, MappedPrediction):
         raise ValueError("This prediction was mapped already; recalibrate the one before it.")
 

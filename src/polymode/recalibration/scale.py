@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.likelihoods.densities import has_moment
 from polymode.prediction import MixturePrediction
 from polymode.recalibration.minimise import Slopes, least
 
@@ -58,6 +59,6 @@ def apply(parameters: dict[str, Any], prediction: MixturePrediction) -> MixtureP
 
 
 def _mean(prediction: MixturePrediction) -> Tensor:
-    if prediction.df is not None and prediction.df <= 1:
+    if not has_moment(prediction.df, 1):
         raise ValueError(f"A density with df = {prediction.df} has no mean to scale around.")
     return prediction.mean

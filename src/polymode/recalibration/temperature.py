@@ -30,6 +30,7 @@ from polymode.likelihoods.targets import check_as_many, check_labels
 from polymode.recalibration.minimise import BOUNDS, Slopes, least
 
 _FEW = 500  # examples for a first guess
+_PIECE = 2**23  # numbers that are looked at together
 _IMPOSSIBLE = -1e300  # replaces -inf, whose product with its probability 0 would be nan
 
 
@@ -85,7 +86,19 @@ def _fit(logs: Tensor, labels: Tensor) -> float:
 
 
 def _slopes(top: Tensor, of_label: Tensor, beta: float) -> Slopes:
-    """Return f, f', f'' at beta, from log-probabilities less their largest, of all and of labels.
+    """Return f, f', f'' at beta, from log-probabilities less their largest, of all and of labels;
+    of so many examples at a time that intermediate results are small beside them."""
+    n = of_label.shape[1]
+    rows = max(1, _PIECE // (top.shape[0] * top.shape[2]))
+    if rows >= n:
+        return _slopes_of(top, of_label, beta)
+    pieces = zip(top.split(rows, 1), of_label.split(rows, 1), strict=True)
+    parts = [(a.shape[1] / n, _slopes_of(a, b, beta)) for a, b in pieces]
+    return Slopes(*(sum(share * part[k] for share, part in parts) for k in range(3)))
+
+
+def _slopes_of(top: Tensor, of_label: Tensor, beta: float) -> Slopes:
+    """Return f, f', f'' of some examples.
 
     With responsibilities r of the samples for each label, f' is the mean of E_r[E[l] - l_y] and
     f'' that of E_r[Var[l]] - Var_r[E[l] - l_y].

@@ -17,7 +17,7 @@ from polymode.metrics.text_table import decimals_for, number
 from polymode.plots import Display, Style, confusion, example_pictures
 from polymode.plots.confusion import class_names, shares_of
 from polymode.plots.sources import numbers
-from polymode.prediction import CategoricalPrediction, MixturePrediction
+from polymode.prediction import CategoricalPrediction, DensityPrediction
 
 PICTURES = 4  # in each of the two rows of a method
 CLASSES = 12  # lines of the table by class; of more, those with the lowest recall
@@ -163,7 +163,7 @@ def _answers(results: Results, examples: Kept) -> tuple[list[str], list[list[str
         ]
         head = ["true class", "predicted", "confidence", "entropy [nats]"]
         return head, [list(row) for row in zip(*columns, strict=True)]
-    assert isinstance(prediction, MixturePrediction)
+    assert isinstance(prediction, DensityPrediction)
     parts = numbers(targets), numbers(prediction.mean), numbers(prediction.std)
     worst = (np.abs(parts[0] - parts[1]) / parts[2]).argmax(-1)
     rows = np.arange(len(worst))

@@ -28,7 +28,7 @@ from polymode.methods import METHODS, fit
 from polymode.nets.tabular import tabular
 from polymode.posterior import Posterior, load
 from polymode.prediction import CategoricalPrediction, Prediction
-from polymode.tasks.frames.columns import is_frame, read_columns
+from polymode.tasks.frames.columns import is_frame, is_missing, read_columns
 from polymode.tasks.frames.encoder import Encoding, TableEncoder
 from polymode.tasks.task import Task
 
@@ -37,6 +37,7 @@ _EPOCHS = (10, 300)
 _BATCH = 64
 _RATE = 3e-3
 _ROWS = 256  # predicted at a time
+_DROPOUT = 0.1  # of networks for methods that need noise
 _NUMBERS: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
 _FILE = "estimator.json"
 _POSTERIOR = "posterior"
@@ -121,7 +122,8 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
                 estimator.classes_ = np.array(
                     stored["classes"]["values"], dtype=np.dtype(stored["classes"]["dtype"])
                 )
-            network = _network(stored["params"]["hidden"], stored["codes"])
+            params = stored["params"]
+            network = _network(params["hidden"], stored["codes"], params["method"])
         except (KeyError, TypeError, ValueError) as error:
             raise FileProblem(f"{folder / _FILE} is not an estimator's: {error!r:.80}") from None
         estimator.posterior_ = load(folder / _POSTERIOR, net=network)
@@ -146,7 +148,9 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     (Path(folder) / name).write_bytes(content)
-                network = self.net if self.net is not None else _network(self.hidden, codes)
+                network = self.net
+                if network is None:
+                    network = _network(self.hidden, codes, self.method)
                 self.posterior_ = load(folder, net=network)
 
     def __sklearn_tags__(self) -> Any:
@@ -163,11 +167,12 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
                     f"This {type(self).__name__} estimator requires y to be passed, but the target"
                     " y is None."
                 )
+            columns = read_columns(X, "X")
+            _refuse_target_among(columns, y)
             validate_data(self, X, skip_check_array=True)
             check_consistent_length(X, y)
             if len(X) < 2:
                 raise ValueError(f"a fit needs at least 2 rows, got {len(X)} sample")
-            columns = read_columns(X, "X")
         else:
             X, y = validate_data(self, X, y, **_NUMBERS, ensure_min_samples=2, **targets)
             columns = read_columns(_by_number(X), "X")
@@ -200,7 +205,9 @@ class _Polymode(BaseEstimator):  # type: ignore[misc]
             train=(x, y), likelihood=law, target_size=size, weights=weights, input_scaling=None
         )
         task.encoder = self._encoder
-        network = self.net if self.net is not None else _network(self.hidden, self._encoder.codes)
+        network = self.net
+        if network is None:
+            network = _network(self.hidden, self._encoder.codes, self.method)
         del self._encoder
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         options = self._options(len(x))
@@ -262,7 +269,7 @@ class PolymodeRegressor(RegressorMixin, _Polymode):  # type: ignore[misc]
         if values.ndim == 2 and values.shape[1] == 1:
             values = column_or_1d(values, warn=True)
             self.single_ = True
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, x)
+        weights = _weights(sample_weight, x)
         rows = torch.tensor(values.reshape(len(values), -1), dtype=torch.get_default_dtype())
         if not rows.isfinite().all():
             wrong = int((~rows.isfinite()).any(1).sum())
@@ -314,12 +321,13 @@ class PolymodeClassifier(ClassifierMixin, _Polymode):  # type: ignore[misc]
         """Fit the posterior and return the estimator."""
         x, labels = self._inputs(X, y, targets={})
         labels = column_or_1d(labels, warn=True)
+        _refuse_missing_labels(labels)
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         self.single_ = True
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two")
-        weights = None if sample_weight is None else _check_sample_weight(sample_weight, x)
+        weights = _weights(sample_weight, x)
         law = as_likelihood("categorical" if self.likelihood == "auto" else self.likelihood)
         rows = torch.as_tensor(numbers, dtype=torch.long)
         return self._fit(x, rows, law, weights, len(self.classes_))
@@ -337,9 +345,41 @@ class PolymodeClassifier(ClassifierMixin, _Polymode):  # type: ignore[misc]
         return probs / probs.sum(1, keepdims=True)
 
 
-def _network(hidden: Sequence[int], codes: Sequence[Sequence[int]]) -> Any:
-    """Return the builder of the network of a table."""
-    return partial(tabular, hidden=tuple(map(int, hidden)), codes=codes)
+def _network(hidden: Sequence[int], codes: Sequence[Sequence[int]], method: str) -> Any:
+    """Return the builder of the network of a table, with dropout for a method that needs it."""
+    noisy = METHODS.get(method).metadata.get("needs") == "noise"
+    options: dict[str, Any] = {"dropout": _DROPOUT} if noisy else {}
+    return partial(tabular, hidden=tuple(map(int, hidden)), codes=codes, **options)
+
+
+def _weights(sample_weight: Any, x: Tensor) -> np.ndarray | None:
+    """Return weights of rows, or None; scikit-learn has more than one way to say "none below 0"."""
+    if sample_weight is None:
+        return None
+    weights = _check_sample_weight(sample_weight, x)
+    if (weights < 0).any():
+        row = int((weights < 0).argmax())
+        raise ValueError(f"`sample_weight` must be >= 0, got {weights[row]:g} in row {row}")
+    return weights
+
+
+def _refuse_missing_labels(labels: np.ndarray) -> None:
+    missing = np.array([is_missing(label) for label in labels]) if labels.dtype == object else None
+    if missing is not None and missing.any():
+        raise ValueError(
+            f"y is missing (NaN) in {int(missing.sum())} of {len(labels)} rows, the first is row"
+            f" {int(missing.argmax())}; drop these rows"
+        )
+
+
+def _refuse_target_among(columns: Any, y: Any) -> None:
+    """Refuse a table that still has the column that is the target."""
+    names = [getattr(y, "name", None), *getattr(y, "columns", ())]
+    for name in names:
+        if isinstance(name, str) and name in columns:
+            raise ValueError(
+                f"the target '{name}' is also a column of X; drop it: X.drop(columns='{name}')"
+            )
 
 
 def _by_number(X: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -160,6 +160,11 @@ class Stack:
             assert tensor.shape[0] == self.num_modes, name
             reference = next(iter({**self.params, **self.frozen}.values()), tensor)
             self.extra[name] = tensor.detach().to(reference, copy=True).requires_grad_()
+        self._renew()
+
+    def drop_parameters(self, names: Collection[str]) -> None:
+        """Drop some of the tensors that `add_parameters` added."""
+        self.extra = {name: tensor for name, tensor in self.extra.items() if name not in names}
         self._renew()
 
     def __len__(self) -> int:
@@ -401,13 +406,16 @@ class Stack:
         body._renew()
         return body
 
-    def rebuilt(self, name: str, change: Callable[[nn.Module], nn.Module]) -> Stack:
+    def rebuilt(
+        self, name: str, change: Callable[[nn.Module], nn.Module], extra: Tensors | None = None
+    ) -> Stack:
         """Return a stack in the same memory with another network, `change` of this one's, made once
-        for each name. Tensors that the new network lacks are left out, like `extra`."""
+        for each name. Tensors that the new network lacks are left out, and so is `extra`, in whose
+        place others may be given."""
         if name not in self.views.derived:
             body = self.on(Network(change(copy.deepcopy(self.template))))
             body._apart = {k: change(copy.deepcopy(module)) for k, module in self._apart.items()}
-            body.extra = {}
+            body.extra = dict(extra or {})
             body._renew()
             self.views.derived[name] = body
         body = self.views.derived[name]

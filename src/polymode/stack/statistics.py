@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from polymode.stack import execution
-from polymode.tracing.modules import normalisation_layers
+from polymode.tracing.modules import keeps_statistics, normalisation_layers
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @torch.no_grad()
@@ -34,15 +36,51 @@ def recompute_statistics(stack: Stack, batches: Iterable[Tensor]) -> None:
     count = 0
     for number, x in enumerate(batches):
         count += len(x)
-        streams = execution.streams_of(stack, x, False, number)
-        x = execution.formatted(x, bool(stack.channels_last))
         for k in range(stack.num_modes):
-            module = stack.module(k)
-            noise = execution.noise_of(streams and streams[k : k + 1], stacked=False)
-            with _momentum(module, len(x) / count), noise:
-                module(x)
-            stack.write_back_buffers(k)
+            _take_batch(stack, k, x, number, len(x) / count)
     stack.set_mode(mode, pinned)
+
+
+@torch.no_grad()
+def set_batch_statistics(stack: Stack, k: int, x: Tensor, number: int) -> None:
+    """Set the running statistics of member k to those by which it normalises a batch x (B, ...) in
+    training mode: its means, and its variances without Bessel's correction.
+
+    Args:
+        number: of the random stream of layers that draw.
+    """
+    mode, pinned = stack.mode, stack.pinned
+    stack.set_mode("train")
+    counts: dict[str, int] = {}
+    module = stack.module(k)
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, path=path: counts.update({path: args[0][:, 0].numel()})
+        )
+        for path, layer in module.named_modules()
+        if isinstance(layer, BATCH_NORMS)
+    ]
+    try:
+        _take_batch(stack, k, x, number, 1.0)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for path, count in counts.items():
+        name = f"{path}.running_var" if path else "running_var"
+        if name in stack.buffers and not keeps_statistics(stack.template.get_submodule(path)):
+            stack.buffers[name][k] *= (count - 1) / count
+    stack.set_mode(mode, pinned)
+
+
+def _take_batch(stack: Stack, k: int, x: Tensor, number: int, weight: float) -> None:
+    """Run member k on a batch in training mode, which has this weight in running statistics."""
+    streams = execution.streams_of(stack, x, False, number)
+    x = execution.formatted(x, bool(stack.channels_last))
+    module = stack.module(k)
+    noise = execution.noise_of(streams and streams[k : k + 1], stacked=False)
+    with _momentum(module, weight), noise:
+        module(x)
+    stack.write_back_buffers(k)
 
 
 @contextmanager

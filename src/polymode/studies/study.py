@@ -194,6 +194,7 @@ STUDIES: Registry[Study] = Registry(
         "polymode.studies.linearised_laplace",
         "polymode.studies.reference",
         "polymode.studies.symmetry",
+        "polymode.studies.tables",
         "polymode.studies.tomography",
     ],
 )

@@ -266,6 +266,64 @@ class Orbit(Augmentation):
 
 
 @dataclass(frozen=True)
+class Mixup(Augmentation):
+    r"""Each example mixed with another one of its batch, inputs and targets.
+
+    .. math:: x' = \lambda x + (1 - \lambda)\,x_\pi, \qquad \lambda \sim
+              \mathrm{Beta}(\alpha, \alpha),
+
+    and values alike. A label stays with probability λ, and is the other one's otherwise: on average
+    over that draw the loss is the mixed one, :math:`\lambda\,\ell(y) + (1 - \lambda)\,\ell(y_\pi)`.
+    Not a likelihood of the data: mixed examples were not observed.
+
+    Args:
+        alpha: α > 0; 0.2 is usual, 1 mixes evenly.
+
+    Reference: H. Zhang, M. Cisse, Y. N. Dauphin, D. Lopez-Paz, mixup: beyond empirical risk
+    minimization, ICLR 2018; it draws λ once per batch, here each example has its own.
+    """
+
+    alpha: float = 0.2
+    name: str = field(default="mixup", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not is_number(self.alpha) or not 0 < self.alpha < math.inf:
+            raise ValueError(f"`alpha` of Mixup must be a finite number > 0, got {self.alpha!r}")
+
+    @property
+    def departure(self) -> str:
+        """What is minimised in the place of the loss of the data."""
+        return "mixup trains on mixed examples that were not observed"
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.apply(x, generator)
+
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        return self.pairs(x, torch.zeros(len(x)), generator)[0]
+
+    def pairs(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or not isinstance(y, Tensor):
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"mixup needs one tensor of floats as inputs, got {kind}")
+        shape = torch.full((2, len(x)), float(self.alpha), dtype=torch.float64)
+        first, second = torch._standard_gamma(shape, generator=generator).clamp_min(1e-300)
+        share = first / (first + second)
+        stays = torch.rand(len(x), generator=generator, dtype=torch.float64) < share
+        partner = torch.randperm(len(x), generator=generator).to(x.device)
+        mixed = _mixed(x, share, partner)
+        if y.is_floating_point():
+            return mixed, _mixed(y, share, partner)
+        stays = stays.view(-1, *[1] * (y.dim() - 1)).to(y.device)
+        return mixed, torch.where(stays, y, y[partner])
+
+
+def _mixed(values: Tensor, share: Tensor, partner: Tensor) -> Tensor:
+    """Return each of the values (B, ...) mixed with its partner."""
+    by = share.to(values).view(-1, *[1] * (values.dim() - 1))
+    return by * values + (1 - by) * values[partner]
+
+
+@dataclass(frozen=True)
 class Compose(Augmentation):
     """Steps one after the other."""
 
@@ -291,6 +349,11 @@ class Compose(Augmentation):
     def moves_targets(self) -> bool:
         """Whether a step moves targets with inputs."""
         return any(getattr(step, "moves_targets", False) for step in self.steps)
+
+    @property
+    def departure(self) -> str:
+        """What is minimised in the place of the loss of the data."""
+        return next(filter(None, (getattr(step, "departure", "") for step in self.steps)), "")
 
     def pairs(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         for run in self._runs():
@@ -321,6 +384,7 @@ STEPS: dict[str, type[Augmentation]] = {
     "flip": Flip,
     "rotate": Rotate,
     "orbit": Orbit,
+    "mixup": Mixup,
 }
 
 

@@ -15,6 +15,7 @@ TASKS: Registry[Callable[..., Task]] = Registry(
     "task",
     [
         "polymode.tasks.toy",
+        "polymode.tasks.dense",
         "polymode.tasks.images",
         "polymode.tasks.tables",
         "polymode.tasks.frames.from_frame",

@@ -209,7 +209,7 @@ class Task:
         self.inner_scaling = self._inner_scaling(input_scaling)
         self.input_scaling = input_scaling if isinstance(input_scaling, Scaling) else None
         self.augment = augment
-        self.scales_itself = target_scaling == "auto" and not self.likelihood.classification
+        self.scales_itself = target_scaling == "auto" and self.likelihood.scales_targets
         self.target_scaling = self._target_scaling(target_scaling)
         self.target_unit = target_unit
         self.class_names = self._class_names(class_names or sets.classes)
@@ -349,8 +349,9 @@ class Task:
                     f'`target_scaling` of Task must be "auto", a Scaling or None, got {scaling!r}'
                 )
             return _standardisation(self.train) if self.scales_itself else None
-        if scaling is not None and self.likelihood.classification:
-            raise ValueError("`target_scaling` is for regressions; class labels have no scale")
+        if scaling is not None and not self.likelihood.scales_targets:
+            kind = "class labels" if self.likelihood.classification else "counts"
+            raise ValueError(f"`target_scaling` is for regressions; {kind} have no scale")
         if scaling is not None and tuple(scaling.shift.shape) not in ((), (self.target_size,)):
             raise ValueError(
                 f"`target_scaling` has shape {tuple(scaling.shift.shape)}; the targets have"

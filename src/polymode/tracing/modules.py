@@ -35,7 +35,7 @@ def members_from(
 ) -> tuple[Iterable[nn.Module], range]:
     """Return the members one by one, and which they are: of all, those in `modes`."""
     if isinstance(networks, nn.Module):
-        _require_plain(networks)
+        require_plain(networks)
         if num_modes not in (None, 1):
             raise ValueError(
                 f"{num_modes} members cannot be made of one module: they would be identical. Give a"
@@ -53,7 +53,7 @@ def members_from(
                 "the list holds the same module twice; members must be different objects"
             )
         for module in modules:
-            _require_plain(module)
+            require_plain(module)
         return modules[modes], range(len(modules))[modes]
     if not callable(networks):
         raise ValueError(
@@ -76,7 +76,7 @@ def _from_factory(make_net: MakeNet, numbers: range, seed: int) -> Iterator[nn.M
             module = make_net()
         if not isinstance(module, nn.Module):
             raise ValueError(f"the factory returned a {type(module).__name__}, not an nn.Module")
-        _require_plain(module)
+        require_plain(module)
         if module is first:
             raise ValueError(
                 f"the factory returned the same network for members {numbers.start} and {k}; it"
@@ -91,7 +91,7 @@ def not_too_large() -> refuse_huge:
     return refuse_huge("the network is too large", "Take smaller layers, or fewer outputs")
 
 
-def _require_plain(module: nn.Module) -> None:
+def require_plain(module: nn.Module) -> None:
     """Refuse what cannot be stacked: compiled programs, and layers without plain parameters."""
     for path, layer in module.named_modules():
         where = f"'{path}' of the network" if path else "the network"

@@ -26,7 +26,7 @@ from torch import Tensor
 from polymode.core.options import Config, option
 from polymode.core.rng import generator
 from polymode.distributed import ranks
-from polymode.likelihoods.components import Components
+from polymode.likelihoods.components import Categories
 from polymode.likelihoods.kinds import Likelihood
 from polymode.stack.stack import Stack
 from polymode.training.batches import Pair, spans
@@ -332,7 +332,7 @@ def _gain(likelihood: Likelihood, outputs: Tensor, y: Tensor, stack: Stack) -> T
         shares = (counts / counts.sum(1, keepdim=True)).log()
         return likelihood.log_prob(outputs, y, stack.extra) - shares.gather(1, y)
     components = likelihood.components(outputs, stack.extra)
-    assert isinstance(components, Components)
+    assert not isinstance(components, Categories)
     centred = y - y.mean(1, keepdim=True)
     scale = centred.square().mean((0, 1)).clamp_min(1e-30)
     errors = (components.loc - y).square()

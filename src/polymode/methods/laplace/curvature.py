@@ -57,10 +57,13 @@ from polymode.curvature.blocks import (
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.base import Params
-from polymode.likelihoods.components import Categories
+from polymode.likelihoods.components import Categories, Components, Counts, Quantiles
+from polymode.likelihoods.densities import standard_noise
 from polymode.likelihoods.kinds import Gaussian, HeteroscedasticGaussian, Likelihood
 from polymode.likelihoods.positions import Observed, Positions
+from polymode.methods.laplace.last_layer import last_layer_of, sees_one_position
 from polymode.methods.method import Problem
+from polymode.prediction.counts import drawn_counts
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -77,6 +80,7 @@ def roots(
     fisher: str | None = "exact",
     mc_samples: int = 1,
     stream: torch.Generator | None = None,
+    together: bool = False,
 ) -> Tensor:
     """Return the cotangents (R, B, K) of one network's outputs (B, K).
 
@@ -85,16 +89,18 @@ def roots(
         params: the likelihood's own parameters of this network.
         fisher: one of `FISHERS`; None is "exact", and "mc" where an example has many positions.
         stream: what "mc" draws targets from.
+        together: whether all positions of an example come back at once: right where no weight sees
+            two of them.
     """
     outputs = outputs.detach()
     if fisher is None:
-        fisher = "exact" if not _is_large(likelihood, outputs[0].numel()) else "mc"
+        fisher = "mc" if _is_large(likelihood, outputs[0].numel(), together) else "exact"
     if isinstance(likelihood, Positions):
         return _at_positions(
             likelihood, outputs, targets,
             lambda rows: roots(likelihood.base, rows.outputs, rows.targets, params, fisher=fisher,
                                mc_samples=mc_samples, stream=stream),
-            together=fisher == "mc",
+            together=together or fisher == "mc",
         )  # fmt: skip
     if fisher == "exact":
         return _exact(likelihood, outputs, params)
@@ -106,9 +112,9 @@ def roots(
     return torch.stack(gradients) / math.sqrt(mc_samples)
 
 
-def _is_large(likelihood: Likelihood, num_outputs: int) -> bool:
+def _is_large(likelihood: Likelihood, num_outputs: int, together: bool = False) -> bool:
     """Whether an example has positions with so many outputs that targets are better drawn."""
-    return likelihood.num_axes > 0 and num_outputs > MOST_OUTPUTS
+    return likelihood.num_axes > 0 and num_outputs > MOST_OUTPUTS and not together
 
 
 def _at_positions(
@@ -142,13 +148,23 @@ def _exact(likelihood: Likelihood, outputs: Tensor, params: Params) -> Tensor:
             return probs.prod(-1, keepdim=True).sqrt()[None]
         unit = torch.eye(probs.shape[-1]).to(probs)
         return (unit[:, None] - probs) * probs.sqrt().mT.unsqueeze(-1)
+    if isinstance(components, Quantiles):
+        raise ValueError(
+            "quantile heads have no curvature: the pinball loss is linear between quantiles; take"
+            " another likelihood, or a method without curvature such as deep_ensemble"
+        )
+    if isinstance(components, Counts):
+        rate, r = components
+        root = (rate if r is None else rate * r / (rate + r)).sqrt()
+        return root.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
     scale = components.scale
     if isinstance(likelihood, HeteroscedasticGaussian):
         slope = F.logsigmoid(outputs.chunk(2, -1)[1]).exp()  # of softplus
         root = torch.cat([1 / scale, math.sqrt(2.0) * slope / scale], -1)
     else:
         df = components.df
-        root = 1 / scale if df is None else math.sqrt((df + 1) / (df + 3)) / scale
+        information = (df + 1) / (df + 3) if isinstance(df, float) else 1.0
+        root = math.sqrt(information) / scale
     return root.mT.unsqueeze(-1) * torch.eye(outputs.shape[-1]).to(outputs)[:, None]
 
 
@@ -168,16 +184,17 @@ def _drawn(
     if isinstance(components, Categories):
         probs = components.log_probs.double().cpu().exp()
         return torch.multinomial(probs, 1, generator=stream)[:, 0].to(outputs.device)
-    noise = torch.randn(components.loc.shape, generator=stream, dtype=torch.float64)
-    if components.df is not None:  # a Student-t is a Gaussian over the root of a chi-square
-        half = torch.full(components.loc.shape, components.df / 2, dtype=torch.float64)
-        noise = noise * (half / torch._standard_gamma(half, generator=stream)).sqrt()
+    if isinstance(components, Counts):
+        return drawn_counts(components, stream).to(outputs)
+    assert isinstance(components, Components)
+    noise = standard_noise(components.loc.shape, components.df, stream)
     return components.loc + components.scale * noise.to(components.loc)
 
 
 Parts = Iterator[Iterator[tuple[str, Record]]]
 """For each part of the data the records of each parameter, one after another."""
 
+_HALVES = 2**26  # numbers of outer products that are held at a time
 _OVERSAMPLING = 10  # further directions that make the leading ones converge faster
 
 
@@ -267,15 +284,18 @@ def subnetwork(parts: Parts, tangent: Tangent, chosen: Tensor | None) -> tuple[B
     return (Dense.of(lengths, total, chosen, dtype=dtype),)
 
 
-def last_layer(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:
+def last_layer(parts: Parts, tangent: Tangent, by_position: bool = False) -> tuple[Block, ...]:
     """Return one block of the last layer, Σ_n (Σ_r g gᵀ) ⊗ (a, 1)(a, 1)ᵀ.
 
-    Both are symmetric: one product of their upper halves serves all examples.
+    Both are symmetric: one product of their upper halves serves all examples, or all positions of
+    all of them where the layer's outputs are those of the network `by_position`.
     """
     weight = tangent.wanted[0]
-    if weight in tangent.survey.shared or tangent.survey.kinds[weight] != "matrix":
+    shared = weight in tangent.survey.shared and not by_position
+    if shared or tangent.survey.kinds[weight] != "matrix":
         return full(parts, tangent)
     lengths = {name: tangent.params[name].numel() for name in tangent.wanted}
+    outputs, width = tangent.params[weight].flatten(1).shape
     total: Tensor | None = None
     for part in parts:
         record = dict(part)[weight]
@@ -283,11 +303,11 @@ def last_layer(parts: Parts, tangent: Tangent) -> tuple[Block, ...]:
         if len(lengths) == 2:
             inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
         g = record.moving[:, 0, :, 0].transpose(0, 1)  # (B, R, O)
-        total = _halves(g.mT @ g).mT @ _halves(inputs.unsqueeze(-1) * inputs.unsqueeze(-2)) + (
-            0.0 if total is None else total
-        )
+        rows = max(1, _HALVES // (inputs.shape[1] ** 2 + outputs**2))
+        for a, m in zip(inputs.split(rows), g.split(rows), strict=True):
+            more = _halves(m.mT @ m).mT @ _halves(a.unsqueeze(-1) * a.unsqueeze(-2))
+            total = more if total is None else total + more
     assert total is not None
-    outputs, width = tangent.params[weight].shape
     matrix = _from_halves(total, outputs, width + len(lengths) - 1)
     order = _weight_then_bias(outputs, width, len(lengths) == 2)
     matrix = matrix[order][:, order]
@@ -457,6 +477,8 @@ def curvature(
         blocks = SUMS["kron"](source.records(stream), tangent, reduce, lambda: source.weights)
     elif setting.structure == "subnetwork":
         blocks = SUMS["subnetwork"](source.records(stream), tangent, chosen)
+    elif source.one_layer and setting.structure in ("full", "last_layer"):
+        blocks = SUMS["last_layer"](source.records(stream), tangent, True)
     else:
         blocks = SUMS[setting.structure](source.records(stream), tangent)
     return Curvature(blocks, *source.counts())
@@ -472,6 +494,21 @@ class _Source:
         self.log_likelihood = self.weighted_error = self.num_values = 0.0
         self.num_examples = 0
         self.weights: Tensor | None = None
+        self.by_position, self.groups = False, 1
+        if problem.data is not None and isinstance(problem.likelihood, Positions):
+            self._look_at_positions(next(iter(problem.data.batches(2)))[0], problem.likelihood)
+
+    def _look_at_positions(self, x: Tensor, likelihood: Positions) -> None:
+        """See whether each number of a last layer is of one position: then all come back at once,
+        and are as examples of their own."""
+        layer = last_layer_of(self.tangent, *self.tangent.watched(x))
+        if likelihood.axes and layer is not None and sees_one_position(layer, likelihood):
+            self.by_position, self.groups = True, layer.call.groups
+
+    @property
+    def one_layer(self) -> bool:
+        """Whether curvature is that of one matrix and its bias, position by position."""
+        return self.by_position and self.groups == 1
 
     def counts(self) -> tuple[float, int, float, float]:
         """Return the sums of the last pass, in the order of `Curvature`."""
@@ -488,13 +525,22 @@ class _Source:
             for rows in self.tangent.parts(len(x), self._num_cotangents(y)):
                 outputs, pull = self.tangent(x[rows])
                 self._count(likelihood, outputs, y[rows])
-                yield pull(
+                records = pull(
                     roots(likelihood, outputs, y[rows], self.extra, fisher=setting.fisher,
-                          mc_samples=setting.mc_samples, stream=stream)
+                          mc_samples=setting.mc_samples, stream=stream, together=self.by_position)
                 )  # fmt: skip
+                if self.by_position and setting.structure != "kron":
+                    records = ((name, record.by_position()) for name, record in records)
+                yield records
 
     def _num_cotangents(self, targets: Tensor) -> int:
         likelihood, positions = self.problem.likelihood, 1
+        if self.by_position:
+            # windows of inputs as well, the numbers of weights for each output
+            base: Likelihood = likelihood.base  # type: ignore[attr-defined]
+            outputs = base.num_outputs(self.problem.target_size)
+            window = self.tangent.params[self.tangent.wanted[0]][0].numel()
+            return outputs + -(-window // outputs)
         if isinstance(likelihood, Positions):
             positions = likelihood.weights_of(targets[:1]).numel()
             likelihood = likelihood.base

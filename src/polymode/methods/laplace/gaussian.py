@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -44,6 +44,12 @@ from polymode.curvature.blocks import Block, Dense, Precision
 from polymode.curvature.records import Record
 from polymode.curvature.tangent import Tangent
 from polymode.methods.laplace.curvature import Curvature
+from polymode.methods.laplace.last_layer import (
+    LastLayer,
+    last_layer_of,
+    roots_by_output,
+    variances,
+)
 from polymode.tracing.modules import Tensors
 
 
@@ -55,6 +61,14 @@ class GaussianPosterior:
 
     blocks: tuple[Block, ...]
     precision: Precision
+    _held: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def roots_by_output(self, layer: LastLayer, params: Tensors) -> Tensor:
+        """Return roots of the covariance of each output's weights, made once."""
+        if layer.weight not in self._held:
+            roots = roots_by_output(self.between, layer, params)
+            self._held[layer.weight] = roots
+        return self._held[layer.weight]
 
     def with_precision(self, precision: Precision) -> GaussianPosterior:
         """Return the posterior under another prior; the blocks of one matrix keep their basis."""
@@ -158,7 +172,13 @@ def output_moments(
     """Return outputs (B, K) and their covariances (B, K, K), or variances (B, K)."""
     means, spreads = [], []
     for rows in tangent.parts(len(x), num_outputs):
-        outputs, pull = tangent(x[rows])
+        watched = tangent.watched(x[rows])
+        layer = last_layer_of(tangent, *watched)
+        if layer is not None:
+            means.append(layer.outputs if x.requires_grad else layer.outputs.detach())
+            spreads.append(_of_last_layer(posterior, tangent, layer))
+            continue
+        outputs, pull = tangent.passed(x[rows], *watched)
         means.append(outputs)
         if outputs.dim() > 2:
             spreads.append(_map_variances(posterior, tangent, x[rows], outputs))
@@ -166,6 +186,13 @@ def output_moments(
         unit = torch.eye(num_outputs).to(outputs)[:, None].expand(-1, len(outputs), -1)
         spreads.append(posterior.quadratic(pull(unit), full))
     return torch.cat(means), torch.cat(spreads)
+
+
+def _of_last_layer(posterior: GaussianPosterior, tangent: Tangent, layer: LastLayer) -> Tensor:
+    """Return variances of all outputs of a last layer at positions, (B, ...)."""
+    with torch.no_grad():
+        roots = posterior.roots_by_output(layer, tangent.params)
+    return variances(layer, roots, tangent.params[layer.weight])
 
 
 def _map_variances(

@@ -121,7 +121,8 @@ class Laplace(HeldOut, Trained):
         None,
         choices=FISHERS,
         doc="which curvature of the loss",
-        none="is 'exact', and 'mc' where the positions of an example have more than 64 outputs",
+        none="is 'exact', and 'mc' where the positions of an example have more than 64 outputs and"
+        " weights before the last layer have a posterior",
         more="'mc' draws targets from the prediction; 'empirical' is not a curvature of the loss,"
         " and for comparison.",
     )
@@ -286,6 +287,9 @@ def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
     layers = survey(stack, next(problem.inputs(config.batch_size)))
     config = sized(config, problem, stack, layers)
     look_at_coverage(config, layers, stack)
+    if config.structure == "last_layer":
+        size = sum(stack.params[name][0].numel() for name in layers.last)
+        _refuse_matrix(config, stack, size, " of all weights, or trainable='head' with kron")
     every = prior_groups(stack, config.prior)
     posteriors, evidences = [], []
     for k in range(stack.num_modes):
@@ -458,14 +462,18 @@ def refuse_too_large(config: Laplace, stack: Stack) -> None:
     size = stack.num_parameters
     if config.structure == "subnetwork":
         size = config.subnetwork_size or len(config.subnetwork or ())
+    _refuse_matrix(config, stack, size, ", 'diag' ({diagonal}) or 'last_layer'")
+
+
+def _refuse_matrix(config: Laplace, stack: Stack, size: int, others: str) -> None:
     need, free = 4 * 8 * size**2, free_bytes(stack.device)
     if need > free:
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in stack.params.items()}
         raise ValueError(
             f"structure='{config.structure}' needs a {size:,} × {size:,} matrix:"
             f" {human(8 * size**2)} in float64, {human(need)} with its eigenvectors;"
-            f" {human(free)} free. Try structure='kron' ({human(kron_bytes(shapes, stack.dtype))}),"
-            f" 'diag' ({human(size * stack.dtype.itemsize)}) or 'last_layer'"
+            f" {human(free)} free. Try structure='kron' ({human(kron_bytes(shapes, stack.dtype))})"
+            + others.format(diagonal=human(size * stack.dtype.itemsize))
         )
 
 

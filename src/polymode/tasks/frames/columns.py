@@ -115,7 +115,7 @@ def read_column(name: str, source: Any) -> Column:
     )
 
 
-def columns_named(columns: Mapping[str, Column], names: Sequence[str], what: str) -> None:
+def columns_named(columns: Mapping[str, Any], names: Sequence[str], what: str) -> None:
     """Refuse a table that lacks one of the columns."""
     for name in names:
         if name not in columns:

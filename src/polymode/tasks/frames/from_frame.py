@@ -69,7 +69,8 @@ def task_from_frame(
         part: encoder.encode({n: c.take(rows.numpy()) for n, c in inputs.items()}, part)
         for part, rows in parts.items()
     }
-    scaling = None if classes is not None else Scaling.of(y[parts["train"]])
+    scales = classes is None and law.scales_targets
+    scaling = Scaling.of(y[parts["train"]]) if scales else None
     sets: dict[str, Any] = {part: (x[part], y[rows]) for part, rows in parts.items()}
     facts.setdefault("name", NAME)
     task = Task(

@@ -24,7 +24,14 @@ from polymode.tasks.shifts.pixel_noise import (
     shot_noise,
     speckle_noise,
 )
-from polymode.tasks.shifts.shift import SEVERITIES, SHIFTS, Shift, corrupt
+from polymode.tasks.shifts.shift import (
+    MOVING,
+    SEVERITIES,
+    SHIFTS,
+    Shift,
+    corrupt,
+    corrupt_pair,
+)
 from polymode.tasks.shifts.tabular import TABLE_SHIFTS, gap_split, shift_table
 from polymode.tasks.shifts.weather import brightness, fog, frost, snow, spatter
 
@@ -36,9 +43,9 @@ CORRUPTIONS = (
 )  # fmt: skip
 
 __all__ = [
-    "CORRUPTIONS", "DEGREES", "SEVERITIES", "SHIFTS", "TABLE_SHIFTS", "Shift",
-    "brightness", "contrast", "corrupt", "defocus_blur", "elastic_transform", "fog", "frost",
-    "gap_split", "gaussian_blur", "gaussian_noise", "glass_blur", "impulse_noise", "jpeg",
-    "label_noise", "motion_blur", "pixelate", "rotation", "saturate", "shift_table", "shot_noise",
-    "snow", "spatter", "speckle_noise", "translation", "zoom_blur",
+    "CORRUPTIONS", "DEGREES", "MOVING", "SEVERITIES", "SHIFTS", "TABLE_SHIFTS", "Shift",
+    "brightness", "contrast", "corrupt", "corrupt_pair", "defocus_blur", "elastic_transform",
+    "fog", "frost", "gap_split", "gaussian_blur", "gaussian_noise", "glass_blur", "impulse_noise",
+    "jpeg", "label_noise", "motion_blur", "pixelate", "rotation", "saturate", "shift_table",
+    "shot_noise", "snow", "spatter", "speckle_noise", "translation", "zoom_blur",
 ]  # fmt: skip

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from polymode.core.registry import Registry
 from polymode.core.rng import generator
+from polymode.likelihoods.targets import NOT_OBSERVED
 from polymode.tasks.task import check_finite
 
+MOVING = ("rotation", "translation", "elastic_transform")  # after these, pixels are elsewhere
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST_SIDE = 8
 BLOCK_VALUES, BLOCK_IMAGES = 2**20, 512
@@ -152,6 +154,59 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0) -> Tenso
     0.09...
     """
     return SHIFTS.get(kind).value(images, severity, seed=seed)
+
+
+def corrupt_pair(
+    images: Tensor, targets: Tensor, kind: str, severity: int, *, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return images as of `corrupt` with their targets at each pixel, which move as pixels do.
+
+    Shifts that leave pixels in their places leave targets alone. Others interpolate: a label
+    becomes the one with the largest share, a value the mean of those observed. What comes in from
+    outside the image, or was not observed by half, is not observed.
+
+    Args:
+        images, kind, severity, seed: as of `corrupt`.
+        targets: labels (N, H, W), integers with -100 where there is none; or values (N, H, W) or
+            (N, H, W, D) with NaN where there is none.
+    """
+    shift, shifted = SHIFTS.get(kind).value, corrupt(images, kind, severity, seed=seed)
+    if targets.shape[:3] != (len(images), *images.shape[2:]):
+        need, got = (len(images), *images.shape[2:]), tuple(targets.shape)
+        raise ValueError(f"targets of images {tuple(images.shape)} must begin with {need}, {got=}")
+    if kind not in MOVING:
+        return shifted, targets
+    constants = (shift.grey if images.shape[1] == 1 else shift.colour)[severity - 1]
+    size = block_size(images[0].nelement())
+    moved = []
+    for block, rows in enumerate(targets.split(size)):
+        layers = _layers(rows, int(targets.max()))
+        draws = Draws.of(layers, size, seed, kind, severity, block)
+        moved.append(_of_layers(shift.kernel(layers, constants, draws), rows))
+    return shifted, torch.cat(moved)
+
+
+def _layers(targets: Tensor, largest: int) -> Tensor:
+    """Return targets as images (n, K, H, W): shares of classes, or values and where they are."""
+    if not targets.is_floating_point():
+        classes = torch.arange(largest + 1)[:, None, None]
+        return (targets[:, None] == classes).float()
+    values = targets if targets.dim() == 4 else targets.unsqueeze(-1)
+    observed = ~values.isnan().all(-1, keepdim=True)
+    layers = torch.cat([values.where(observed, 0.0), observed.to(values)], -1)
+    return layers.movedim(-1, 1).contiguous()
+
+
+def _of_layers(layers: Tensor, targets: Tensor) -> Tensor:
+    """Return targets in the form of those given."""
+    if not targets.is_floating_point():
+        nowhere = 1 - layers.sum(1, keepdim=True)
+        labels = torch.cat([layers, nowhere], 1).argmax(1)
+        return labels.masked_fill(labels == layers.shape[1], NOT_OBSERVED).to(targets.dtype)
+    *values, observed = layers.unbind(1)
+    every = torch.stack(values, -1) / observed.clamp(min=0.5).unsqueeze(-1)
+    every = every.masked_fill((observed < 0.5).unsqueeze(-1), float("nan"))
+    return every.view(targets.shape)
 
 
 def check_severity(severity: int) -> None:

@@ -78,7 +78,8 @@ def standardised(
     targets, target_scaling = y, None
     if not likelihood.classification:
         targets = y[:, None].to(torch.get_default_dtype())
-        target_scaling = Scaling.of(y[rows.train][:, None])
+        if likelihood.scales_targets:
+            target_scaling = Scaling.of(y[rows.train][:, None])
 
     def pairs(part: Tensor) -> Any:
         return (inputs[part], targets[part]) if len(part) else None

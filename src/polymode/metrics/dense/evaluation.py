@@ -1,0 +1,158 @@
+"""Evaluation of tasks with a target at each pixel: images are predicted few at a time, and what is
+held of each is a few hundred numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymode.core.registry import Entry
+from polymode.likelihoods.positions import Positions
+from polymode.metrics.dense import segmentation_scores  # noqa: F401  (enters the metrics)
+from polymode.metrics.dense.segmentation import SegmentationSums
+from polymode.metrics.observed import PIECE, batches
+from polymode.metrics.results import Kept, Row, finite
+from polymode.metrics.score import (
+    OOD_SEGMENTATION,
+    SEGMENTATION,
+    NotDefined,
+    Score,
+    entries,
+)
+from polymode.prediction import Prediction
+from polymode.tasks.task import Task
+from polymode.training.data import Loader
+
+MapSums = SegmentationSums
+KEPT = 2**28  # bytes of samples of a set that are held, at most
+MAP_AXES = 2
+AT_ONCE = 64  # images of arrays that are turned from bytes into numbers at a time
+
+
+def is_map_task(task: Task) -> bool:
+    """Return whether every pixel of an image has a label."""
+    likelihood = task.likelihood
+    positions = isinstance(likelihood, Positions) and likelihood.axes == MAP_AXES
+    return positions and likelihood.classification
+
+
+class Maps(NamedTuple):
+    """A data set whose maps were predicted.
+
+    Attributes:
+        sums: what its scores are computed from.
+        stored: predictions and targets as rows, if they were to be held and are not too large.
+        num_images: how many there are.
+        labels: pixels of each class in each image, to tell one loader's data from another's.
+    """
+
+    sums: MapSums
+    stored: Kept | None
+    num_images: int
+    labels: Tensor
+
+
+def predict_maps(
+    predict: Callable[[Any], Prediction], task: Task, data: Any, *, keep: bool, outside: bool
+) -> Maps:
+    """Predict a data set in a single pass, image by image or few at a time.
+
+    Args:
+        keep: whether samples are held as well, up to `KEPT` bytes.
+        outside: whether the set is OOD.
+    """
+    sums = SegmentationSums(task.target_size, labelled=not outside)
+    samples = _Samples() if keep else None
+    count = 0
+    for prediction, labels in _parts(predict, task, data, outside):
+        sums.add(prediction, labels)
+        count += len(prediction)
+        samples = None if samples is None else samples.add(prediction, labels)
+        del prediction  # before the next one is made
+    stored = None if samples is None else samples.joined()
+    return Maps(sums, stored, count, sums.images.labels.flatten())
+
+
+def _parts(
+    predict: Callable[[Any], Prediction], task: Task, data: Any, outside: bool
+) -> Iterator[tuple[Any, Tensor | None]]:
+    """Yield predictions of about `PIECE` bytes, at least an image, with their labels."""
+    size = 0
+    for x, y in batches(data, task, outside and isinstance(data, Loader), AT_ONCE):
+        start = 0
+        while start < len(x):
+            rows = slice(start, start + (size or 1))
+            prediction = predict(x[rows])
+            size = size or max(1, PIECE // num_bytes(prediction))
+            start += len(prediction)
+            made = [prediction]
+            del prediction
+            yield made.pop(), None if y is None else y[rows]
+
+
+def num_bytes(prediction: Prediction) -> int:
+    """Return the bytes of the samples of a prediction."""
+    return sum(part.nbytes for part in prediction.to_arrays()[0].values())
+
+
+class _Samples:
+    """Samples of predictions and their targets as rows, as long as there are not too many."""
+
+    def __init__(self) -> None:
+        self._parts: list[Prediction] = []
+        self._targets: list[Tensor] = []
+        self._size = 0
+
+    def add(self, prediction: Prediction, labels: Tensor | None) -> _Samples | None:
+        """Return these samples with further ones, or None beyond `KEPT` bytes."""
+        self._size += num_bytes(prediction)
+        if self._size > KEPT:
+            return None
+        rows = prediction.as_rows()
+        if labels is not None:
+            rows, targets, _ = prediction.observations(labels)
+            self._targets.append(targets)
+        self._parts += [rows] if len(rows) else []
+        return self
+
+    def joined(self) -> Kept:
+        return Kept(
+            Prediction.cat(self._parts), torch.cat(self._targets) if self._targets else None
+        )
+
+
+def map_rows(name: str, maps: Maps, test: Maps) -> Iterator[Row]:
+    """Yield the numbers of one data set; OOD sets are compared with the test set."""
+    if name.startswith("ood:"):
+        for entry in entries(OOD_SEGMENTATION):
+            yield _row(name, entry, maps.num_images, test.sums, maps.sums)
+    else:
+        for entry in entries(SEGMENTATION):
+            yield _row(name, entry, maps.num_images, maps.sums)
+
+
+def _row(dataset: str, entry: Entry[Any], num_images: int, *sums: MapSums) -> Row:
+    facts = entry.metadata
+    score, note = Score(math.nan, num_images), ""
+    try:
+        if facts["epistemic"] and not all(part.has_epistemic for part in sums):
+            raise NotDefined("needs ≥ 2 samples")
+        score = entry.value(*sums)
+        if not math.isfinite(score.value):
+            note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
+    except NotDefined as reason:
+        note = f"n/a ({reason})"
+    return Row(
+        dataset=dataset,
+        metric=entry.name,
+        value=finite(score.value),
+        unit=facts["unit"],
+        direction=facts["direction"],
+        n=score.n,
+        standard_error=finite(score.standard_error),
+        note=note,
+    )
