@@ -179,13 +179,14 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["packed"]
-METHODS += ["ema", "swa", "mc_batchnorm", "vbll"]
+METHODS += ["packed", "batch_ensemble", "tabm"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_code_of_the_methods_pages_runs(method) -> None:
+def test_the_code_of_the_methods_pages_runs(method, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S
     )

@@ -42,6 +42,7 @@ OPTIONS = {
             "dropout",
             "concrete_dropout",
             "vbll",
+            "evidential",
         )
     },
 }

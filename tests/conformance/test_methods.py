@@ -147,6 +147,11 @@ def test_the_users_network_is_not_changed(method) -> None:
 def test_draws_are_functions_of_seed_mode_and_number(method) -> None:
     """For methods that draw; others have the same networks whatever the seed."""
     post = fit(method, num_modes=3, net=drawing_net_for(method))
+    if not post.weights.of_networks:  # the networks do not vary, what they predict does
+        assert torch.equal(post.weights.draw(1, 8)(X), post.weights.draw(0, 7)(X))
+        predictions = [post.predict(X, seed=seed).log_probs for seed in (7, 7, 8)]
+        assert torch.equal(*predictions[:2]) and not torch.equal(*predictions[1:])
+        return
     draws = post.weights.most is None
 
     def outputs(post: pm.Posterior, number: int, seed: int) -> torch.Tensor:

@@ -35,6 +35,7 @@ OPTIONS = {  # what makes fits and predictions small
             "dropout",
             "concrete_dropout",
             "vbll",
+            "evidential",
         )
     },
 }
@@ -46,7 +47,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -90,6 +91,20 @@ REFUSED: dict[tuple[str, str], str] = {
         for method in ("laplace", "laplace_map")
     },
     ("autograd Function", "laplace"): "override the setup_context.*take evidence='trained'",
+    # members that share weights need layers whose weights can have adapters
+    **{
+        (network, method): f"{method} has no conversion for '.*take deep_ensemble"
+        for network in (
+            "LSTM", "GRU", "RNN", "ParameterList", "ParameterDict", "einsum", "bilinear",
+            "a subclass of Linear", "weight norm", "spectral norm", "old spectral norm",
+            "embedding bag",
+        )
+        for method in ("batch_ensemble", "tabm")
+    },
+    **{
+        ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
+        for method in ("batch_ensemble", "tabm")
+    },
     # features are inputs of the last linear layer, behind others that learn
     **{
         (network, "feature_rde"): "feature_rde repels the inputs of the last linear layer.*use func"
@@ -190,7 +205,7 @@ def test_everyday_network(method, network, tmp_path) -> None:
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.items())
 
 
-@pytest.mark.parametrize("method", sorted(LAST_LAYER))
+@pytest.mark.parametrize("method", ["evidential", *sorted(LAST_LAYER)])
 def test_positions_are_refused_in_one_line(method) -> None:
     """By methods that take one target per example; `test_positions.py` leaves these out."""
     assert METHODS.get(method).metadata["positions"] == "no"
@@ -198,8 +213,6 @@ def test_positions_are_refused_in_one_line(method) -> None:
     likelihood = pm.likelihoods.Positions(pm.likelihoods.Categorical(), axes=1, outputs="last")
     task = pm.Task(train=(x, y), likelihood=likelihood)
     net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))  # noqa: E731
-    with pytest.raises(
-        ValueError, match=f"{method} .*positions.*one target per example"
-    ) as refused:
+    with pytest.raises(ValueError, match=f"{method} .*one target per example") as refused:
         pm.fit(method, net=net, task=task, epochs=1, progress="silent")
     assert "\n" not in str(refused.value)

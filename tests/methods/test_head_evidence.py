@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polymode as pm
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian
-from polymode.methods import METHODS
+from polymode.methods import METHODS, head_evidence
 from polymode.methods.head_evidence import _Head, classes_prior, highest, regression_prior
 
 STREAM = torch.Generator().manual_seed(0)
@@ -152,6 +152,26 @@ def test_the_choice_depends_on_the_data_alone(tmp_path) -> None:
     config = pm.load(tmp_path, net=net).config
     assert config["prior_precision"] == chosen
     assert config["prior_choice"]["examples"] == 60
+
+
+def test_the_same_data_are_searched_once(monkeypatch) -> None:
+    """Other labels, one label changed, are other data."""
+    calls: list[int] = []
+    search = head_evidence.classes_prior
+    monkeypatch.setattr(
+        head_evidence, "classes_prior", lambda *args: calls.append(1) or search(*args)
+    )
+    monkeypatch.setattr(head_evidence, "_CHOSEN", {})
+    first, again = fit(), fit("sghmc", seed=3)
+    assert len(calls) == 1
+    assert first.config["prior_choice"] == again.config["prior_choice"]
+    labels = LABELS.clone()
+    labels[0] = (labels[0] + 1) % (int(LABELS.max()) + 1)
+    other = fit(task=pm.Task(train=(X, labels), likelihood="categorical"))
+    assert len(calls) == 2
+    assert (
+        other.config["prior_choice"]["log_evidence"] != first.config["prior_choice"]["log_evidence"]
+    )
 
 
 def test_a_run_that_goes_on_has_the_same_prior(tmp_path) -> None:

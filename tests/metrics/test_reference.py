@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from scipy.stats import wasserstein_distance
 
-from polymode.metrics.reference import agreement, total_variation, w1, w2
+from polymode.metrics.reference import agreement, total_variation, w1, w1_top, w2
 from polymode.prediction import CategoricalPrediction, MixturePrediction
 
 
@@ -29,6 +29,26 @@ def test_classes_by_hand() -> None:
     assert score.each.tolist() == pytest.approx([0.3, 0.0, 0.5], abs=1e-6)
     assert score.n == 3
     assert total_variation(mine, mine).value == 0
+
+
+def test_spreads_of_the_top_class_against_scipy() -> None:
+    """W1 of 7 and 11 samples of a probability, for each of five inputs; a shift is its size, and
+    samples that are repeated change nothing."""
+    stream = torch.Generator().manual_seed(0)
+    ours, theirs = (
+        CategoricalPrediction(torch.randn(n, 5, 3, generator=stream).double().log_softmax(-1))
+        for n in (7, 11)
+    )
+    top = theirs.mean.argmax(1)
+    expected = [
+        wasserstein_distance(*(side.log_probs[:, row, top[row]].exp() for side in (ours, theirs)))
+        for row in range(5)
+    ]
+    np.testing.assert_allclose(w1_top(ours, theirs).each.numpy(), expected, rtol=1e-6)
+    twice = CategoricalPrediction(ours.log_probs.repeat(2, 1, 1))
+    assert w1_top(ours, twice).value < 1e-12 < w1_top(ours, theirs).value
+    one, other = (CategoricalPrediction.from_probs(torch.tensor([[p, 1 - p]])) for p in (0.7, 0.9))
+    assert w1_top(one, other).value == pytest.approx(0.2, abs=1e-6)
 
 
 def test_two_gaussians_have_closed_forms() -> None:

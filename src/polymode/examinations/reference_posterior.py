@@ -11,12 +11,13 @@ import copy
 import dataclasses
 import hashlib
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ from polymode.examinations.examination import EXAMINATIONS
 from polymode.examinations.findings import Findings, measure
 from polymode.methods import HMC, fit
 from polymode.methods.fit import check_options
-from polymode.metrics.reference import agreement, total_variation, w1, w2
+from polymode.metrics.reference import agreement, total_variation, w1, w1_top, w2
 from polymode.metrics.results import Row
 from polymode.metrics.score import PairMetric
 from polymode.nets.user_network import networks_for
@@ -345,6 +346,8 @@ class AgainstReference(Config):
     measures={
         "agreement": "share of test inputs with the same most probable class as the reference",
         "total_variation": "half the summed distance of class probabilities to the reference's",
+        "w1_top": "Wasserstein-1 distance between the spreads of the probability of the"
+        " reference's most probable class",
         "w1": "Wasserstein-1 distance of predictive densities to the reference's",
         "w2": "Wasserstein-2 distance of predictive densities to the reference's",
         "std_ratio": "geometric mean of the ratio of predictive standard deviations to the"
@@ -355,7 +358,7 @@ class AgainstReference(Config):
         "reference_w1": "Wasserstein-1 distance between the halves of the reference's chains",
         **{
             f"{name}_{place}": f"the same on {text}"
-            for name in ("agreement", "total_variation", "w1", "w2", "std_ratio")
+            for name in ("agreement", "total_variation", "w1_top", "w1", "w2", "std_ratio")
             for place, text in (("ood", "all OOD sets of the task together"),)
         },
     },
@@ -381,18 +384,45 @@ def against_reference(post: Posterior, task: Task, options: AgainstReference) ->
         mass=options.mass,
         prior_precision=float(post.config.get("prior_precision", 1.0)),
     )
-    rows = list(_distances(post.predict(task.test), yardstick.predict(task.test), ""))
-    outside = list(task.ood.values())
-    if outside:
-        pairs = [(post.predict(data), yardstick.predict(data)) for data in outside]
-        ours, theirs = (Prediction.cat(list(side)) for side in zip(*pairs, strict=True))
-        rows += _distances(ours, theirs, "_ood")
+    predicted = _predicted(yardstick, task)
+    rows = list(_distances(post.predict(task.test), predicted.test, ""))
+    if predicted.ood is not None:
+        ours = Prediction.cat([post.predict(data) for data in task.ood.values()])
+        rows += _distances(ours, predicted.ood, "_ood")
     for name in ("r_hat", "r_hat_median"):
         row = yardstick.convergence[name]
         rows.append(measure(f"reference_{name}", row.value, direction="down", n=row.n))
-    if options.chains > 1:
-        rows.append(_yardstick(yardstick.post, task.test))
+    rows += predicted.halves
     return Findings(tuple(rows))
+
+
+class _Predicted(NamedTuple):
+    """What a reference predicts on a task: test set, OOD inputs, and its halves' distance."""
+
+    folder: Path
+    test: Prediction
+    ood: Prediction | None
+    halves: list[Row]
+
+
+_PREDICTED: weakref.WeakKeyDictionary[Task, _Predicted] = weakref.WeakKeyDictionary()
+"""Of the last reference of a task: all methods of a run are held against the same."""
+
+
+def _predicted(yardstick: Reference, task: Task) -> _Predicted:
+    """Return the reference's predictions, made once for a task."""
+    predicted = _PREDICTED.get(task)
+    if predicted is None or predicted.folder != yardstick.folder:
+        outside = [yardstick.predict(data) for data in task.ood.values()]
+        halves = [_yardstick(yardstick.post, task.test)] if yardstick.post.num_modes > 1 else []
+        predicted = _Predicted(
+            yardstick.folder,
+            yardstick.predict(task.test),
+            Prediction.cat(outside) if outside else None,
+            halves,
+        )
+        _PREDICTED[task] = predicted
+    return predicted
 
 
 def _yardstick(post: Posterior, test: Any) -> Row:
@@ -424,6 +454,7 @@ def _distances(ours: Prediction, theirs: Prediction, suffix: str) -> Iterator[Ro
         {
             "agreement": (agreement, "fraction", "up"),
             "total_variation": (total_variation, "probability", "down"),
+            "w1_top": (w1_top, "probability", "down"),
         }
         if classes
         else {"w1": (w1, "units of y", "down"), "w2": (w2, "units of y", "down")}

@@ -6,12 +6,14 @@ custom training loops.
 """
 
 from polymode.methods import (
+    batch_ensemble,
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
     deep_ensemble,
     dropout,
     ema,
+    evidential,
     feature_rde,
     forde,
     function_rde,
@@ -30,17 +32,21 @@ from polymode.methods import (
     snapshot,
     swa,
     swag,
+    tabm,
+    tfb,
     vbll,
     vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
+from polymode.methods.evidential import Evidential
 from polymode.methods.feature_rde import FeatureRDE
 from polymode.methods.fit import fit
 from polymode.methods.forde import FoRDE
@@ -62,6 +68,8 @@ from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.tabm import TabM
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -79,13 +87,19 @@ __all__ = [
     "SGNHT",
     "SWA",
     "SWAG",
+    "TFB",
+    "BatchEnsemble",
     "VBLL",
     "CheckpointEnsemble",
+    "TabM",
+    "batch_ensemble",
+    "tabm",
     "CyclicalSGMCMC",
     "VI",
     "ConcreteDropout",
     "DeepEnsemble",
     "Dropout",
+    "Evidential",
     "FeatureRDE",
     "FoRDE",
     "FunctionRDE",
@@ -106,6 +120,7 @@ __all__ = [
     "deep_ensemble",
     "dropout",
     "ema",
+    "evidential",
     "feature_rde",
     "fit",
     "forde",
@@ -126,6 +141,7 @@ __all__ = [
     "snapshot",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",

@@ -181,14 +181,14 @@ def _score_maps(
         scored.count += maps.num_images
         scored.marks[name] = _fingerprint(data, maps.labels)
         test = test or maps
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
         if maps.stored is not None:
             scored.predictions[name] = maps.stored
     assert test is not None
     scored.num_samples = test.sums.num_samples
     for name, data in _validation_sets(task) if validation else ():
         maps = predict_maps(predict, task, data, keep=False, outside=False)
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
     return scored
 
 

@@ -82,6 +82,43 @@ def total_variation(prediction: Prediction, reference: Prediction) -> Score:
     return mean_score(0.5 * (ours - theirs).abs().sum(1))
 
 
+@_of_classes(
+    "w1_top",
+    title="W1 of p",
+    unit="probability",
+    direction="down",
+    summary="Wasserstein-1 distance between the spreads, over samples, of the probability of the"
+    " reference's most probable class",
+)
+def w1_top(prediction: Prediction, reference: Prediction) -> Score:
+    r"""Return :math:`\frac1B\sum_n W_1(p_{\cdot n c_n}, p^*_{\cdot n c_n})`, in [0, 1].
+
+    :math:`c_n` is the reference's most probable class, and the two distributions are those of its
+    probability over the samples of each side. `total_variation` compares means alone; here it
+    counts, too, how much the samples disagree.
+    """
+    check_call(w1_top, locals())
+    _probs(prediction, reference, "w1_top")
+    top = reference.mean.argmax(1)
+    sides = []
+    for side in (prediction, reference):
+        assert isinstance(side, CategoricalPrediction)
+        chosen = top.expand(side.num_samples, -1).unsqueeze(-1)
+        sides.append(side.log_probs.detach().gather(2, chosen).squeeze(-1).double().exp())
+    return mean_score(_w1_of_samples(*sides))
+
+
+def _w1_of_samples(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return W1 between the columns of two sets of samples, (S, B) and (S', B): exact, (B,)."""
+    nodes = torch.cat([ours, theirs]).sort(0).values.mT.contiguous()  # (B, S + S')
+    shares = [
+        torch.searchsorted(side.sort(0).values.mT.contiguous(), nodes, right=True) / len(side)
+        for side in (ours, theirs)
+    ]
+    gaps = (shares[0] - shares[1]).abs()[:, :-1]
+    return (gaps * nodes.diff(dim=1)).sum(1)
+
+
 @_distance(
     "w1",
     title="W1",

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymode.core.safe_files import TensorForm
-from polymode.likelihoods.components import Moments
+from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.kinds import Likelihood
 from polymode.posterior.weights import Outputs, Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.stack.trunk import Trunk
@@ -77,6 +78,11 @@ class OnTrunk(Weights):
     def noise(self, samples_per_mode: int, seed: int) -> Tensors:
         return self._inner.noise(samples_per_mode, seed)
 
+    def components(
+        self, likelihood: Likelihood, x: Tensor, samples_per_mode: int, seed: int
+    ) -> Categories | Components | None:
+        return self._inner.components(likelihood, x, samples_per_mode, seed)
+
     def moments(self, x: Tensor) -> Moments | None:
         return self._inner.moments(x)
 
@@ -122,6 +128,7 @@ def on_trunk(inner: type[Weights]) -> type[OnTrunk]:
 
     class OfKind(OnTrunk):
         inner_kind = inner
+        of_networks = inner.of_networks
         mode_axis = staticmethod(inner.mode_axis)
 
     OfKind.kind = f"{OnTrunk.kind}/{inner.kind}"

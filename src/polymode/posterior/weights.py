@@ -37,7 +37,8 @@ from torch import Tensor
 from polymode.core.memory import free_bytes
 from polymode.core.rng import fold
 from polymode.core.safe_files import TensorForm
-from polymode.likelihoods.components import Moments
+from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.kinds import Likelihood
 from polymode.prediction import Prediction
 from polymode.stack.fast.passes import noisy_passes
 from polymode.stack.sharing import num_bytes
@@ -57,9 +58,12 @@ class Weights(ABC):
         samples_per_mode: L that predictions take unless asked otherwise.
         most: the largest L there is, None where draws never end.
         chosen: what a method has chosen itself, for `Posterior.config`; JSON-safe.
+        of_networks: whether samples are networks. False where the outputs of one network state a
+            distribution of their own: samples are then points of it, and draws the network.
     """
 
     kind: ClassVar[str]
+    of_networks: ClassVar[bool] = True
     stack: Stack
     samples_per_mode: int
     most: int | None = None
@@ -121,6 +125,13 @@ class Weights(ABC):
     def noise(self, samples_per_mode: int, seed: int) -> Tensors:
         """Return the likelihood's own parameters of each sample, (M, L, ...) or (M, 1, ...)."""
         return {name: tensor.detach().unsqueeze(1) for name, tensor in self.stack.extra.items()}
+
+    def components(
+        self, likelihood: Likelihood, x: Tensor, samples_per_mode: int, seed: int
+    ) -> Categories | Components | None:
+        """Return what L samples of every mode predict at prepared inputs, where that is more than
+        what the likelihood says of outputs; None where it is not."""
+        return None
 
     def moments(self, x: Tensor) -> Moments | None:
         """Return Gaussian outputs of every mode at prepared inputs x, where these are known in
@@ -472,6 +483,7 @@ KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, 
 
 
 HOMES = {
+    "evidential": "polymode.methods.evidential",
     "head": "polymode.methods.last_layer.head_weights",
     "batch_statistics": "polymode.methods.mc_batchnorm",
     "concrete": "polymode.methods.concrete_dropout",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -256,8 +256,9 @@ def _without(module: nn.Module, paths: Sequence[str]) -> nn.Module:
 
 
 @torch.no_grad()
-def features_of(trunk: Trunk, batches: Iterator[Any], number: int) -> Tensor:
-    """Return the features (N, ...) of all inputs, block by block in their order.
+def features_of(trunk: Callable[[Any], Tensor], batches: Iterator[Any], number: int) -> Tensor:
+    """Return the features (N, ...) of all inputs, block by block in their order, or say which of
+    them are not finite.
 
     They are kept in memory if they take less than half of what is free, else in a temporary file
     that goes with the process: the numbers are the same, whatever is free.
@@ -266,6 +267,12 @@ def features_of(trunk: Trunk, batches: Iterator[Any], number: int) -> Tensor:
     done = 0
     for x in batches:
         h = trunk(x)
+        wrong = (~h.isfinite().flatten(1).all(1)).nonzero()
+        if len(wrong):
+            raise ValueError(
+                f"the body's features of example {done + int(wrong[0])} are not finite: its weights"
+                " or that input hold NaN, or numbers overflow on the way"
+            )
         if kept is None:
             kept = _room(h, number)
         kept[done : done + len(h)] = h

@@ -192,6 +192,7 @@ STUDIES: Registry[Study] = Registry(
         "polymode.studies.equivariance",
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",
+        "polymode.studies.one_body",
         "polymode.studies.reference",
         "polymode.studies.symmetry",
         "polymode.studies.tables",

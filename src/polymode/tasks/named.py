@@ -19,6 +19,7 @@ TASKS: Registry[Callable[..., Task]] = Registry(
         "polymode.tasks.images",
         "polymode.tasks.tables",
         "polymode.tasks.frames.from_frame",
+        "polymode.tasks.bodies",
     ],
 )
 """Builders `(*, seed, **options) -> Task`, each with the metadata description, source, licence,

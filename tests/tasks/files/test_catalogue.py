@@ -30,6 +30,7 @@ from polymode.tasks.files.catalogue import (
 NAMES = {
     "mnist", "fashion_mnist", "kmnist", "notmnist", "notmnist_small", "cifar10", "cifar100", "svhn",
     "tiny_imagenet", "uci", "cifar10_subset", "svhn_recropped",
+    "efficientnet_lite0", "all_minilm_l6_v2", "pang_lee",
 }  # fmt: skip
 
 

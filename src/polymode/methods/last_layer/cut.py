@@ -5,7 +5,7 @@ Shapes: `M` modes, `B` batch, `F` features, `K` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -94,10 +94,11 @@ def without_head(stack: Stack, head: str) -> Stack:
     return stack.rebuilt(f"without {head}", lambda module: _headless(module, head))
 
 
-def body_with_head(stack: Stack, head: str) -> Stack:
-    """Return the same for training: weight and bias of the head and the stack's further parameters
-    are its `extra`, by "weight", "bias" and their names."""
-    more = head_params(stack, head) | stack.extra
+def body_with_head(stack: Stack, head: str, names: Collection[str] | None = None) -> Stack:
+    """Return the same for training: weight and bias of the head and the stack's further parameters,
+    all of them or those that are named, are its `extra`, by "weight", "bias" and their names."""
+    chosen = {name: tensor for name, tensor in stack.extra.items() if not names or name in names}
+    more = head_params(stack, head) | chosen
     return stack.rebuilt(
         f"without {head}, to train it", lambda module: _headless(module, head), more
     )

@@ -114,7 +114,7 @@ def rule(stack: Stack, job: Job) -> str:
         return "loop"
     if stack.members_differ:
         return "threads"
-    if not stack.shares:
+    if not stack.shares and not stack.common:
         if dense_program(stack) is not None:
             return "batched"
         small = job.kind != "outputs" and job.rows * stack.num_parameters <= _SMALL

@@ -5,7 +5,7 @@ Only `get` touches the network, and only `polymode data get NAME` calls it.
 
 from __future__ import annotations
 
-from polymode.tasks.files import catalogue  # noqa: F401  (enters its sets in DATASETS)
+from polymode.tasks.files import catalogue, packages  # noqa: F401  (enter their sets in DATASETS)
 from polymode.tasks.files.dataset import (
     DATASETS,
     ArraySpec,
