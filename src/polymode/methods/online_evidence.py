@@ -34,6 +34,11 @@ def online_prior(
         problem: with all training data. stack: the networks before training; it is not changed.
     """
     assert problem.data is not None
+    if stack.common:
+        raise ValueError(
+            "prior_precision='auto' trains a copy of one member to find λ, but these members train"
+            " weights in common; give a number"
+        )
     total = config.total_steps(problem.steps_per_epoch)
     every = None if config.epochs is None else max(1, total // UPDATES)
     options = laplace_map.LaplaceMAP(
