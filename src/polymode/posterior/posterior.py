@@ -42,7 +42,7 @@ from polymode.likelihoods.scaling import Scaling
 from polymode.posterior import maps
 from polymode.posterior.bundle import Answer, Bundle, group_column
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.views import Takes, Views, averaged_views, views_of
+from polymode.posterior.views import Views, averaged_views, with_views
 from polymode.posterior.weights import Weights
 from polymode.prediction import DensityPrediction, Prediction, predict_from
 from polymode.prediction.averages import averaged
@@ -178,8 +178,7 @@ class Posterior:
     ) -> Prediction:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
-        Of pictures with a class at each pixel whose samples would take more than 1 GB it holds
-        averages over samples: `mean`, entropies, mutual information and variances as maps.
+        Of classes at pixels it holds averages over samples, as maps, if those would take over 1 GB.
 
         Args:
             x: an array or tensor, a dictionary or tuple of them where the networks take several, a
@@ -289,15 +288,7 @@ class Posterior:
             seed: of these draws.
         """
         check_call(Posterior.augmented, locals())
-        if self.views is not None:
-            raise ValueError("this posterior has views already: take `augmented` of the first one")
-        averaging = copy.copy(self)
-        takes = Takes(self.input_shape, self.likelihood.num_axes, self.target_size)
-        averaging.views = views_of(group, augmentation, draws, seed, takes)
-        averaging.bundle = None  # chosen on other predictions
-        named = augmentation if group is None else averaging.views.group.name  # type: ignore[attr-defined]
-        averaging.config = {**self.config, "augmented": str(named)}
-        return averaging
+        return with_views(self, group, augmentation, draws, seed)
 
     def answer(
         self,
@@ -359,10 +350,7 @@ class Posterior:
         seed: Seed = 0,
         batch_size: Count = _BATCH,
     ) -> Iterator[Prediction]:
-        """Yield the predictions of `predict` part by part, in bounded memory.
-
-        Pictures with outputs at each pixel come one by one, small ones 64 MB at a time.
-        """
+        """Yield the predictions of `predict` part by part, in bounded memory; large maps singly."""
         check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
         at_most = maps.most_at_a_time(self, samples)

@@ -59,13 +59,20 @@ class Maps(NamedTuple):
 
 
 def predict_maps(
-    predict: Callable[[Any], Prediction], task: Task, data: Any, *, keep: bool, outside: bool
+    predict: Callable[[Any], Prediction],
+    task: Task,
+    data: Any,
+    *,
+    keep: bool,
+    outside: bool,
+    look: Callable[[Prediction, Tensor | None], None] = lambda *_: None,
 ) -> Maps:
     """Predict a data set in a single pass, image by image or few at a time.
 
     Args:
         keep: whether samples are held as well, up to `KEPT` bytes.
         outside: whether the set is OOD.
+        look: is shown each prediction with its targets.
     """
     sums: SegmentationSums | DepthSums = DepthSums()
     if task.likelihood.classification:
@@ -75,6 +82,7 @@ def predict_maps(
     for prediction, labels in _parts(predict, task, data, outside):
         sums.add(prediction, labels)
         count += len(prediction)
+        look(prediction, labels)
         samples = None if samples is None else samples.add(prediction, labels)
         del prediction  # before the next one is made
     stored = None if samples is None else samples.joined()

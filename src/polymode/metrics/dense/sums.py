@@ -57,6 +57,10 @@ class GroupSums:
         """Return the sum over all images."""
         return self._sums[name].sum(0)
 
+    def by_group(self, name: str) -> Tensor:
+        """Return the sum over the images of each group, (G, ...)."""
+        return self._sums[name][: min(GROUPS, self.num_images)]
+
     def __contains__(self, name: str) -> bool:
         return name in self._sums
 
