@@ -17,9 +17,11 @@ from ..cases import Case
 PEER = "torch_uncertainty"
 PEERS = (
     PEER,
+    f"{PEER}_efficient",
     "torchmetrics_scores",
     "torchmetrics_stream",
     "foolbox_pgd",
+    "map_peers",
 )  # files that need the peers' interpreter
 LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
 TANGENTS = "neural_tangents_kernels"  # likewise
@@ -81,6 +83,23 @@ KINDS = {
             "torch_uncertainty joint, shared batches": f"{PEER}.train_joint",
         },
         check="loss",
+    ),
+    "efficient_train": Kind(
+        {
+            "plain loop": "efficient.loop_train",
+            "polymode": "efficient.train",
+            "torch_uncertainty": f"{PEER}_efficient.train",
+        },
+        figure="cpu",
+        check="loss",
+    ),
+    "efficient_predict": Kind(
+        {
+            "plain loop": "efficient.loop_predict",
+            "polymode": "efficient.predict",
+            "torch_uncertainty": f"{PEER}_efficient.predict",
+        },
+        figure="cpu",
     ),
     "forde": Kind(
         {
@@ -334,6 +353,16 @@ KINDS = {
         },
         figure="cpu",
         check="AUROC, MI",
+    ),
+    "maps": Kind(
+        {
+            "torch_uncertainty, all pixels": "map_peers.all_pixels",
+            "torch_uncertainty, 1 % of pixels": "map_peers.some_pixels",
+            "plain loop": "maps.plain_loop",
+            "polymode": "maps.polymode",
+        },
+        figure="cpu",
+        check="NLL",
     ),
     "pairs": Kind(
         {

@@ -41,6 +41,8 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.reference_posterior",
         "polymode.examinations.laplace_evidence",
         "polymode.examinations.pairs",
+        "polymode.examinations.price",
+        "polymode.examinations.groups",
         "polymode.symmetry.examination",
         "polymode.equivariance.examination",
         "polymode.adversary.examination",

@@ -20,6 +20,7 @@ from torch import Tensor
 from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
 from polymode.core.text import parse_json
+from polymode.metrics.by_image import ByImage
 from polymode.metrics.score import (
     ARROWS,
     FAMILIES,
@@ -105,7 +106,8 @@ class Results:
         data: fingerprints of the data sets, by name; empty in results from before 0.2.
         class_names: in the order of the labels; empty where the task has none.
         columns: of a table: name, kind and categories of each; empty where inputs are arrays.
-        arrays: by examination, the arrays its figures need; not part of the JSON.
+        arrays: by examination, the arrays its figures need; not part of the JSON. "pixels" has the
+            bins of confidence over pixels by group of images, (G, C, 15, 3).
     """
 
     task: str
@@ -125,6 +127,7 @@ class Results:
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    by_image: Mapping[str, ByImage] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Row]:
@@ -254,7 +257,7 @@ class Results:
         return dataset.removeprefix("ood:") in self.near_ood and dataset.startswith("ood:")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but `kept` and `arrays`, JSON-safe."""
+        """Return everything but `kept`, `arrays` and `by_image`, JSON-safe."""
         return {
             "schema": SCHEMA,
             "task": self.task,

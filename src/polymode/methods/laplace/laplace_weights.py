@@ -46,6 +46,8 @@ from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.gaussian import GaussianPosterior, joint_moments, output_moments
 from polymode.posterior.weights import KINDS, Weights
+from polymode.stack.execution import limit_threads
+from polymode.stack.fast.plan import threads_for
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -75,7 +77,7 @@ def bridge(moments: Moments) -> Tensor:
 _CHOICES = {
     "predictive": ("linearised", "sampled"),
     "link": LINKS,
-    "output_covariance": ("full", "diagonal"),
+    "output_covariance": ("full", "position", "diagonal"),
 }
 _KINDS = ("matrix", "bias", "element", "single", "unused")
 Sizes = dict[str, tuple[int, ...]]
@@ -204,7 +206,7 @@ class LaplaceWeights(Weights):
         survey: what is known of the network's operations. num_outputs: K.
         samples_per_mode: L draws of logits or of weights.
         predictive: "linearised" or "sampled". link: see above.
-        output_covariance: "full" or "diagonal".
+        output_covariance: "full", "position" or "diagonal".
         log_evidence: of each mode, nats; None where it was not asked for.
         groups: the group of each parameter; its members share a precision.
 
@@ -256,11 +258,12 @@ class LaplaceWeights(Weights):
 
     def linearised(self, x: Tensor) -> Moments:
         """Return outputs (M, B, K) and their covariances of the linearised networks."""
-        full = self.output_covariance == "full" and self.num_outputs > 1
-        moments = [
-            output_moments(posterior, self.tangent(k), x, self.num_outputs, full)
-            for k, posterior in enumerate(self.posteriors)
-        ]
+        full = self.output_covariance != "diagonal" and self.num_outputs > 1
+        with limit_threads(threads_for(self.stack, x)):
+            moments = [
+                output_moments(posterior, self.tangent(k), x, self.num_outputs, full)
+                for k, posterior in enumerate(self.posteriors)
+            ]
         return Moments(torch.stack([m for m, _ in moments]), torch.stack([s for _, s in moments]))
 
     def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
