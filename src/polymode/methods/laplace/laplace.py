@@ -61,6 +61,7 @@ from polymode.methods.work import Work
 from polymode.stack.execution import limit_threads
 from polymode.stack.fast.plan import threads_for
 from polymode.stack.stack import Stack
+from polymode.training.holdout import HeldOut
 
 EVIDENCES = ("auto", "trained", "linear")
 LARGE, LARGEST_LAST = 20_000, 3000  # weights: of a large network, of its last layer
@@ -76,7 +77,7 @@ def _counts(numbers: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Trained):
+class Laplace(HeldOut, Trained):
     """Options of `laplace`: those of `map`, and"""
 
     structure: str | None = option(
