@@ -22,7 +22,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from docs.defaults_table import defaults_tables
+from docs.defaults_table import costs, defaults_tables
 from docs.growth import growth_table
 from docs.speed_tables import (
     executions_table,
@@ -71,6 +71,7 @@ ENSEMBLE = ROOT / "docs" / "methods" / "deep_ensemble.md"
 ORDERS = ROOT / "results" / "data_order.json"
 WHICH = ROOT / "docs" / "which_method.md"
 DEFAULTS = ROOT / "results" / "defaults.json"
+COSTS = ROOT / "src" / "polymode" / "report" / "costs.json"  # what `pm.list_methods()` shows
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
@@ -418,10 +419,12 @@ def sections() -> list[tuple[Path, str, str]]:
 
 
 def pages() -> dict[Path, str]:
-    """Return the pages with tables, as they should be."""
+    """Return the pages with tables, as they should be, and the measured costs of methods."""
     found: dict[Path, str] = {}
     for page, name, text in sections():
         found[page] = between(found.get(page) or page.read_text(), name, text)
+    measured = costs(json.loads(DEFAULTS.read_text())["rows"])
+    found[COSTS] = json.dumps(measured, indent=1) + "\n"
     return found
 
 
@@ -430,7 +433,7 @@ def main() -> None:
         take(Path(sys.argv[sys.argv.index("--take") + 1]))
     wanted = pages()
     if "--check" in sys.argv:
-        old = [page.name for page, text in wanted.items() if page.read_text() != text]
+        old = [p.name for p, text in wanted.items() if not p.exists() or p.read_text() != text]
         sys.exit(f"out of date: {', '.join(old)}; run `make docs`" if old else 0)
     for page, text in wanted.items():
         page.write_text(text)

@@ -47,7 +47,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed", "batch_ensemble", "tabm"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm", "masksembles"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -103,7 +103,15 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     **{
         ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
-        for method in ("batch_ensemble", "tabm")
+        for method in ("batch_ensemble", "tabm", "masksembles")
+    },
+    # there must be a hidden layer to mask
+    **{
+        (network, "masksembles"): "masksembles masks what linear layers.*take one with hidden"
+        for network in (
+            "one parameter", "ParameterList", "ParameterDict", "capsules", "views", "squeeze",
+            "mixture of experts", "experts by row", "frozen trunk",
+        )
     },
     # features are inputs of the last linear layer, behind others that learn
     **{

@@ -66,7 +66,8 @@ def test_only_what_is_trained_has_a_posterior(method, tmp_path) -> None:
     if METHODS.get(method).value.convert is not None:  # some of it may be shared, or new
         trained = [name for name in stack.params if name.startswith("head.")]
     assert list(stack.params) == trained
-    assert not torch.equal(stack.params["head.0.bias"], start.stack.params["head.0.bias"])
+    name = "network/head.0.bias"
+    assert not torch.equal(stack.tensors()[name], start.stack.tensors()[name])
     assert stack.shares
     for name, tensor in stack.frozen.items():
         assert tensor.untyped_storage().nbytes() == tensor[0].nbytes, name

@@ -23,6 +23,7 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    masksembles,
     mc_batchnorm,
     mile,
     packed,
@@ -57,6 +58,7 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
@@ -89,6 +91,8 @@ __all__ = [
     "SWAG",
     "TFB",
     "BatchEnsemble",
+    "Masksembles",
+    "masksembles",
     "VBLL",
     "CheckpointEnsemble",
     "TabM",

@@ -178,8 +178,7 @@ class Posterior:
     ) -> Prediction:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
-        Of pictures with a class at each pixel whose samples would take more than 1 GB it holds
-        averages over samples: `mean`, entropies, mutual information and variances as maps.
+        Of classes at pixels it holds averages over samples, as maps, if those would take over 1 GB.
 
         Args:
             x: an array or tensor, a dictionary or tuple of them where the networks take several, a
@@ -351,10 +350,7 @@ class Posterior:
         seed: Seed = 0,
         batch_size: Count = _BATCH,
     ) -> Iterator[Prediction]:
-        """Yield the predictions of `predict` part by part, in bounded memory.
-
-        Pictures with outputs at each pixel come one by one, small ones 64 MB at a time.
-        """
+        """Yield the predictions of `predict` part by part, in bounded memory; large maps singly."""
         check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
         at_most = maps.most_at_a_time(self, samples)

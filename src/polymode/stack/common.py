@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polymode.stack.sharing import spread
-from polymode.tracing.modules import channels_to_last
+from polymode.tracing.modules import channels_to_last, keep_statistics
 
 if TYPE_CHECKING:
     from polymode.stack.stack import Stack
@@ -29,6 +29,7 @@ def train_in_common(stack: Stack, names: Iterable[str]) -> None:
         leaf = stack.frozen[name][:1].detach().clone().requires_grad_()
         stack.common[name] = leaf
         stack.frozen[name] = spread(leaf.detach(), stack.num_modes)
+    keep_statistics(stack.template, stack.frozen.keys() - stack.common.keys())
     stack._renew()
 
 

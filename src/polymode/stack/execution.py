@@ -315,6 +315,9 @@ def _side_by_side(
         anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
         return out, anew
 
+    if not (params or buffers or per_member):  # members are one network
+        out, _ = one({}, {}, x)
+        return out.expand(stack.num_modes, *out.shape), {}
     in_dims = (0, 0, 0 if per_member else None)
     return vmap(one, in_dims=in_dims, randomness="different")(params, buffers, x)  # type: ignore
 

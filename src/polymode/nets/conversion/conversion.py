@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from polymode.core.rng import fold, global_stream, private_stream
 from polymode.core.rows import Inputs, shapes_of
+from polymode.core.text import first_line
 from polymode.stack.trainable import Choice, trained_names
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.modules import aliases_of, require_plain, tie_again
 from polymode.training.data import Data
 
-HOMES = {"thin": "thin", "rank_one": "rank_one"}
+HOMES = {"thin": "thin", "rank_one": "rank_one", "masked": "masked"}
 """Kinds of conversions, and the files that have them."""
 _MARK = "polymode_conversion"
 
@@ -162,6 +163,18 @@ def private(sample: Sample) -> Iterator[nn.Module]:
     """Let a network be run as it will be called, with noise of a stream of its own."""
     with torch.enable_grad(), private_stream(0), called_by(sample.module, sample.calling):
         yield sample.module
+
+
+def require_gradients(outputs: Any) -> None:
+    """Refuse a network that torch cannot differentiate."""
+    if isinstance(outputs, Tensor) and outputs.requires_grad:
+        try:
+            outputs.sum().backward()
+        except RuntimeError as error:
+            raise ValueError(
+                f"the network cannot be differentiated: {first_line(error)}; where it writes in"
+                " place, take h = h + y for h += y, and inplace=False"
+            ) from None
 
 
 def last_layers(sample: Sample, kinds: tuple[type[nn.Module], ...]) -> set[str]:

@@ -18,8 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymode.core.text import first_line
-from polymode.nets.conversion.conversion import Conversion, Sample, last_layers, private
+from polymode.nets.conversion.conversion import (
+    Conversion,
+    Sample,
+    last_layers,
+    private,
+    require_gradients,
+)
 
 Adapter = str | float
 """How an adapter starts: "sign" (±1), "normal" (N(1, 0.5²)), or as one number."""
@@ -191,20 +196,8 @@ def _first_layers(sample: Sample) -> set[str]:
         finally:
             for hook in hooks:
                 hook.remove()
-        _require_gradients(outputs)
+        require_gradients(outputs)
     return first
-
-
-def _require_gradients(outputs: Any) -> None:
-    """Refuse a network that torch cannot differentiate."""
-    if isinstance(outputs, Tensor) and outputs.requires_grad:
-        try:
-            outputs.sum().backward()
-        except RuntimeError as error:
-            raise ValueError(
-                f"the network cannot be differentiated: {first_line(error)}; where it writes in"
-                " place, take h = h + y for h += y, and inplace=False"
-            ) from None
 
 
 def _refuse_unless_small(path: str, layer: nn.Module, method: str) -> None:
