@@ -9,6 +9,7 @@ from polymode.methods import (
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
+    ddu,
     deep_ensemble,
     dropout,
     ema,
@@ -29,6 +30,7 @@ from polymode.methods import (
     sgld,
     sgnht,
     snapshot,
+    sngp,
     swa,
     swag,
     vbll,
@@ -39,6 +41,7 @@ from polymode.methods.alpha_divergence import alpha_loss
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
+from polymode.methods.ddu import DDU
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
@@ -62,6 +65,7 @@ from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.sngp import SNGP
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.vbll import VBLL
@@ -69,6 +73,7 @@ from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "DDU",
     "EMA",
     "HMC",
     "IVON",
@@ -79,6 +84,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SNGP",
     "SWA",
     "SWAG",
     "VBLL",
@@ -106,6 +112,7 @@ __all__ = [
     "cyclical_sgmcmc",
     "alpha_loss",
     "concrete_dropout",
+    "ddu",
     "deep_ensemble",
     "dropout",
     "ema",
@@ -128,6 +135,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "snapshot",
+    "sngp",
     "swa",
     "swag",
     "vbll",

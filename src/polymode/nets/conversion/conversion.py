@@ -18,7 +18,10 @@ from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.modules import require_plain
 from polymode.training.data import Data
 
-HOMES = {"thin": "thin"}  # kinds of conversions, and the files that have them
+HOMES = {
+    "random_features": "random_features",
+    "thin": "thin",
+}  # kinds of conversions, and the files that have them
 _MARK = "polymode_conversion"
 
 
