@@ -284,6 +284,12 @@ CASES = {
              lenet, _GREY),
         Case("train_resnet8", "train", "train 4 ResNet-8, one epoch of 1,024 images 3x32x32",
              resnet8, _COLOUR, num_modes=4, num_examples=1024),
+        *(Case(f"{method}_{work}_{name}", f"efficient_{work}",
+               f"{work} 4 members of {method}: {title}", net, shape, num_modes=4, option=method)
+          for method in ("packed", "batch_ensemble") for work in ("train", "predict")
+          for name, net, shape, title in (
+              ("mlp_784", partial(mlp, 784, 128, 128, 10), (784,), "MLP 784-128-128-10"),
+              ("lenet", lenet, _GREY, "LeNet"))),
         Case("forde_mlp_small", "forde", "repulsion of 10 MLPs 2-64-64-2, 20 × 6,400 points",
              _mlp_small, (2,), num_classes=2, num_examples=6400, epochs=20),
         Case("forde_mlp_784", "forde", "repulsion of 10 MLPs 784-128-128-10, 12 × 3,072 images",

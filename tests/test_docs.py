@@ -61,8 +61,9 @@ def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.cpu_seconds(12)
-def test_the_code_of_the_segmentation_page_runs() -> None:
+def test_the_code_of_the_segmentation_page_runs(tmp_path, monkeypatch) -> None:
     """Its blocks in order, as one program, with one epoch and few images."""
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/segmentation.md").read_text(), re.S)
     few = "pm.task(\\1, num_train=20, num_test=20, shifts=())"
     code = re.sub(r'pm.task\(("shapes\w*")\)', few, "".join(blocks))
@@ -179,13 +180,14 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["packed"]
-METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "evidential", "sngp", "ddu"]
+METHODS += ["packed", "batch_ensemble", "tabm", "masksembles"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "ddu"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_code_of_the_methods_pages_runs(method) -> None:
+def test_the_code_of_the_methods_pages_runs(method, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(
         r"```python\n(.*?)```", (ROOT / f"docs/methods/{method}.md").read_text(), re.S
     )

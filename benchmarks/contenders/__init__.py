@@ -17,6 +17,7 @@ from ..cases import Case
 PEER = "torch_uncertainty"
 PEERS = (
     PEER,
+    f"{PEER}_efficient",
     "torchmetrics_scores",
     "torchmetrics_stream",
     "foolbox_pgd",
@@ -81,6 +82,23 @@ KINDS = {
             "torch_uncertainty joint, shared batches": f"{PEER}.train_joint",
         },
         check="loss",
+    ),
+    "efficient_train": Kind(
+        {
+            "plain loop": "efficient.loop_train",
+            "polymode": "efficient.train",
+            "torch_uncertainty": f"{PEER}_efficient.train",
+        },
+        figure="cpu",
+        check="loss",
+    ),
+    "efficient_predict": Kind(
+        {
+            "plain loop": "efficient.loop_predict",
+            "polymode": "efficient.predict",
+            "torch_uncertainty": f"{PEER}_efficient.predict",
+        },
+        figure="cpu",
     ),
     "forde": Kind(
         {

@@ -59,9 +59,9 @@ def play(package: str, folder: Path) -> None:
         out = path.with_name(f"{path.stem}.{package}")
         if out.exists():
             continue
-        given = dict(np.load(path))
+        arrays = dict(np.load(path))
         started = time.process_time()
-        predictions = FITS[package](given, seed=int(path.stem[-1]))
+        predictions = FITS[package](arrays, seed=int(path.stem[-1]))
         seconds = time.process_time() - started
         with out.open("wb") as file:
             np.savez(file, seconds=seconds, **predictions)

@@ -20,7 +20,10 @@ from polymode.report.embed import compact
 
 HERE = Path(__file__).parent
 SMALL, WIDE = 3.1, 4.6  # inches: those below the second are drawn as wide as the first
-PIXELS = ("uncertainty_maps", "entropy_scatter", "attack_trajectory", "reconstruction_pictures")
+PIXELS = (
+    "uncertainty_maps", "entropy_scatter", "attack_trajectory", "reconstruction_pictures",
+    "map_pictures",
+)  # fmt: skip
 METHODS = {"map": {}, "deep_ensemble": {"num_modes": 5}}
 
 
@@ -47,7 +50,7 @@ def displays() -> dict[str, plots.Display]:
     gap = fitted("gap_regression", 150)
     return {
         **_of_classes(digits), **_of_inputs(moons, gap), **_of_attacks(), **_of_images(),
-        **_of_numbers(),
+        **_of_pixels(), **_of_numbers(),
     }  # fmt: skip
 
 
@@ -149,6 +152,18 @@ def _of_images() -> dict[str, plots.Display]:
             {"ensemble": tuple(torch.tensor(bins).T), "constant": ([0.05], [float(error.std())])}
         ),
     }  # fmt: skip
+
+
+def _of_pixels() -> dict[str, plots.Display]:
+    """Return the displays of masks."""
+    task = pm.task("shapes", num_train=150, num_test=60, shifts=())
+    net = lambda: pm.nets.unet((3, 32, 32), 4, channels=(8, 16), skips=(4,))  # noqa: E731
+    options = {"num_modes": 3, "epochs": 15, "lr": 0.01, "progress": "silent"}
+    results = pm.evaluate(pm.fit("deep_ensemble", net=net, task=task, **options), task)
+    return {
+        "map_pictures": plots.map_pictures(results, most=1),
+        "pixel_reliability": plots.pixel_reliability(results),
+    }
 
 
 def _of_numbers() -> dict[str, plots.Display]:

@@ -34,7 +34,11 @@ def test_a_linear_head_has_the_prior_of_its_evidence(method) -> None:
     assert chosen > 0
     try:
         post = fit(method, net=head_under_noise, prior_precision="auto")
-    except ValueError as error:  # a method that needs more than a head says so for any prior
+    except ValueError as error:
+        if METHODS.get(method).value.convert is not None:  # the head is no linear layer any more
+            assert "prior_precision='auto' is for networks" in str(error)
+            return
+        # a method that needs more than a head says so for any prior
         with pytest.raises(ValueError) as same:
             fit(method, net=head_under_noise, prior_precision=1.0)
         assert str(error) == str(same.value)

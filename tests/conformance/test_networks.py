@@ -47,7 +47,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm", "masksembles"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -92,6 +92,28 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     ("in-place ReLU", "sngp"): r"modified by an inplace.*h = h \+ y.*inplace=False in 'relu'",
     ("autograd Function", "laplace"): "override the setup_context.*take evidence='trained'",
+    # members that share weights need layers whose weights can have adapters
+    **{
+        (network, method): f"{method} has no conversion for '.*take deep_ensemble"
+        for network in (
+            "LSTM", "GRU", "RNN", "ParameterList", "ParameterDict", "einsum", "bilinear",
+            "a subclass of Linear", "weight norm", "spectral norm", "old spectral norm",
+            "embedding bag",
+        )
+        for method in ("batch_ensemble", "tabm")
+    },
+    **{
+        ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
+        for method in ("batch_ensemble", "tabm", "masksembles")
+    },
+    # there must be a hidden layer to mask
+    **{
+        (network, "masksembles"): "masksembles masks what linear layers.*take one with hidden"
+        for network in (
+            "one parameter", "ParameterList", "ParameterDict", "capsules", "views", "squeeze",
+            "mixture of experts", "experts by row", "frozen trunk",
+        )
+    },
     # features are inputs of the last linear layer, behind others that learn
     **{
         (network, "feature_rde"): "feature_rde repels the inputs of the last linear layer.*use func"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import polymode as pm
 from polymode.core.safe_files import read_json, write_json
 from polymode.nets.conversion import convert
-from polymode.nets.conversion.conversion import Seen, convert_networks
+from polymode.nets.conversion.conversion import Sample, convert_networks
 from polymode.nets.conversion.thin import Thinning, plan
 from polymode.posterior.manifest import SCHEMA
 from polymode.tracing.calling import Calling
@@ -43,8 +43,8 @@ def number(module: nn.Module) -> int:
 
 
 def thin(net: nn.Module, x: Tensor, thinning: Thinning) -> nn.Module:
-    seen = Seen(net, x, frozenset(name for name, _ in net.named_parameters()), Calling())
-    conversion = plan(seen, thinning)
+    sample = Sample(net, x, frozenset(name for name, _ in net.named_parameters()), Calling())
+    conversion = plan(sample, thinning)
     return convert(type(net)(*net) if isinstance(net, nn.Sequential) else net, conversion)
 
 
@@ -264,8 +264,8 @@ def test_networks_are_converted_once() -> None:
     """A list of modules stays a list, and what is not changed is shared with what was given."""
     nets = [convnet(), convnet()]
     data = Arrays(X, LABELS)
-    made = convert_networks(nets, lambda seen: plan(seen, Thinning(1.0, 2)), data, None, None)
-    again = convert_networks(made, lambda seen: pytest.fail("planned twice"), data, None, None)
+    made = convert_networks(nets, lambda sample: plan(sample, Thinning(1.0, 2)), data, None, None)
+    again = convert_networks(made, lambda _: pytest.fail("planned twice"), data, None, None)
     assert all(a is b for a, b in zip(made, again, strict=True))
     assert made[0][0].weight.shape == (4, 3, 3, 3)
     assert nets[0][0].weight.shape == (8, 3, 3, 3)

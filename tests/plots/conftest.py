@@ -74,6 +74,8 @@ def displays(digits_results, digits_board, gap_results, moons_results):
         "risk_coverage": plots.risk_coverage(digits_board),
         "confusion": plots.confusion(digits_results[:1]),
         "example_pictures": plots.example_pictures(ensemble),
+        "map_pictures": plots.map_pictures(map_results()),
+        "pixel_reliability": plots.pixel_reliability(map_results()),
         "ood_histogram": plots.ood_histogram(ensemble),
         "entropy_scatter": plots.entropy_scatter(ensemble),
         "uncertainty_maps": plots.uncertainty_maps(moons_results[1]),
@@ -116,6 +118,19 @@ def displays(digits_results, digits_board, gap_results, moons_results):
 def made():
     """Make results out of probabilities or of normal distributions."""
     return SimpleNamespace(results=_results, classes=_classes, normals=_normals)
+
+
+def map_results() -> Results:
+    """Return results of three images of 6 × 8 pixels, with bins of confidence in 4 groups."""
+    stream = np.random.default_rng(1)
+    logits = torch.as_tensor(stream.normal(size=(3, 3, 6, 8, 3)))
+    masks = torch.as_tensor(stream.integers(0, 3, (3, 6, 8)))
+    images = torch.as_tensor(stream.random((3, 3, 6, 8)))
+    kept = {"maps": Kept(CategoricalPrediction.from_logits(logits), masks, images)}
+    counts = stream.integers(20, 90, (4, 3, 15))
+    shares = (np.arange(15) + 0.5) / 15
+    bins = np.stack([counts, counts * shares, np.floor(counts * shares)], -1)
+    return _results(kept).replace(arrays={"pixels": {"bins": bins}})
 
 
 def _results(kept: dict[str, Kept], method: str = "made_up", seed: int = 0) -> Results:

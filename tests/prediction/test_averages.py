@@ -12,7 +12,7 @@ import polymode as pm
 from polymode.metrics import calibration, classification, evaluation
 from polymode.metrics.score import CLASSIFICATION, OOD_CLASSIFICATION, NotDefined, entries
 from polymode.prediction import CategoricalPrediction
-from polymode.prediction.averages import Averages
+from polymode.prediction.averages import Averages, averaged
 
 
 def predictions(rows: int, seed: int, sharp: float = 1.0, outputs: bool = True):
@@ -61,19 +61,22 @@ def test_all_metrics_are_those_of_the_whole_prediction(sharp, outputs, monkeypat
 def test_what_needs_samples_says_that_there_are_none() -> None:
     _, averages = predictions(50, 0)
     for ask in (lambda: averages.log_probs, lambda: averages.epistemic_variance,
-                lambda: averages[:3], lambda: averages.take_modes([0]),
+                lambda: averages.take_modes([0]),
                 lambda: averages.to_arrays(), lambda: averages.within_modes):  # fmt: skip
         with pytest.raises(ValueError, match="holds averages over its samples.*keep=True"):
             ask()
     assert "Averages(S=4, B=50, C=9" in repr(averages)
+    assert torch.equal(averages[:3].mean, averages.mean[:3])
 
 
-def test_one_sample_positions_and_half_precision_are_not_reduced() -> None:
+def test_one_sample_and_half_precision_are_not_reduced() -> None:
     logits = torch.randn(2, 3, 5)
     assert Averages.possible(CategoricalPrediction.from_logits(logits))
     assert not Averages.possible(CategoricalPrediction.from_logits(logits[:1]))
     assert not Averages.possible(CategoricalPrediction.from_logits(logits.bfloat16()))
-    assert not Averages.possible(CategoricalPrediction.from_logits(torch.randn(2, 3, 4, 5)))
+    at_positions = CategoricalPrediction.from_logits(torch.randn(2, 3, 4, 5))
+    assert Averages.possible(at_positions)
+    assert averaged(at_positions) is at_positions  # joint scores need its samples
 
 
 class Batches:

@@ -155,3 +155,23 @@ def test_pinball_by_hand_and_its_integral_is_half_the_crps() -> None:
     halves = 2 * pinball(mapped, y, levels.tolist()).value
     assert halves == pytest.approx(crps(mapped, y).value, rel=2e-3)
     assert nll(mapped, y).value == pytest.approx(-mapped.log_prob(y).mean().item())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda pred: pred.cdf("a"), "Values must be numbers, got 'a'"),
+        (lambda pred: pred.density(None), "Values must be numbers, got None"),
+        (lambda pred: pred.quantile("a"), r"in \(0, 1\), got 'a'"),
+        (lambda pred: pred.quantile(None), r"in \(0, 1\), got None"),
+        (lambda pred: pred.quantile([0.1, 1.0]), r"in \(0, 1\), got"),
+        (lambda pred: pred.interval("a"), r"`level` of an interval must be in \(0, 1\), got 'a'"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_one_line(call, message) -> None:
+    mixture = MixturePrediction(torch.zeros(2, 3, 1), 1.0)
+    mapped = MappedPrediction.of(mixture, [([0.0, 0.5, 1.0], [0.0, 0.4, 1.0])])
+    for pred in (mixture, mapped):
+        with pytest.raises(ValueError, match=message) as caught:
+            call(pred)
+        assert "\n" not in str(caught.value)

@@ -22,8 +22,8 @@ from polymode.sklearn import PolymodeClassifier, PolymodeRegressor
 
 QUICK = {"num_modes": 2, "epochs": 4, "hidden": (8,), "lr": 0.02}
 STOCHASTIC = {
-    "check_sample_weight_equivalence_on_dense_data": "batches are drawn, so that repeating a row"
-    " and weighing it agree only in expectation"
+    "check_sample_weight_equivalence_on_dense_data": "batches are drawn, and steps and encodings"
+    " count rows, so that repeating a row is not weighing it"
 }
 
 

@@ -249,6 +249,7 @@ BAD = [
     ({}, {"test_fraction": 2}, "`test_fraction` of FrameOptions must be in \\[0, 1\\), got 2"),
     ({}, {"test_fractoin": 0.2}, "no option 'test_fractoin'. Did you mean 'test_fraction'"),
     ({}, {"numeric": "ranks"}, "`numeric` of FrameOptions must be one of"),
+    ({name: [] for name in houses()}, {}, "the table has columns, but no rows"),
 ]
 
 
@@ -257,6 +258,19 @@ def test_bad_tables_are_refused_in_one_line(change, options, message) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         pm.Task.from_frame({**houses(), **change}, **{"target": "price", **options})
     assert "\n" not in str(caught.value)
+
+
+def test_targets_by_number_and_several_of_them() -> None:
+    """A column may be named by a number; targets that are still in a table are no new columns."""
+    values = np.arange(30.0)
+    task = pm.Task.from_frame({0: values, 1: values**2}, target=1)
+    assert task.encoder.columns == {"0": "number"} and task.encoder.target == "1"
+    columns = {**houses(), "rent": houses()["price"] ** 2}
+    several = pm.Task.from_frame(columns, target=["price", "rent"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        several.encoder(columns)
+        several.encoder({name: v for name, v in columns.items() if name != "rent"})
 
 
 def test_doubtful_tables_warn_in_one_line() -> None:

@@ -154,6 +154,15 @@ def place() -> tuple[int, int]:
     return 0, 1
 
 
+def require_one(what: str) -> None:
+    """Refuse several ranks."""
+    size = place()[1]
+    if size > 1:
+        raise ValueError(
+            f"{what}, which {size} ranks cannot do; run it in one process: without torchrun"
+        )
+
+
 def is_first() -> bool:
     """Whether this process writes files and speaks for all."""
     return place()[0] == 0

@@ -41,6 +41,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.reference_posterior",
         "polymode.examinations.laplace_evidence",
         "polymode.examinations.pairs",
+        "polymode.examinations.groups",
         "polymode.symmetry.examination",
         "polymode.equivariance.examination",
         "polymode.adversary.examination",

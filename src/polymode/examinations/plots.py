@@ -9,6 +9,7 @@ import numpy as np
 from polymode.examinations.findings import DISPLAYS, Findings
 from polymode.plots.axes import plain_log
 from polymode.plots.display import INK, Display, Style
+from polymode.plots.dots import dots
 from polymode.plots.pair_density import pair_density
 
 if TYPE_CHECKING:
@@ -124,3 +125,29 @@ def pairs(findings: Findings, *, label: str = "", style: Style | None = None) ->
             f" {outside[0]:.3g} to {outside[-1]:.3g} on {ood}.",
         )
     return figures
+
+
+@DISPLAYS.register("groups")
+def groups(
+    findings: Findings, *, label: str = "", style: Style | None = None
+) -> dict[str, Display]:
+    """Return the NLL of each group as a dot, by name "groups".
+
+    Args:
+        findings: of the examination "groups". label, style: of the method.
+    """
+    worst = sorted(findings.arrays, key=lambda name: -findings.arrays[name][1])[:MOST]
+    classes = any(row.metric == "worst_accuracy" for row in findings.rows)
+    share = "accuracy" if classes else "coverage"
+    named = {
+        f"{name} (n = {findings.arrays[name][0]:.0f}, {share} {findings.arrays[name][3]:.2f})": name
+        for name in worst
+    }
+    figure = dots(
+        {text: [float(findings.arrays[name][1])] for text, name in named.items()},
+        groups={text: name.split(" = ")[0] for text, name in named.items()},
+        label=f"NLL by group: {label}" if label else "NLL by group",
+        axis="NLL, nats",
+        caption=f"Mean NLL of each group of test rows, and its {share}, the worst first.",
+    )
+    return {"groups": figure}

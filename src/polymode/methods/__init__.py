@@ -6,6 +6,7 @@ custom training loops.
 """
 
 from polymode.methods import (
+    batch_ensemble,
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
@@ -23,6 +24,7 @@ from polymode.methods import (
     laplace_map,
     lit,
     map,
+    masksembles,
     mc_batchnorm,
     mile,
     packed,
@@ -33,11 +35,14 @@ from polymode.methods import (
     sngp,
     swa,
     swag,
+    tabm,
+    tfb,
     vbll,
     vi,
     weight_rde,
 )
 from polymode.methods.alpha_divergence import alpha_loss
+from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
@@ -56,6 +61,7 @@ from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
 from polymode.methods.map import MAP
+from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.mile import MILE
@@ -68,6 +74,8 @@ from polymode.methods.snapshot import Snapshot
 from polymode.methods.sngp import SNGP
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
+from polymode.methods.tabm import TabM
+from polymode.methods.tfb import TFB
 from polymode.methods.vbll import VBLL
 from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
@@ -87,8 +95,15 @@ __all__ = [
     "SNGP",
     "SWA",
     "SWAG",
+    "TFB",
+    "BatchEnsemble",
+    "Masksembles",
+    "masksembles",
     "VBLL",
     "CheckpointEnsemble",
+    "TabM",
+    "batch_ensemble",
+    "tabm",
     "CyclicalSGMCMC",
     "VI",
     "ConcreteDropout",
@@ -138,6 +153,7 @@ __all__ = [
     "sngp",
     "swa",
     "swag",
+    "tfb",
     "vbll",
     "vi",
     "weight_rde",

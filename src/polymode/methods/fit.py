@@ -40,12 +40,13 @@ from polymode.methods.head_evidence import with_prior, work_of_choice
 from polymode.methods.look import look_at, tell
 from polymode.methods.method import METHODS, Method, Problem, Search
 from polymode.methods.work import tell_work
-from polymode.nets.conversion import convert_networks
+from polymode.nets.conversion.conversion import but_common, common_names, convert_networks
 from polymode.nets.standardised import standardised
 from polymode.nets.user_network import check_network, choice_of, networks_for
 from polymode.posterior import Posterior
 from polymode.posterior.on_trunk import behind
 from polymode.posterior.ranked import on_all_ranks
+from polymode.stack.common import train_in_common
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.stack.trainable import check_trainable
@@ -161,7 +162,8 @@ def fit(
         choice = choice_of(trainable, task.train, options.batch_size, output)
         if core.convert is not None:
             conversion = partial(core.convert, options, number)
-            networks = convert_networks(networks, conversion, task.train, choice, output)
+            networks = convert_networks(networks, conversion, task.train, choice, output, seed=seed)
+            choice = but_common(choice)
         if task.inner_scaling is not None and not trained:
             networks = standardised(networks, task.inner_scaling)
             warn(scales_text(task.inner_scaling))
@@ -171,6 +173,10 @@ def fit(
             chunk_size=chunk_size, dtype=dtype, device=device,
             trainable=choice,
         )  # fmt: skip
+        together = [n for n in common_names(stack.template) if n in stack.frozen]
+        if together:
+            ranks.require_one(f"{name} trains weights that its members share")
+            train_in_common(stack, together)
         stack.call_by(calling_for(stack.template, task.input_shape, output))
         warn_of_little_effect(options, trained, task)
         if number > 1 and not (trained and core.post_hoc):
@@ -287,7 +293,9 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
     number = num_observations(given, likelihood, config.batch_size) * share
-    problem = Problem(likelihood, number, target_size, steps, data, plan.seed)
+    problem = Problem(
+        likelihood, number, target_size, steps, data, plan.seed, validation=val
+    )  # fmt: skip
     usual = 0 if plan.ready else Passes().num_epochs(data.num_batches(Passes().batch_size))
     tell_work(work_of_choice(config, problem, stack), usual, number, stack.num_parameters)
     config, prior_choice = with_prior(config, problem, stack)
@@ -366,7 +374,7 @@ def _trunk(plan: _Plan, stack: Stack, x: Any) -> Trunk | None:
     """
     if plan.config.augment is not None or plan.core.uses_inputs(plan.config):
         return None
-    trunk = trunk_of(stack, x)
+    trunk = None if stack.common else trunk_of(stack, x)
     if trunk is None or not (plan.trainable == "head" or trunk.is_quiet(x)):
         return None
     needs_noise = METHODS.get(plan.name).metadata.get("needs") == "noise"

@@ -29,7 +29,7 @@ OF_POWERS = ("dropout", "concrete_dropout", "vi")
 
 def require_trainable(stack: Stack) -> None:
     """Refuse to train networks of which nothing changes."""
-    if stack.params:
+    if stack.params or stack.common:
         return
     frozen = sum(tensor[0].numel() for tensor in stack.frozen.values())
     why = f"all {frozen:,} are frozen" if frozen else "it has none"

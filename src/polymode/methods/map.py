@@ -62,7 +62,7 @@ def init(config: Trained, problem: Problem, stack: Stack) -> State:
     """Return the state before the first step; adds the likelihood's own parameters to the stack."""
     add_noise(config, problem, stack)
     per_epoch = problem.steps_per_epoch
-    total, leaves = config.total_steps(per_epoch), stack.leaves()
+    total, leaves = config.total_steps(per_epoch), stack.all_leaves()
     return State(stack, Optimization(config, leaves, per_epoch, total, len(stack.extra)), step=0)
 
 

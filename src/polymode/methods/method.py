@@ -12,7 +12,7 @@ from polymode.core.options import Config, option
 from polymode.core.registry import Registry
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods.work import Work, that_of_training
-from polymode.nets.conversion.conversion import Conversion, Seen
+from polymode.nets.conversion.conversion import Conversion, Sample
 from polymode.posterior import Posterior, Samples, Weights
 from polymode.stack.stack import Stack
 from polymode.training.data import Data
@@ -35,6 +35,8 @@ class Problem(NamedTuple):
         seed: of what is random in the method itself.
         selection: scores members on held-out examples, for a method that keeps the best weights of
             intervals; None where nothing is held out.
+        validation: the validation data of the task, targets scaled, for a method that chooses a
+            number on them; None where there are none.
     """
 
     likelihood: Likelihood
@@ -44,6 +46,7 @@ class Problem(NamedTuple):
     data: Data | None = None
     seed: int = 0
     selection: Selection | None = None
+    validation: Data | None = None
 
     def inputs(self, batch_size: int) -> Iterator[Tensor]:
         """Yield the training inputs in batches (B, ...)."""
@@ -132,7 +135,7 @@ class Method(NamedTuple):
             network, such as to differentiate by them; then a frozen trunk is not cut off.
         work: (config, problem, stack) -> Work, an estimate where it is more than the training, or
             None.
-        convert: (config, num_modes, seen) -> Conversion or None, how the method changes networks
+        convert: (config, num_modes, sample) -> Conversion or None, how the method changes networks
             before they are stacked (`nets/conversion`).
         post_hoc: whether networks that are given (modules, or a posterior) are taken as they are,
             so that `step` is not called. Factories are trained first.
@@ -144,7 +147,7 @@ class Method(NamedTuple):
     finish: Finish = networks_as_they_are
     search: Callable[..., Search | None] | None = None
     post_hoc: bool = False
-    convert: Callable[[Any, int, Seen], Conversion | None] | None = None
+    convert: Callable[[Any, int, Sample], Conversion | None] | None = None
     uses_inputs: Callable[[Any], bool] = hands_inputs_on
     work: Callable[[Any, Problem, Stack], Work | None] = that_of_training
 

@@ -30,7 +30,7 @@ from polymode.core.warn import warn
 from polymode.methods.map import MAP, init, step
 from polymode.methods.method import METHODS, Method
 from polymode.nets.conversion import Conversion, thin
-from polymode.nets.conversion.conversion import Seen
+from polymode.nets.conversion.conversion import Sample
 
 
 def _is_pattern(value: object) -> bool:
@@ -66,7 +66,7 @@ class Packed(MAP):
     )
 
 
-def convert(config: Packed, num_modes: int, seen: Seen) -> Conversion | None:
+def convert(config: Packed, num_modes: int, sample: Sample) -> Conversion | None:
     """Return how the network becomes a thin one."""
     if config.alpha > num_modes:
         raise ValueError(
@@ -74,13 +74,13 @@ def convert(config: Packed, num_modes: int, seen: Seen) -> Conversion | None:
             f" {num_modes} member{'s' * (num_modes > 1)}: thin networks are not wider than the one"
             " given; take more members or a smaller alpha"
         )
-    names = [path for path, _ in seen.module.named_modules()]
+    names = [path for path, _ in sample.module.named_modules()]
     pattern = config.ungrouped
     ungrouped = frozenset(name for name in names if pattern and re.search(pattern, name))
     if pattern and (config.gamma == 1 or not ungrouped):
         why = "gamma=1 has no sub-groups" if config.gamma == 1 else "no layer has such a name"
         warn(f"`ungrouped` of packed is {pattern!r}, but {why}; it has no effect")
-    conversion = thin.plan(seen, thin.Thinning(config.alpha, num_modes, config.gamma, ungrouped))
+    conversion = thin.plan(sample, thin.Thinning(config.alpha, num_modes, config.gamma, ungrouped))
     layers = {} if conversion is None else conversion.numbers["layers"]
     if config.gamma > 1 and all(groups == 1 for _, _, groups in layers.values()):
         warn(

@@ -60,7 +60,7 @@ from polymode.methods.map import MAP, Info
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.sampling.keeping import require_room
 from polymode.nets.conversion import Conversion, random_features
-from polymode.nets.conversion.conversion import Seen
+from polymode.nets.conversion.conversion import Sample
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 from polymode.training.loop import Batch
@@ -109,9 +109,9 @@ class State(NamedTuple):
     step: int
 
 
-def convert(config: SNGP, num_modes: int, seen: Seen) -> Conversion | None:
+def convert(config: SNGP, num_modes: int, sample: Sample) -> Conversion | None:
     """Return how the last layer becomes one on random features."""
-    return random_features.plan(seen, config.num_features, config.lengthscale)
+    return random_features.plan(sample, config.num_features, config.lengthscale)
 
 
 def init(config: SNGP, problem: Problem, stack: Stack) -> State:

@@ -22,7 +22,7 @@ from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
 from polymode.metrics.clusters import clustered
 from polymode.metrics.dense.evaluation import is_map_task, map_rows, predict_maps
-from polymode.metrics.examples import Examples
+from polymode.metrics.examples import Examples, is_image
 from polymode.metrics.observed import Observed, joint_row, predict_observations
 from polymode.metrics.results import Cost, Kept, Results, Row, finite
 from polymode.metrics.score import (
@@ -94,7 +94,8 @@ def evaluate(
         `Results`; its `kept` holds the predictions, also those that figures need and no score: for
         regressions on one input the training set and an even grid, "train" and "curve"; for classes
         on two inputs the same as "train" and "plane", first input fastest. "examples" are a few of
-        the test set with their inputs: the most uncertain, and the most confidently wrong.
+        the test set with their inputs: the most uncertain, and the most confidently wrong; "maps"
+        the same of images with a target at each pixel, at most 64 pixels wide.
     """
     check_call(evaluate, locals(), but=("post", "task"))
     task = _check_kinds(post, task)
@@ -145,6 +146,7 @@ def evaluate(
         class_names=tuple(task.class_names or ()),
         columns=() if task.encoder is None else tuple(task.encoder.column_facts),
         kept=scored.predictions,
+        arrays=scored.arrays,
     )
 
 
@@ -155,7 +157,7 @@ class _Scored:
     Attributes:
         rows: the numbers. predictions: those that are kept. marks: fingerprints.
         seconds: of predicting. count: examples predicted. num_samples: S.
-        test: the prediction of the test set.
+        test: the prediction of the test set. arrays: for figures.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -165,6 +167,7 @@ class _Scored:
     count: int = 0
     num_samples: int = 0
     test: Kept | None = None
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def _score_maps(
@@ -173,23 +176,60 @@ def _score_maps(
     """Score sets with a target at each pixel, of which no prediction is held as a whole."""
     scored, test = _Scored(), None
     _warm_up(predict, task.test, 1)
+    pictures = _Pictures(predict, _examples(task)) if _has_pictures(task, keep) else None
     for name, data in _datasets(task):
         started = time.perf_counter()
         held, outside = _is_kept(name, keep), name.startswith("ood:")
-        maps = predict_maps(predict, task, data, keep=held, outside=outside)
+        if name == "test" and pictures is not None:
+            maps = predict_maps(
+                pictures, task, data, keep=held, outside=outside, look=pictures.look
+            )
+        else:
+            maps = predict_maps(predict, task, data, keep=held, outside=outside)
         scored.seconds += time.perf_counter() - started
         scored.count += maps.num_images
         scored.marks[name] = _fingerprint(data, maps.labels)
         test = test or maps
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
         if maps.stored is not None:
             scored.predictions[name] = maps.stored
     assert test is not None
     scored.num_samples = test.sums.num_samples
+    if pictures is not None and (few := pictures.examples.kept()) is not None:
+        scored.predictions["maps"] = few
+    if "bins" in test.sums.groups:
+        scored.arrays["pixels"] = {"bins": test.sums.groups.by_group("bins").numpy()}
     for name, data in _validation_sets(task) if validation else ():
         maps = predict_maps(predict, task, data, keep=False, outside=False)
-        scored.rows += map_rows(name, maps, test)
+        scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
     return scored
+
+
+class _Pictures:
+    """Predicts images and collects some of them with their maps.
+
+    Args:
+        predict: what predicts a batch. examples: the collector.
+    """
+
+    def __init__(self, predict: Predict, examples: Examples) -> None:
+        self._predict, self.examples = predict, examples
+
+    def __call__(self, x: Any) -> Prediction:
+        self._inputs = x
+        return self._predict(x)
+
+    def look(self, prediction: Prediction, targets: Tensor | None) -> None:
+        """Collect from the batch that was predicted last."""
+        if targets is not None:
+            inputs = self._inputs.x if isinstance(self._inputs, Arrays) else self._inputs
+            self.examples.add(prediction, targets, partial(torch.index_select, inputs.cpu(), 0))
+
+
+def _has_pictures(task: Task, keep: bool | Sequence[str]) -> bool:
+    """Whether some inputs are to be kept, and can be shown."""
+    shape = task.input_shape
+    return is_one_shape(shape) and is_image(shape) and _is_kept("maps", keep)
 
 
 def _score_sets(

@@ -3,7 +3,9 @@
 They are kept with their inputs and predictions, so that a report can show them without the data.
 Classes are ranked by predictive entropy and, among the wrong answers, by confidence; regressions by
 predictive variance and by the error in predictive standard deviations, both the largest over the
-targets. `B` examples, `D` targets.
+targets. Images with a target at each pixel are ranked by the mean of their map: of the entropy or
+variance, and of the confidence in pixels that are wrong, or of the error. Of large ones every k-th
+pixel is kept. `B` examples, `E` positions, `D` targets.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymode.likelihoods.targets import NOT_OBSERVED
 from polymode.metrics.results import Kept
 from polymode.prediction import CategoricalPrediction, DensityPrediction, Prediction
 
 MOST = 6  # examples of each ranking
 BYTES = 2**20  # of the inputs kept, at most
+MAP_BYTES = 2**25  # of images with the samples of their maps
 SIDE = 64  # pixels of an image; larger ones are averaged down to it
 PARTS = 8  # batches after which the candidates of a loader are thinned out
 
@@ -26,21 +30,40 @@ PARTS = 8  # batches after which the candidates of a loader are thinned out
 def uncertainty(prediction: Prediction) -> Tensor:
     """Return the uncertainty of each prediction (B,): predictive entropy, or largest variance."""
     if isinstance(prediction, CategoricalPrediction):
-        return prediction.predictive_entropy
-    return prediction.variance.amax(-1)
+        values = prediction.predictive_entropy
+    else:
+        values = prediction.variance.amax(-1)
+    return values.flatten(1).mean(1) if prediction.num_axes else values
 
 
 def surely_wrong(prediction: Prediction, targets: Tensor) -> Tensor:
     """Return the confidence in a wrong class (B,), −inf where the class is right.
 
-    For regressions, the largest error in predictive standard deviations.
+    For regressions, the largest error in predictive standard deviations. For maps, the mean over
+    the pixels that have a target, of the confidence in those that are wrong.
     """
+    if prediction.num_axes:
+        return _surely_wrong_maps(prediction, targets)
     if isinstance(prediction, CategoricalPrediction):
         wrong = prediction.classes != targets.to(prediction.classes.device)
         return torch.where(wrong, prediction.confidence, -torch.inf)
     assert isinstance(prediction, DensityPrediction)
     error = (targets.to(prediction.mean) - prediction.mean).abs()
     return (error / prediction.std).amax(-1)
+
+
+def _surely_wrong_maps(prediction: Prediction, targets: Tensor) -> Tensor:
+    targets = targets.to(prediction.mean.device)
+    if isinstance(prediction, CategoricalPrediction):
+        observed = (targets != NOT_OBSERVED).flatten(1)
+        wrong = (prediction.classes != targets).flatten(1) & observed
+        sums = (prediction.confidence.flatten(1).double() * wrong).sum(1)
+        return (sums / observed.sum(1)).where(wrong.any(1), -torch.inf)
+    assert isinstance(prediction, DensityPrediction)
+    if targets.dim() < prediction.mean.dim():
+        targets = targets.unsqueeze(-1)
+    error = (targets.to(prediction.mean) - prediction.mean).abs() / prediction.std
+    return error.amax(-1).flatten(1).nanmean(1)
 
 
 def telling(prediction: Prediction, targets: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
@@ -74,8 +97,9 @@ class Examples:
         places = torch.cat(telling(prediction, targets)).unique()
         if len(places):
             x = pictured(self._decode(inputs(places)))
-            self._parts.append(Kept(prediction[places], targets[places.to(targets.device)], x))
-        if len(self._parts) > PARTS:
+            chosen = Kept(prediction[places], targets[places.to(targets.device)], x)
+            self._parts.append(thinned(chosen))
+        if len(self._parts) > (1 if prediction.num_axes else PARTS):
             self._parts = [self._joined(MOST)]
 
     def kept(self) -> Kept | None:
@@ -84,7 +108,12 @@ class Examples:
             return None
         x = self._parts[0].inputs
         assert x is not None
-        most = min(MOST, BYTES // max(x[0].numel() * x.element_size(), 1) // 2)
+        size, most_bytes = x[0].nbytes, BYTES
+        first = self._parts[0].prediction
+        if first.num_axes:
+            size += sum(part[:, 0].nbytes for part in first.to_arrays()[0].values())
+            most_bytes = MAP_BYTES
+        most = min(MOST, most_bytes // max(size, 1) // 2)
         return self._joined(most) if most else None
 
     def _joined(self, most: int) -> Kept:
@@ -93,6 +122,21 @@ class Examples:
         x = torch.cat([part.inputs for part in self._parts if part.inputs is not None])
         places = torch.cat(telling(prediction, y, most)).unique()
         return Kept(prediction[places], y[places], x[places])
+
+
+def thinned(kept: Kept) -> Kept:
+    """Return maps of at most 64 × 64 pixels, every k-th of larger ones; others as they are."""
+    prediction, targets, inputs = kept
+    if prediction.num_axes != 2:
+        return kept
+    step = -(-max(prediction.mean.shape[1:3]) // SIDE)
+    if step == 1:
+        return kept
+    some = slice(step // 2, None, step)
+    tensors, metadata = prediction.to_arrays()
+    tensors = {name: part[:, :, some, some].contiguous() for name, part in tensors.items()}
+    assert targets is not None
+    return Kept(Prediction.from_arrays(tensors, metadata), targets[:, some, some], inputs)
 
 
 def is_image(shape: Any) -> bool:

@@ -105,7 +105,8 @@ class Results:
         data: fingerprints of the data sets, by name; empty in results from before 0.2.
         class_names: in the order of the labels; empty where the task has none.
         columns: of a table: name, kind and categories of each; empty where inputs are arrays.
-        arrays: by examination, the arrays its figures need; not part of the JSON.
+        arrays: by examination, the arrays its figures need; not part of the JSON. "pixels" has the
+            bins of confidence over pixels by group of images, (G, C, 15, 3).
     """
 
     task: str

@@ -87,6 +87,8 @@ OOD_CLASSIFICATION: Registry[PairMetric] = Registry("OOD metric of classifiers")
 OOD_REGRESSION: Registry[PairMetric] = Registry("OOD metric of regressions")
 SEGMENTATION: Registry[Callable[..., Score]] = Registry("metric of segmentations")
 OOD_SEGMENTATION: Registry[Callable[..., Score]] = Registry("OOD metric of segmentations")
+DEPTH: Registry[Callable[..., Score]] = Registry("metric of maps of values")
+OOD_DEPTH: Registry[Callable[..., Score]] = Registry("OOD metric of maps of values")
 SCOD_CLASSIFICATION: Registry[Callable[[Prediction, Prediction, Tensor], Score]] = Registry(
     "metric of classifiers with OOD inputs"
 )
@@ -100,6 +102,8 @@ TABLES: dict[str, Registry[Any]] = {
     "OOD, regression": OOD_REGRESSION,
     "segmentation": SEGMENTATION,
     "OOD, segmentation": OOD_SEGMENTATION,
+    "maps of values": DEPTH,
+    "OOD, maps of values": OOD_DEPTH,
     "Test set with OOD inputs, classification": SCOD_CLASSIFICATION,
     "Against a reference, classification": REFERENCE_CLASSIFICATION,
     "Against a reference, regression": REFERENCE_REGRESSION,

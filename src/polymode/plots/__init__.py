@@ -7,9 +7,9 @@ Calibration: `reliability`, `confidence_gap`, `regression_calibration`. Selectiv
 `risk_coverage`. Mistakes: `confusion`, `example_pictures`. Uncertainty: `ood_histogram`,
 `entropy_scatter`, `uncertainty_maps`, `regression_band`. Shift: `severity`, `severity_spread`.
 Members: `diversity_heat_map`, `diversity_plane`, `pair_density`, `size_curve`. Symmetry:
-`orbit_curve`. Images: `reconstruction_pictures`, `error_calibration`. Attacks: `attack_curves`,
-`detection_curves`, `attack_trajectory`. Choices: `cost_pareto`, `sweep`. Papers: `dots`, `forest`,
-`panels`.
+`orbit_curve`. Pixels: `map_pictures`, `pixel_reliability`. Images: `reconstruction_pictures`,
+`error_calibration`. Attacks: `attack_curves`, `detection_curves`, `attack_trajectory`. Choices:
+`cost_pareto`, `sweep`. Papers: `dots`, `forest`, `panels`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from polymode.plots.dots import dots
 from polymode.plots.entropy_scatter import entropy_scatter
 from polymode.plots.example_pictures import example_pictures
 from polymode.plots.forest import Comparison, forest
+from polymode.plots.map_pictures import map_pictures
 from polymode.plots.ood_histogram import ood_histogram
 from polymode.plots.pair_density import pair_density
 from polymode.plots.panels import panels
+from polymode.plots.pixel_reliability import pixel_reliability
 from polymode.plots.regression_band import regression_band
 from polymode.plots.regression_calibration import regression_calibration
 from polymode.plots.reliability import reliability
@@ -62,11 +64,13 @@ __all__ = [
     "example_pictures",
     "forest",
     "map_limits",
+    "map_pictures",
     "ood_histogram",
     "orbit_curve",
     "pair_density",
     "palette",
     "panels",
+    "pixel_reliability",
     "reconstruction_pictures",
     "regression_band",
     "regression_calibration",

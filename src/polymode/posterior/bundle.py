@@ -30,6 +30,7 @@ from polymode.conformal.weighted import WeightedRule
 from polymode.core.checks import is_number, shown
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.recalibration import Recalibration
+from polymode.tasks.frames.columns import columns_named, is_frame
 
 
 class Answer(NamedTuple):
@@ -220,3 +221,14 @@ def _at_positions(
     if isinstance(region, PredictionSets):
         return PredictionSets(region.members.unflatten(0, sizes))
     return PredictionIntervals(region.lower.unflatten(0, sizes), region.upper.unflatten(0, sizes))
+
+
+def group_column(x: Any, name: str) -> Any:
+    """Return the column of a table that holds the groups of its rows."""
+    if not is_frame(x) and not isinstance(x, Mapping):
+        raise ValueError(
+            f"groups are column '{name}' of a table; give a table, or answer(x, groups=...)"
+        )
+    names = list(x.columns) if is_frame(x) else list(x)
+    columns_named(dict.fromkeys(map(str, names)), [name], "the table")
+    return x[name]

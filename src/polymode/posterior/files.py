@@ -27,7 +27,7 @@ from torch import nn
 from polymode.core.checks import check_call
 from polymode.core.devices import usable_device
 from polymode.core.memory import free_bytes, human
-from polymode.core.rng import fold
+from polymode.core.rng import fold, global_stream
 from polymode.core.rows import shapes_text
 from polymode.core.safe_files import (
     FileProblem,
@@ -455,14 +455,15 @@ class Shards(Weights):
     def _emptied(self) -> nn.Module:
         """Return the network that was given without values."""
         empty = without_values(self._given)
-        for parameter, given in zip(empty.parameters(), self._given.parameters(), strict=True):
-            parameter.requires_grad_(given.requires_grad)
+        for parameter, original in zip(empty.parameters(), self._given.parameters(), strict=True):
+            parameter.requires_grad_(original.requires_grad)
         return empty
 
     def _converted(self, module: nn.Module) -> nn.Module:
         """Return the network as the method had converted it, and standardised it."""
         try:
-            module = convert(module, conversion_from(self.manifest.get("conversion")))
+            with global_stream(0):
+                module = convert(module, conversion_from(self.manifest.get("conversion")))
         except FAULTS as error:
             raise FileProblem(
                 f"{self.folder / MANIFEST}: the network given cannot be converted as it was for"

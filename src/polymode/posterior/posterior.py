@@ -11,6 +11,7 @@ Shapes: `M` modes, `L` samples per mode, `S` samples, `B` batch, `C` classes or 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,17 @@ from polymode.core.rows import (
 from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.kinds import Likelihood
 from polymode.likelihoods.scaling import Scaling
-from polymode.posterior.bundle import Answer, Bundle
+from polymode.posterior import maps
+from polymode.posterior.bundle import Answer, Bundle, group_column
 from polymode.posterior.ranked import Ranked
-from polymode.posterior.views import Takes, Views, averaged_views, views_of
+from polymode.posterior.views import Views, averaged_views, with_views
 from polymode.posterior.weights import Weights
 from polymode.prediction import DensityPrediction, Prediction, predict_from
 from polymode.prediction.averages import averaged
 from polymode.recalibration import Recalibration
 from polymode.stack.stack import Stack
 from polymode.stack.vocabulary import explain_ids
-from polymode.tasks.frames.columns import columns_named, is_frame
+from polymode.tasks.frames.columns import is_frame
 from polymode.tasks.frames.encoder import TableEncoder
 from polymode.training.data import TARGET_NAMES, Arrays, Loader, as_data
 from polymode.training.history import History
@@ -176,6 +178,8 @@ class Posterior:
     ) -> Prediction:
         """Return the predictive distribution at inputs `x` (B, *input_shape).
 
+        Of classes at pixels it holds averages over samples, as maps, if those would take over 1 GB.
+
         Args:
             x: an array or tensor, a dictionary or tuple of them where the networks take several, a
                 DataFrame if the task had one, data (`task.test`), or a loader of inputs, with or
@@ -186,6 +190,10 @@ class Posterior:
         """
         check_call(Posterior.predict, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
+        if maps.has_maps(self):
+            options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+            parts = self.stream(x, samples_per_mode=samples_per_mode, **options)
+            return maps.joined(parts, maps.HELD)
         return self._predicted(x, samples, seed, batch_size, self.weights.meet)
 
     def averages(
@@ -199,17 +207,19 @@ class Posterior:
         """Return the prediction of `predict` for scores alone.
 
         Of classes it holds averages over samples and no samples, in 1/S of the memory; on several
-        ranks these are what is exchanged. Of densities, and of classes at positions, it is the
-        whole prediction.
+        ranks these are what is exchanged, but for classes at pixels. Of densities, and of classes
+        of tokens and of several labels, it is the whole prediction.
 
         Args:
             x, samples_per_mode, seed, batch_size: as of `predict`.
         """
         check_call(Posterior.averages, locals(), but=_CHECKED)
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        if maps.has_maps(self):
+            return maps.joined(self.stream(x, samples_per_mode=samples_per_mode, **options))
         if isinstance(self.weights, Ranked):
             samples, meet = self._samples(samples_per_mode), self.weights.meet_in_averages
             return self._predicted(x, samples, seed, batch_size, meet)
-        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
         whole = self.predict(x, samples_per_mode=samples_per_mode, **options)
         return averaged(whole)  # type: ignore[no-any-return]
 
@@ -278,15 +288,7 @@ class Posterior:
             seed: of these draws.
         """
         check_call(Posterior.augmented, locals())
-        if self.views is not None:
-            raise ValueError("this posterior has views already: take `augmented` of the first one")
-        averaging = copy.copy(self)
-        takes = Takes(self.input_shape, self.likelihood.num_axes, self.target_size)
-        averaging.views = views_of(group, augmentation, draws, seed, takes)
-        averaging.bundle = None  # chosen on other predictions
-        named = augmentation if group is None else averaging.views.group.name  # type: ignore[attr-defined]
-        averaging.config = {**self.config, "augmented": str(named)}
-        return averaging
+        return with_views(self, group, augmentation, draws, seed)
 
     def answer(
         self,
@@ -315,7 +317,7 @@ class Posterior:
             )
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
         if groups is None and isinstance(self.bundle.groups, str):
-            groups = _group_column(x, self.bundle.groups)
+            groups = group_column(x, self.bundle.groups)
         prediction = self.predict(x, samples_per_mode=samples_per_mode, **options)
         return self.bundle(prediction, groups=groups, weights=weights, seed=seed)
 
@@ -348,10 +350,11 @@ class Posterior:
         seed: Seed = 0,
         batch_size: Count = _BATCH,
     ) -> Iterator[Prediction]:
-        """Yield the predictions of `predict` part by part, in bounded memory."""
+        """Yield the predictions of `predict` part by part, in bounded memory; large maps singly."""
         check_call(Posterior.stream, locals(), but=_CHECKED)
         samples = self._samples(samples_per_mode)
-        for batch in self._batches(x, batch_size):
+        at_most = maps.most_at_a_time(self, samples)
+        for batch in self._batches(x, min(batch_size, at_most), at_most):
             with self.weights.in_step():
                 parts = [
                     next(self._stream(part, batch, samples, seed, len(batch)))
@@ -448,11 +451,12 @@ class Posterior:
             )
         return wanted
 
-    def _batches(self, x: Any, batch_size: int) -> Iterator[Any]:
-        """Yield inputs as the networks take them, checked."""
+    def _batches(self, x: Any, batch_size: int, at_most: int = sys.maxsize) -> Iterator[Any]:
+        """Yield inputs as the networks take them, checked; `at_most` bounds a loader's batches."""
         data = self._encoded(_as_source(x))
         if isinstance(data, Loader):
-            parts: Iterable[Any] = map(self._inputs, data.inputs(batch_size))
+            batches = map(self._inputs, data.inputs(batch_size))
+            parts: Iterable[Any] = (part for batch in batches for part in batch.split(at_most))
         elif isinstance(data, Arrays):
             parts = (self._inputs(part) for part, _ in data.batches(batch_size))
         else:
@@ -575,17 +579,6 @@ class Posterior:
         from polymode.posterior.hub import push
 
         return push(self, name, results=results, private=private, token=token, message=message)
-
-
-def _group_column(x: Any, name: str) -> Any:
-    """Return the column of a table that holds the groups of its rows."""
-    if not is_frame(x) and not isinstance(x, Mapping):
-        raise ValueError(
-            f"groups are column '{name}' of a table; give a table, or answer(x, groups=...)"
-        )
-    names = list(x.columns) if is_frame(x) else list(x)
-    columns_named(dict.fromkeys(map(str, names)), [name], "the table")
-    return x[name]
 
 
 def _as_source(x: Any) -> Any:

@@ -15,11 +15,12 @@ Shapes: `V` views, `S` samples, `M` modes, `B` batch, `E` positions, `C` classes
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ from polymode.equivariance.planar import Planar
 from polymode.prediction import CategoricalPrediction, MixturePrediction, Prediction
 from polymode.tasks.augment import Augmentation, Compose, Orbit
 from polymode.tasks.augment import augmentation as find_augmentation
+
+T = TypeVar("T")
 
 
 class Views(ABC):
@@ -140,6 +143,19 @@ class Takes(NamedTuple):
     input_shape: Any
     num_axes: int
     num_outputs: int
+
+
+def with_views(post: T, group: Any, augmentation: Any, draws: int, seed: int) -> T:
+    """Return a posterior that averages over views; arguments as of `Posterior.augmented`."""
+    averaging: Any = copy.copy(post)
+    if averaging.views is not None:
+        raise ValueError("this posterior has views already: take `augmented` of the first one")
+    takes = Takes(averaging.input_shape, averaging.likelihood.num_axes, averaging.target_size)
+    views = averaging.views = views_of(group, augmentation, draws, seed, takes)
+    averaging.bundle = None  # chosen on other predictions
+    named = views.group.name if isinstance(views, OverGroup) else str(augmentation)
+    averaging.config = {**averaging.config, "augmented": named}
+    return averaging  # type: ignore[no-any-return]
 
 
 def views_from(fields: Mapping[str, Any], takes: Takes) -> Views:

@@ -1,16 +1,19 @@
 """Predictions of classes without their samples: what scores need, in 1/S of the memory.
 
-Shapes: `S` samples, `B` inputs, `C` classes.
+Shapes: `S` samples, `B` inputs, `C` classes; at positions of an input (B, *E) takes the place of
+(B,).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymode.prediction.base import Observations, chosen_inputs, observed_places
 from polymode.prediction.categorical import CategoricalPrediction
 
 
@@ -38,8 +41,8 @@ class Averages(CategoricalPrediction):
     What needs the samples themselves (`log_probs`, modes, variances between samples) raises.
 
     Args:
-        predictions: of S >= 2 samples without positions, in float32 or float64; each is dropped
-            before the next one is asked for.
+        predictions: of S >= 2 samples, in float32 or float64; each is dropped before the next one
+            is asked for.
     """
 
     def __init__(self, predictions: Iterable[CategoricalPrediction]) -> None:
@@ -68,7 +71,7 @@ class Averages(CategoricalPrediction):
     @staticmethod
     def possible(prediction: Any) -> bool:
         """Return whether averages say all that scores need, and are smaller."""
-        return has_averages(prediction) and prediction.num_samples > 1
+        return _is_exact(prediction) and prediction.num_samples > 1
 
     @property
     def log_mean(self) -> Tensor:  # type: ignore[override]  # not kept: it is as large as the mean
@@ -76,6 +79,10 @@ class Averages(CategoricalPrediction):
         if not len(self._part.small):
             return self.mean.log()
         return self.mean.masked_fill(small, 1.0).log_().masked_scatter_(small, self._part.small)
+
+    @property
+    def variance(self) -> Tensor:  # type: ignore[override]
+        return self.mean * (1.0 - self.mean)
 
     @property
     def has_energy(self) -> bool:
@@ -94,6 +101,10 @@ class Averages(CategoricalPrediction):
         return self.mean.device
 
     @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self._part if values is not None)
+
+    @property
     def _shape(self) -> torch.Size:
         return torch.Size((self._samples, *self.mean.shape))
 
@@ -103,6 +114,30 @@ class Averages(CategoricalPrediction):
             "this prediction holds averages over its samples and not the samples, so that many"
             " inputs are scored in little memory; predict again, or evaluate with keep=True"
         )
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Averages:
+        which = chosen_inputs(index)
+        return self._mapped(lambda values: values[which])
+
+    def as_rows(self) -> Averages:
+        return self._mapped(lambda values: values.flatten(0, self.num_axes))
+
+    def observations(self, targets: Tensor) -> Observations:
+        sizes = self._shape[1:-1]
+        places, flat = observed_places(targets, sizes)
+        rows = self._mapped(lambda values: values.flatten(0, self.num_axes)[places])
+        return Observations(rows, flat[places], places // math.prod(sizes[1:]))
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Averages:
+        """Return the averages of other inputs; `function` maps tensors (B, *E, ...)."""
+        part, mean = self._part, function(self.mean)
+        by_input: dict[str, Any] = {
+            name: None if values is None else function(values)
+            for name, values in part._asdict().items()
+            if name != "small"
+        }
+        mapped = Part(small=function(self.log_mean)[is_small(mean)], **by_input)
+        return Averages.of_part(mapped, num_modes=self.num_modes, num_samples=self._samples)
 
     def _parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {"log_probs": self.log_probs}, {}
@@ -116,16 +151,18 @@ def is_small(mean: Tensor) -> Tensor:
 
 def has_averages(prediction: Any) -> bool:
     """Whether averages over samples, however many, say all that scores of its kind need."""
-    return (
-        isinstance(prediction, CategoricalPrediction)
-        and prediction.num_axes == 0
-        and prediction.mean.dtype.itemsize >= 4
-    )
+    return _is_exact(prediction) and prediction.num_axes == 0
+
+
+def _is_exact(prediction: Any) -> bool:
+    return isinstance(prediction, CategoricalPrediction) and prediction.mean.dtype.itemsize >= 4
 
 
 def averaged(prediction: Any) -> Any:
-    """Return the averages of a prediction where they say all that scores need, else all of it."""
-    return Averages([prediction]) if Averages.possible(prediction) else prediction
+    """Return the averages of a prediction where they say all that scores need, else all of it: of
+    densities, and at positions, where joint scores need the samples."""
+    reducible = Averages.possible(prediction) and prediction.num_axes == 0
+    return Averages([prediction]) if reducible else prediction
 
 
 def _reduced(prediction: CategoricalPrediction) -> Part:

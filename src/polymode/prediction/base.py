@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from polymode.core.checks import Count, Seed, shown
+from polymode.core.checks import Count, Seed, is_number, shown
 from polymode.core.html import html_block, html_table
 from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.targets import NOT_OBSERVED
@@ -156,8 +156,8 @@ class Prediction(ABC):
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Return the ends, (B, D) each, of the central interval of probability `level`."""
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"`level` of an interval must be in (0, 1), got {level}")
+        if not is_number(level) or not 0.0 < level < 1.0:
+            raise ValueError(f"`level` of an interval must be in (0, 1), got {shown(level)}")
         return self.quantile(0.5 * (1.0 - level)), self.quantile(0.5 * (1.0 + level))
 
     def abstain(self, cost: float) -> Tensor:
@@ -192,6 +192,11 @@ class Prediction(ABC):
         return next(iter(self._parts()[0].values())).device
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the samples, or of what is held in their place."""
+        return sum(tensor.nbytes for tensor in self._parts()[0].values())
+
+    @property
     def num_samples(self) -> int:
         """S, the posterior samples in the mixture."""
         return self._shape[0]
@@ -222,14 +227,7 @@ class Prediction(ABC):
                 *E, D), where NaN is none. Nothing changes where all inputs have one target.
         """
         sizes = self._shape[1:-1]
-        if targets.shape[: len(sizes)] != sizes:
-            need, got = tuple(sizes), tuple(targets.shape)
-            raise ValueError(f"Predictions at positions {need} need targets there, got {got}.")
-        flat = targets.flatten(0, self.num_axes)
-        observed = flat != NOT_OBSERVED
-        if flat.is_floating_point():
-            observed = ~flat.isnan().flatten(1).all(1) if flat.dim() > 1 else ~flat.isnan()
-        places = observed.nonzero().squeeze(1)
+        places, flat = observed_places(targets, sizes)
         if self.num_axes == 0 and len(places) == len(self):
             return Observations(self, targets, places)
         tensors, metadata = self._parts()
@@ -262,11 +260,7 @@ class Prediction(ABC):
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Prediction:
         """Return the prediction of some inputs: a slice, indices or a mask; one index keeps B."""
-        which = index if isinstance(index, slice) else torch.atleast_1d(torch.as_tensor(index))
-        if isinstance(which, Tensor):
-            which = which if which.numel() else which.long()  # an empty list is float
-            if which.dim() != 1 or which.is_floating_point():
-                raise IndexError("A prediction is indexed by input: a slice, indices or a mask.")
+        which = chosen_inputs(index)
         tensors, metadata = self._parts()
         return Prediction.from_arrays({key: t[:, which] for key, t in tensors.items()}, metadata)
 
@@ -390,6 +384,29 @@ def _joined(
     parts = [prediction._parts()[0] for prediction in predictions]
     joined = {key: torch.cat([part[key] for part in parts], along) for key in parts[0]}
     return joined, first._parts()[1]
+
+
+def observed_places(targets: Tensor, sizes: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return which of the positions `sizes` (B, *E) have a target, and all targets as rows."""
+    if targets.shape[: len(sizes)] != sizes:
+        need, got = tuple(sizes), tuple(targets.shape)
+        raise ValueError(f"Predictions at positions {need} need targets there, got {got}.")
+    flat = targets.flatten(0, len(sizes) - 1)
+    observed = flat != NOT_OBSERVED
+    if flat.is_floating_point():
+        observed = ~flat.isnan().flatten(1).all(1) if flat.dim() > 1 else ~flat.isnan()
+    return observed.nonzero().squeeze(1), flat
+
+
+def chosen_inputs(index: int | slice | Sequence[int] | Tensor) -> slice | Tensor:
+    """Return an index of inputs as a slice, indices or a mask (B,)."""
+    if isinstance(index, slice):
+        return index
+    which = torch.atleast_1d(torch.as_tensor(index))
+    which = which if which.numel() else which.long()  # an empty list is float
+    if which.dim() != 1 or which.is_floating_point():
+        raise IndexError("A prediction is indexed by input: a slice, indices or a mask.")
+    return which
 
 
 def spread(samples: Tensor) -> Tensor:

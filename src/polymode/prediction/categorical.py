@@ -158,12 +158,13 @@ class CategoricalPrediction(Prediction):
 
     @cached_property
     def epistemic_variance(self) -> Tensor:
-        parts = zip(_blocks(self.log_probs), self.mean.split(_rows(self.log_probs)), strict=True)
+        means = self.mean.flatten(0, -2).split(_rows(self.log_probs))
+        parts = zip(_blocks(self.log_probs), means, strict=True)
         if self.log_probs.requires_grad:
             spread = [(logs.exp() - mean).square().mean(0) for logs, mean in parts]
         else:  # the same in place
             spread = [logs.exp().sub_(mean).square_().mean(0) for logs, mean in parts]
-        return torch.cat(spread).to(self.log_probs.dtype)
+        return torch.cat(spread).to(self.log_probs.dtype).view(self.mean.shape)
 
     @cached_property
     def total_epistemic_variance(self) -> Tensor:
@@ -328,18 +329,22 @@ def _summary(log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if entropy.isnan().any():  # 0 log 0
         parts = (entropy_of(logs, logs.exp()).mean(0) for logs in _blocks(log_probs))
         entropy = torch.cat(list(parts))
-    return torch.cat(means).to(log_probs.dtype), entropy.to(log_probs.dtype), torch.cat(totals, 1)
+    sizes = log_probs.shape[1:-1]
+    mean = torch.cat(means).to(log_probs.dtype).unflatten(0, sizes)
+    sums = torch.cat(totals, 1).unflatten(1, sizes)
+    return mean, entropy.to(log_probs.dtype).unflatten(0, sizes), sums
 
 
 def _blocks(log_probs: Tensor) -> Iterator[Tensor]:
-    """Yield parts (S, b, C) that stay in a processor's cache, half precision as float32."""
-    for part in log_probs.split(_rows(log_probs), 1):
+    """Yield parts (S, b, C) that stay in a processor's cache, half precision as float32; positions
+    are rows."""
+    for part in log_probs.flatten(1, -2).split(_rows(log_probs), 1):
         yield part if part.dtype.itemsize > 2 else part.float()
 
 
 def _rows(log_probs: Tensor) -> int:
-    """Return b, the number of inputs per block."""
-    numbers = log_probs[:, :1].numel()
+    """Return b, the number of rows per block."""
+    numbers = len(log_probs) * log_probs.shape[-1]
     return max(1, _BLOCK // max(1, numbers))
 
 

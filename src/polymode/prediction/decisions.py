@@ -85,8 +85,8 @@ def best_actions_for_values(prediction: Values, utility: Any) -> Decision:
             f"`act` needs one output and no positions, got predictions of {tuple(values.shape[1:])}"
         )
     values = values[..., 0]
-    given = utility(values)
-    table = given if isinstance(given, Tensor) else torch.stack([*given])
+    utilities = utility(values)
+    table = utilities if isinstance(utilities, Tensor) else torch.stack([*utilities])
     if table.dim() != 3 or not len(table) or table.shape[1:] != values.shape:
         raise ValueError(
             f"`utility` of act must return values of shape (A, {len(values)}, {values.shape[1]}),"

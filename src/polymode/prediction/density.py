@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polymode.core.checks import shown
 from polymode.likelihoods.densities import Shape
 from polymode.prediction.base import Prediction, spread
 
@@ -141,17 +142,24 @@ class DensityPrediction(Prediction):
         return columns_by_output(parts)
 
 
-def checked_levels(q: float | Tensor) -> Tensor:
-    """Return levels as float64, () or (Q,), or say that they must be in (0, 1)."""
-    probs = torch.as_tensor(q, dtype=torch.float64)
-    if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
-        raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
+def checked_levels(q: Any) -> Tensor:
+    """Return levels of quantiles in float64, () or (Q,), or say what is wrong with them."""
+    try:
+        probs = torch.as_tensor(q, dtype=torch.float64)
+        legal = probs.dim() <= 1 and probs.numel() > 0 and bool(((probs > 0) & (probs < 1)).all())
+    except (TypeError, ValueError, RuntimeError):
+        legal = False
+    if not legal:
+        raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {shown(q)}")
     return probs
 
 
 def like(values: Any, tensor: Tensor) -> Tensor:
     """Return `values` with dtype and device of `tensor`; Python numbers are not rounded twice."""
-    return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+    try:
+        return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"Values must be numbers, got {shown(values)}") from None
 
 
 def columns_by_output(parts: dict[str, Tensor]) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from polymode.likelihoods import densities
 from polymode.likelihoods.components import Categories, Densities
 from polymode.likelihoods.densities import Shape
 from polymode.prediction.base import Prediction
-from polymode.prediction.density import columns_by_output
+from polymode.prediction.density import checked_levels, columns_by_output
 from polymode.prediction.mixture import MixturePrediction
 
 _CHUNK = 2**21  # densities evaluated at a time, 16 MB
@@ -115,9 +115,7 @@ class MappedPrediction(Prediction):
         """Return the y with cdf(y) = q, (B, D) or (Q, B, D)."""
         if self.num_axes:
             return self._by_rows("quantile", q)
-        probs = torch.as_tensor(q, dtype=torch.float64)
-        if probs.dim() > 1 or probs.numel() == 0 or not ((probs > 0) & (probs < 1)).all():
-            raise ValueError(f"`q` must be one number or a list of numbers in (0, 1), got {q}")
+        probs = checked_levels(q)
         levels = self._invert(probs.reshape(-1, 1, 1).expand(-1, 1, self.num_outputs))
         values = self._base_quantile(levels)
         return (values if probs.dim() else values[0]).to(self.base.loc.dtype)

@@ -24,8 +24,10 @@ from polymode.plots import (
     diversity_plane,
     entropy_scatter,
     map_limits,
+    map_pictures,
     ood_histogram,
     palette,
+    pixel_reliability,
     regression_band,
     regression_calibration,
     reliability,
@@ -69,12 +71,15 @@ def figures(board: Leaderboard) -> tuple[dict[str, list[Display]], dict[str, lis
 
 
 def _gaps(board: Leaderboard) -> list[Display]:
-    able = _pooled(_with_classes(board))
+    able = {k: r for k, r in _pooled(_with_classes(board)).items() if not _has_bins(r)}
     return [confidence_gap(able, styles=_styles_of(board, able))] if len(able) > 1 else []
 
 
 def _reliability(board: Leaderboard) -> list[Display]:
     styles = palette(board.labels)
+    pixels = {k: r for k, r in _by_label(board).items() if _has_bins(r)}
+    if pixels:
+        return [pixel_reliability(r, label=k, style=styles[k]) for k, r in _first(pixels).items()]
     able = _pooled(_first(_with_classes(board)))
     if not able:
         return []
@@ -110,6 +115,15 @@ def _confusions(board: Leaderboard) -> list[Display]:
 
 def _pictures(board: Leaderboard) -> list[Display]:
     return pictures(_with_examples(board), palette(board.labels))
+
+
+def _map_pictures(board: Leaderboard) -> list[Display]:
+    """Return images with their maps, of the first seed of each method."""
+    styles = palette(board.labels)
+    return [
+        map_pictures(seeds[0], label=label, style=styles[label])
+        for label, seeds in _first(_keeping(board, "maps")).items()
+    ]
 
 
 def mistakes(board: Leaderboard) -> tuple[list[Plain], list[Plain]]:
@@ -220,9 +234,10 @@ def _planes(board: Leaderboard) -> list[Display]:
         prediction, targets, _ = results.kept["test"]
         if not isinstance(prediction, CategoricalPrediction) or targets is None:
             return []
-        first, classes = prediction[:EXAMPLES], prediction.mean.shape[-1]
+        some, classes = _some(results), prediction.mean.shape[-1]
+        first = prediction[some]
         assert isinstance(first, CategoricalPrediction)
-        hits = first.log_probs.argmax(-1) == targets[:EXAMPLES].to(first.log_probs.device)
+        hits = first.log_probs.argmax(-1) == targets[some].to(first.log_probs.device)
         pairs[label] = (hits.double().mean(-1).tolist(), pairwise_disagreement(first))
     if not pairs:
         return []
@@ -237,8 +252,8 @@ def _curves(board: Leaderboard) -> list[Display]:
         prediction, targets, _ = results.kept["test"]
         if targets is not None:
             by_size[label] = ensemble_size_curve(
-                prediction[:EXAMPLES],
-                targets[:EXAMPLES],
+                prediction[_some(members[label])],
+                targets[_some(members[label])],
                 sizes=_sizes(prediction.num_modes),
                 num_subsets=SUBSETS,
             )
@@ -257,7 +272,7 @@ def _pairs(board: Leaderboard) -> list[Display]:
         if not isinstance(prediction, CategoricalPrediction):
             return []
         if prediction.num_samples > 2:
-            matrices[label] = pairwise_disagreement(prediction[:EXAMPLES])
+            matrices[label] = pairwise_disagreement(prediction[_some(results)])
     top = max((float(matrix.max()) for matrix in matrices.values()), default=0.0)
     return [
         _with_sample(
@@ -287,11 +302,19 @@ def _sizes(modes: int) -> list[int]:
     return sorted({round(modes ** (i / (SIZES - 1))) for i in range(SIZES)})
 
 
+def _some(results: Results) -> slice:
+    """Return which rows of the test set members are compared on: the first; of pixels, which lie
+    image by image, every k-th."""
+    step = len(results.kept["test"].prediction) // EXAMPLES if _has_bins([results]) else 1
+    return slice(0, EXAMPLES * max(step, 1), max(step, 1))
+
+
 def _with_sample(display: Display, board: Leaderboard) -> Display:
     """Add to the caption which data the figure shows."""
     first = next(iter(_with_members(board).values()))
     n = min(EXAMPLES, len(first.kept["test"].prediction))
-    display.shared += f" Test set, n = {n:,}, seed {first.seed}."
+    unit = " pixels, evenly spread" if _has_bins([first]) else ""
+    display.shared += f" Test set, n = {n:,}{unit}, seed {first.seed}."
     return display
 
 
@@ -310,7 +333,7 @@ MAKERS: dict[str, list[Maker]] = {
     "leaderboard": [_costs],
     "calibration": [_gaps, _reliability, _quantiles],
     "selective": [_risks],
-    "mistakes": [_confusions, _pictures],
+    "mistakes": [_confusions, _pictures, _map_pictures],
     "ood": [_histograms],
     "shift": [_severities],
     "uncertainty": [_maps, _bands, _scatters],
@@ -335,6 +358,17 @@ def _with_members(board: Leaderboard) -> dict[str, Results]:
     """Return the first seed's results of methods with at least two members, by label."""
     seeds = _keeping(board, "test")
     return {k: r[0] for k, r in seeds.items() if r[0].kept["test"].prediction.num_samples > 1}
+
+
+def _has_bins(several: Sequence[Results]) -> bool:
+    """Whether results are of labels at each pixel, with bins over them."""
+    return all("bins" in results.arrays.get("pixels", {}) for results in several)
+
+
+def _by_label(board: Leaderboard) -> dict[str, list[Results]]:
+    """Return all results by label, the best method first."""
+    entries = {entry.label: entry for entry in board.entries}
+    return {label: list(entries[label].results) for label in ranked(board)}
 
 
 def _keeping(board: Leaderboard, *datasets: str) -> dict[str, list[Results]]:

@@ -31,6 +31,7 @@ from polymode.core.rng import private_stream
 from polymode.core.rows import Ragged, copies_of_first, leaves_of, map_leaves, spread
 from polymode.core.threads import for_each_member, use_threads
 from polymode.distributed import ranks
+from polymode.stack import common
 from polymode.stack.fast.dense import Forward, dense_program
 from polymode.stack.fast.measure import measure
 from polymode.stack.fast.plan import Job, Plan, choose, in_chunks
@@ -138,9 +139,12 @@ def gradients(
     compute = _gradients_each if by_member else _gradients_batched
     attention = _attention(stack, plan.execution, x, per_member)
     if plan.num_threads is None and attention is _SILENCE:
-        return compute(stack, plan, loss, batch)
-    with limit_threads(plan.num_threads), attention:
-        return compute(stack, plan, loss, batch)
+        losses = compute(stack, plan, loss, batch)
+    else:
+        with limit_threads(plan.num_threads), attention:
+            losses = compute(stack, plan, loss, batch)
+    common.average_gradients(stack)
+    return losses
 
 
 def _possible(plan: Plan, x: Any) -> Plan:
@@ -172,16 +176,19 @@ class _Batch:
 
 def _gradients_batched(stack: Stack, plan: Plan, loss: Loss, batch: _Batch) -> Tensor:
     """All members, or a chunk of them, in one forward and one backward pass."""
-    leaves = stack.leaves()
+    leaves, shared = stack.leaves(), list(stack.common.values())
     parts = chunks(stack, plan, views=False)
     together = len(parts) == 1
     if not together:
         grad_buffers(stack)
+    common.clear_gradients(shared)
     losses_of_parts = []
     for part, a, b in parts:
         x, y, streams = batch.of(slice(a, b))
         losses = loss(batched(part, x, batch.per_member, streams), y, part.extra)
-        for leaf, grad in zip(leaves, _grad(losses, part.leaves()), strict=True):
+        grads = _grad(losses, [*part.leaves(), *shared])
+        common.add_gradients(shared, grads[len(leaves) :])
+        for leaf, grad in zip(leaves, grads, strict=False):
             if together:
                 leaf.grad = in_layout_of(leaf, grad)
             else:
@@ -201,25 +208,39 @@ def _gradients_each(stack: Stack, plan: Plan, loss: Loss, batch: _Batch) -> Tens
         return wide_gradients(stack, prefix, loss, batch.x, batch.y, buffers)
     batch = replace(batch, x=formatted(batch.x, plan.channels_last))
     losses: list[Any] = [None] * stack.num_modes
+    shared = list(stack.common.values())
+    of_shared: list[Any] = [None] * stack.num_modes
+    common.clear_gradients(shared)
     for k in range(stack.num_modes):
         stack.leaf_views(k), quick_member(stack, k)  # built here: that is not for several threads
 
     def work(k: int) -> None:
         x, y, streams = batch.of(k)
         losses[k], grads = _member_gradients(stack, k, loss, x, y, streams)
-        torch._foreach_copy_(buffers[k], grads)
+        number = len(buffers[k])
+        if number:
+            torch._foreach_copy_(buffers[k], grads[:number])
+        of_shared[k] = grads[number:]
+
+    def add(k: int) -> None:  # in the order of members, so that sums have the same bits
+        common.add_gradients(shared, of_shared[k])
+        of_shared[k] = None
 
     if plan.execution == "threads":
         for_each_member(stack.num_modes, work)
+        for k in range(stack.num_modes):
+            add(k)
     else:
         for k in range(stack.num_modes):
             work(k)
+            add(k)
     return torch.stack(losses)
 
 
 def _prefix(stack: Stack, plan: Plan, per_member: bool, streams: Streams | None) -> Prefix | None:
     """Return the prefix if the plan wants it and this call allows it: shared inputs, no noise."""
-    return prefix_of(stack) if plan.wide and not per_member and streams is None else None
+    allowed = not per_member and streams is None and not stack.common
+    return prefix_of(stack) if plan.wide and allowed else None
 
 
 def quick_member(stack: Stack, k: int) -> nn.Module:
@@ -235,12 +256,12 @@ def quick_member(stack: Stack, k: int) -> nn.Module:
 def _member_gradients(
     stack: Stack, k: int, loss: Loss, x: Tensor, y: Tensor, streams: Streams | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the loss of member k and its gradients, in the order of `leaves()`."""
+    """Return the loss of member k and its gradients, in the order of `leaves()` and `common`."""
     with noise_of(streams, stacked=False):
         out = quick_member(stack, k)(x)
     stack.write_back_buffers(k)
     value = loss(out, y, stack.extra_of(k))
-    return value.detach(), _grad(value, stack.leaf_views(k))
+    return value.detach(), _grad(value, [*stack.leaf_views(k), *stack.common_views(k)])
 
 
 def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) -> Tensor:
@@ -251,7 +272,8 @@ def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) 
             f" {', '.join(stack.members_differ[:3])}; use execution='loop' or 'threads'"
         )
     shares = stack.shares
-    dense = None if shares else dense_program(stack)  # it has a member axis everywhere
+    # a dense program has a member axis everywhere
+    dense = None if shares or stack.common else dense_program(stack)
     if dense is not None:
         tensors = {**stack.params, **stack.frozen, **stack.buffers}
         return _run_dense(stack, dense, tensors, x if per_member else _for_all(stack, x), streams)
@@ -268,8 +290,8 @@ def batched(stack: Stack, x: Tensor, per_member: bool, streams: Streams | None) 
 def _shared(stack: Stack, x: Tensor, per_member: bool) -> Tensors:
     """Return what all members have in common, without a member axis."""
     if not stack.shares:
-        return {}
-    return stack.views.shared(_seen(stack, _left_alone, x, per_member))
+        return common.rows(stack)
+    return stack.views.shared(_seen(stack, _left_alone, x, per_member)) | common.rows(stack)
 
 
 def _side_by_side(
@@ -293,6 +315,9 @@ def _side_by_side(
         anew = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
         return out, anew
 
+    if not (params or buffers or per_member):  # members are one network
+        out, _ = one({}, {}, x)
+        return out.expand(stack.num_modes, *out.shape), {}
     in_dims = (0, 0, 0 if per_member else None)
     return vmap(one, in_dims=in_dims, randomness="different")(params, buffers, x)  # type: ignore
 
@@ -398,6 +423,10 @@ def _single(stack: Stack, k: int, x: Tensor) -> Tensor:
         tensors = {
             alias: value[k]
             for name, value in {**stack.params, **stack.frozen}.items()
+            for alias in stack.network.aliases[name]
+        } | {
+            alias: row
+            for name, row in common.rows(stack).items()
             for alias in stack.network.aliases[name]
         }
         out = functional_call(quick_member(stack, k), tensors, (x,), tie_weights=False)

@@ -23,13 +23,21 @@ from torch import Tensor, nn
 from polymode.core.registry import suggest
 from polymode.core.rng import fold, fold_each
 from polymode.core.threads import PerThread
-from polymode.stack import execution
+from polymode.stack import common, execution
 from polymode.stack.fast.plan import Plan
 from polymode.stack.gathering import Types, gather
-from polymode.stack.sharing import digest, is_shared, last_channels, num_bytes, pick, replaced
+from polymode.stack.sharing import (
+    digest,
+    is_shared,
+    last_channels,
+    num_bytes,
+    pick,
+    replaced,
+    spread,
+)
 from polymode.stack.statistics import recompute_statistics
 from polymode.stack.trainable import Choice
-from polymode.stack.views import Views
+from polymode.stack.views import Groups, Views
 from polymode.tracing.calling import Calling, call_by, calling_of, remove_hooks
 from polymode.tracing.modules import (
     MODES,
@@ -69,6 +77,8 @@ class Stack:
         frozen: parameters that are not trained, name -> (M, ...); those that all members have in
             common are one row in memory (`stack/sharing.py`), and are not written in place.
         buffers: name -> (M, ...), also tensors that a module keeps as plain attributes.
+        common: parameters that members train together, name -> leaf (1, ...); `frozen` has the same
+            memory as members see it (`stack/common.py`).
         extra: further trainable tensors that belong to members but not to the network (learned
             noise), name -> (M, ...).
         seeds: one random stream per member, for dropout and other noise in the forward pass.
@@ -106,6 +116,7 @@ class Stack:
         self.mode, self._passes = "eval", 0
         self.pinned: int | tuple[int, ...] | None = None
         self.extra: Tensors = {}
+        self.common: Tensors = {}
         modules, numbers = members_from(networks, num_modes, seed, modes)
         self.num_modes = len(numbers)
         fresh = not isinstance(networks, (nn.Module, Sequence))
@@ -136,8 +147,8 @@ class Stack:
 
     def _forget_memory(self) -> None:
         """Drop what shares the stacked tensors' memory."""
-        groups = self.params, self.frozen, self.buffers, self.extra
-        self._views = PerThread(partial(Views, self.network, *groups, self._apart))
+        groups = Groups(self.params, self.frozen, self.buffers, self.extra, self.common)
+        self._views = PerThread(partial(Views, self.network, groups, self._apart))
 
     @property
     def views(self) -> Views:  # modules of each thread's own
@@ -197,8 +208,8 @@ class Stack:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable network parameters of one member."""
-        return sum(p[0].numel() for p in self.params.values())
+        """Trainable network parameters of one member, those that it shares among them."""
+        return sum(p[0].numel() for p in (*self.params.values(), *self.common.values()))
 
     @property
     def trained(self) -> str:
@@ -206,7 +217,7 @@ class Stack:
         number = f"{self.num_parameters:,}"
         if not self.frozen:
             return f"{number} parameters"
-        frozen = sum(tensor[0].numel() for tensor in self.frozen.values())
+        frozen = sum(t[0].numel() for n, t in self.frozen.items() if n not in self.common)
         once = all(is_shared(t) or len(t) == 1 for t in self.frozen.values())
         held = "the rest held once" if once else "the rest differs between members"
         return f"{number} of {frozen + self.num_parameters:,} parameters, {held}"
@@ -229,7 +240,8 @@ class Stack:
     @property
     def differentiable(self) -> bool:
         """Whether outputs have gradients with respect to the parameters."""
-        return any(tensor.requires_grad for tensor in self.params.values())
+        leaves = *self.params.values(), *self.common.values()
+        return any(tensor.requires_grad for tensor in leaves)
 
     @property
     def has_statistics(self) -> bool:
@@ -256,8 +268,20 @@ class Stack:
             yield from group.values()
 
     def leaves(self) -> list[Tensor]:
-        """Return the trainable stacked tensors, what an optimiser is given."""
+        """Return the members' own trainable tensors (M, ...)."""
         return [*self.params.values(), *self.extra.values()]
+
+    def all_leaves(self) -> list[Tensor]:
+        """Return all that is trained, what an optimiser is given: with what members share, (1,
+        ...)."""
+        return [*self.params.values(), *self.common.values(), *self.extra.values()]
+
+    def settled(self) -> Stack:
+        """Return the stack after its training: what was trained in common is frozen."""
+        settled = copy.copy(self)
+        settled.common = {}
+        settled._renew()
+        return settled
 
     def tensors(self) -> Tensors:
         """Return everything by name, sharing memory: "network/..." and "extra/..."."""
@@ -271,8 +295,10 @@ class Stack:
         return hashlib.blake2b(repr(sorted(digests.items())).encode(), digest_size=16).hexdigest()
 
     def moving_tensors(self) -> Tensors:
-        """Return those of `tensors` that training may change: all but what is frozen."""
-        return {name: t for name, t in self.tensors().items() if not self._is_frozen(name)}
+        """Return those of `tensors` that training may change: all but what is frozen; one row (1,
+        ...) of what is trained in common."""
+        moving = {name: t for name, t in self.tensors().items() if not self._is_frozen(name)}
+        return moving | {f"network/{name}": t.detach() for name, t in self.common.items()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the stack; names and shapes must be those of `tensors()`.
@@ -280,12 +306,17 @@ class Stack:
         Frozen tensors are replaced where values differ, not written: others may hold them.
         """
         held = self.tensors()
+        shared = {f"network/{name}": leaf for name, leaf in self.common.items()}
+        tensors = {n: spread(t[:1], len(self)) if n in shared else t for n, t in tensors.items()}
         check_same(held, tensors, None)
         with torch.no_grad():
             for name, tensor in held.items():
                 if not self._is_frozen(name):
                     tensor.copy_(tensors[name])
-        self.load_frozen({name: tensors[f"network/{name}"] for name in self.frozen})
+            for name, leaf in shared.items():
+                leaf.copy_(tensors[name][:1])
+        still = [name for name in self.frozen if name not in self.common]
+        self.load_frozen({name: tensors[f"network/{name}"] for name in still})
 
     def load_frozen(self, tensors: Mapping[str, Tensor]) -> None:
         """Take other values (M, ...) of frozen parameters, shared where members have the same."""
@@ -403,6 +434,7 @@ class Stack:
             {name: tensor for name, tensor in group.items() if name in network.aliases}
             for group in ({**self.params, **(more or {})}, self.frozen, self.buffers)
         )
+        body.common = {n: leaf for n, leaf in self.common.items() if n in network.aliases}
         body._renew()
         return body
 
@@ -429,7 +461,9 @@ class Stack:
         for group in (self.params, self.frozen):
             for name, tensor in group.items():
                 if tensor.dim() == 5 and not is_channels_last(tensor):
-                    if group is self.frozen:
+                    if name in self.common:
+                        common.lay_out_last(self, name)
+                    elif group is self.frozen:
                         group[name] = last_channels(tensor)
                     elif tensor.is_leaf:
                         tensor.data = channels_to_last(tensor.data)
@@ -545,6 +579,10 @@ class Stack:
     def leaf_views(self, k: int) -> list[Tensor]:
         """Return member k's trainable tensors, in the order of `leaves()`, sharing memory."""
         return self.views.leaves(k, self.mode)
+
+    def common_views(self, k: int) -> list[Tensor]:
+        """Return what members train in common, as member k has it, sharing memory."""
+        return self.views.common_leaves(k, self.mode) if self.common else []
 
     def write_back_buffers(self, k: int) -> None:
         """Take over buffers that member k's forward pass in training mode bound anew."""

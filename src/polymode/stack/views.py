@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,16 @@ from torch import Tensor, nn
 from polymode.stack.sharing import is_shared
 from polymode.tracing.modules import Tensors, assign, lookup, set_mode, shallow_copy
 from polymode.tracing.network import Network
+
+
+class Groups(NamedTuple):
+    """The tensors of a stack, see `Stack`."""
+
+    params: Tensors
+    frozen: Tensors
+    buffers: Tensors
+    extra: Tensors
+    common: Tensors
 
 
 class Views:
@@ -30,14 +40,11 @@ class Views:
     def __init__(
         self,
         network: Network,
-        params: Tensors,
-        frozen: Tensors,
-        buffers: Tensors,
-        extra: Tensors,
+        groups: Groups,
         apart: dict[int, nn.Module],
     ) -> None:
         self.network, self.apart = network, apart
-        self.params, self.frozen, self.buffers, self.extra = params, frozen, buffers, extra
+        self.params, self.frozen, self.buffers, self.extra, self.common = groups
         self.parts: dict[int, list[Any]] = {}
         self.derived: dict[str, Any] = {}
         self._mode = "eval"
@@ -82,7 +89,9 @@ class Views:
             module = copy.deepcopy(self.apart.get(k, self.network.template))
         for name, stacked in {**self.params, **self.frozen}.items():
             value = stacked.detach()[k]
-            learns = name in self.params and (stacked.requires_grad or not share)
+            trained = self.common.get(name, stacked)
+            learns = name not in self.frozen or name in self.common
+            learns = learns and (trained.requires_grad or not share)
             refers = share or (share_frozen and name in self.frozen)
             parameter = nn.Parameter(value if refers else value.clone(), learns)
             for alias in self.network.aliases[name]:
@@ -133,6 +142,12 @@ class Views:
             leaves += [tensor.detach()[k].requires_grad_() for tensor in self.extra.values()]
             self._leaves[k] = leaves
         return self._leaves[k]
+
+    def common_leaves(self, k: int, mode: str) -> list[Tensor]:
+        """Return what members train in common, as member k has it, in the order of
+        `Stack.common`."""
+        parameters = dict(self.module(k, mode).named_parameters(remove_duplicate=False))
+        return [parameters[name] for name in self.common]
 
     def write_back_buffers(self, k: int, mode: str) -> None:
         """Take over buffers that member k's forward pass bound anew, not changed in place."""

@@ -218,7 +218,7 @@ class Task:
     def from_frame(
         cls,
         frame: Any,
-        target: str | Sequence[str],
+        target: str | int | Sequence[str],
         *,
         likelihood: Likelihood | str = "auto",
         columns: Sequence[str] | None = None,

@@ -242,6 +242,8 @@ def keep_statistics(module: nn.Module, frozen: Collection[str]) -> None:
         parameters = list(layer.parameters(recurse=False))
         if parameters and all(id(p) in still for p in parameters):
             layer.__dict__[_STILL] = True
+        else:
+            layer.__dict__.pop(_STILL, None)
 
 
 def set_mode(module: nn.Module, mode: str) -> nn.Module:

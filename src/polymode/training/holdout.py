@@ -240,7 +240,7 @@ class Selection:
             better[:] = bool(ranks.gather(scores).mean() < ranks.gather(self.score).mean())
         self.score[better], self.step[better] = scores[better], step
         for name, tensor in (_what_changes(stack) | noise).items():
-            chosen = better.to(tensor.device)
+            chosen = better[: len(tensor)].to(tensor.device)  # one row of what members share
             self.best[name][chosen] = tensor[chosen]
 
     def _scored(self, stack: Stack) -> tuple[Tensor, dict[str, Tensor]]:
@@ -349,6 +349,7 @@ def _what_changes(stack: Stack) -> dict[str, Tensor]:
     network = {
         f"network/{name}": t.detach() for name, t in [*stack.params.items(), *stack.buffers.items()]
     }
+    network |= {f"network/{name}": t.detach() for name, t in stack.common.items()}
     return network | {f"extra/{name}": t.detach() for name, t in stack.extra.items()}
 
 

@@ -34,6 +34,7 @@ from polymode.training.checkpoint import claimed, damage_named, load_training, s
 from polymode.training.events import Observer, Reporter
 from polymode.training.history import Recorder
 from polymode.training.holdout import Selection, Source
+from polymode.training.optimiser import Optimization
 from polymode.training.options import Augment, Passes
 
 S = TypeVar("S", bound=Any)
@@ -268,7 +269,7 @@ class _Kept:
         self, state: Any, history: dict[str, Any] | None, best: dict[str, Tensor] | None
     ) -> None:
         self.state, self.history, self.best = state, history, best
-        self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {})
+        self.mode_axes: dict[str, int | None] = getattr(state, "mode_axes", {}) | _common(state)
 
     def _asdict(self) -> dict[str, Any]:
         best = {} if self.best is None else {"best": self.best}
@@ -277,6 +278,19 @@ class _Kept:
     def _replace(self, **changes: Any) -> _Kept:
         history, best = changes.pop("history"), changes.pop("best", None)
         return _Kept(self.state._replace(**changes), history, best)
+
+
+def _common(state: Any) -> dict[str, None]:
+    """Return the names of what has no axis of modes, since members train it in common."""
+    names: list[str] = []
+    for field, value in state._asdict().items():
+        if isinstance(value, Stack):
+            for name in value.common:
+                names += [f"{field}/network/{name}", f"best/best/network/{name}"]
+        elif isinstance(value, Optimization) and state.stack.common:
+            common = {id(leaf) for leaf in state.stack.common.values()}
+            names += [f"{field}/{n}" for n, leaf in enumerate(value.leaves) if id(leaf) in common]
+    return dict.fromkeys(names)
 
 
 def _save(course: _Course, checkpoint: Checkpoint, state: Any) -> None:

@@ -304,8 +304,14 @@ def _fused_group_step(
 
 
 def clip_each_member(leaves: list[Tensor], largest: float) -> None:
-    """Scale each member's gradient down to the norm `largest` where it is longer."""
+    """Scale each member's gradient down to the norm `largest` where it is longer; that of what
+    members train in common, (1, ...), by itself."""
     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    for size in sorted({len(grad) for grad in grads}):
+        _clip_rows([grad for grad in grads if len(grad) == size], largest)
+
+
+def _clip_rows(grads: list[Tensor], largest: float) -> None:
     squares = sum(grad.reshape(len(grad), -1).square().sum(1) for grad in grads)
     assert isinstance(squares, Tensor)
     scale = (largest / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0)  # (M,)

@@ -194,7 +194,7 @@ def test_memory_does_not_grow_with_pixels() -> None:
     prediction, labels = made_up(1)
     for _ in range(3):
         seen.add(prediction, labels)
-    held = sum(part.numel() for parts in seen._rows.values() for part in parts)
+    held = sum(part.numel() for parts in seen._parts.values() for part in parts)
     assert held < 3 * 100
     assert seen.groups._sums["wrong:doubt"].shape == (GROUPS, fine.NUM_BINS, 2)
 

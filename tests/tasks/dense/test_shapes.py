@@ -113,3 +113,24 @@ def test_entropy_is_near_the_known_one_and_stars_are_not_known(task) -> None:
     results = pm.evaluate(post, task, keep=False)
     assert results["ood:stars", "pixel_auroc_mutual_information"].value > 0.85
     assert results["shift:rotation:3", "nll"].n < results["test", "nll"].n == 60 * 32 * 32
+
+
+@pytest.mark.cpu_seconds(12)
+def test_predicted_noise_is_near_the_known_one() -> None:
+    """Depths: a small U-Net with heads for mean and scale, one seed; measured 0.82 rank correlation
+    and an error of the mean of 0.32 m, a quarter of the depths' spread."""
+    task = pm.task("shapes_depth", shifts=("translation",))
+    net = lambda: pm.nets.unet((3, 32, 32), 2, channels=(8, 16), skips=(4,))  # noqa: E731
+    post = pm.fit("deep_ensemble", net=net, task=task, num_modes=2, epochs=20, batch_size=25,
+                  lr=1e-2, progress="silent")  # fmt: skip
+    pred, known = post.predict(task.test.x), task.exact
+    mean, noise = known.mean["test"], known.noise["test"]
+    errors = (task.test.y - mean) / noise
+    assert abs(errors.mean()) < 0.02 and abs(errors.std() - 1) < 0.02  # 102,400 normal numbers
+    assert (pred.mean - mean).square().mean().sqrt() < 0.5 * mean.std()
+    assert spearmanr(pred.aleatoric_variance.flatten(), noise.flatten())[0] > 0.6
+    results = pm.evaluate(post, task, keep=False)
+    row = results["test", "rmse"]
+    assert row.unit == "m" and row.n == 102_400
+    assert results["shift:translation:5", "rmse"].n < 0.8 * row.n
+    assert results["ood:stars", "auroc_epistemic_variance_top"].value > 0.6

@@ -58,6 +58,8 @@ from polymode.methods.laplace.subnetwork import SELECTIONS, diagonals, select
 from polymode.methods.map import State, Trained
 from polymode.methods.method import METHODS, Method, Problem
 from polymode.methods.work import Work
+from polymode.stack.execution import limit_threads
+from polymode.stack.fast.plan import threads_for
 from polymode.stack.stack import Stack
 
 EVIDENCES = ("auto", "trained", "linear")
@@ -280,10 +282,19 @@ def settled(config: Laplace, likelihood: Likelihood, quiet: bool = False) -> Lap
 
 
 def finish(config: Laplace, problem: Problem, state: State) -> LaplaceWeights:
-    """Return a Gaussian around each network."""
+    """Return a Gaussian around each network.
+
+    Small networks take one thread: their operations are too short to be shared, and where the cores
+    are busy, threads that wait for each other take many times longer.
+    """
+    x = next(problem.inputs(config.batch_size))
+    with limit_threads(threads_for(state.stack, x)):
+        return _gaussians(config, problem, state.stack.clone().eval(), x)
+
+
+def _gaussians(config: Laplace, problem: Problem, stack: Stack, x: Tensor) -> LaplaceWeights:
     config = settled(config, problem.likelihood)
-    stack = state.stack.clone().eval()
-    layers = survey(stack, next(problem.inputs(config.batch_size)))
+    layers = survey(stack, x)
     config = sized(config, problem, stack, layers)
     look_at_coverage(config, layers, stack)
     if config.structure == "last_layer":

@@ -46,6 +46,8 @@ from polymode.curvature.tangent import Survey, Tangent
 from polymode.likelihoods.components import Moments
 from polymode.methods.laplace.gaussian import GaussianPosterior, joint_moments, output_moments
 from polymode.posterior.weights import KINDS, Weights
+from polymode.stack.execution import limit_threads
+from polymode.stack.fast.plan import threads_for
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import Tensors
 
@@ -257,10 +259,11 @@ class LaplaceWeights(Weights):
     def linearised(self, x: Tensor) -> Moments:
         """Return outputs (M, B, K) and their covariances of the linearised networks."""
         full = self.output_covariance == "full" and self.num_outputs > 1
-        moments = [
-            output_moments(posterior, self.tangent(k), x, self.num_outputs, full)
-            for k, posterior in enumerate(self.posteriors)
-        ]
+        with limit_threads(threads_for(self.stack, x)):
+            moments = [
+                output_moments(posterior, self.tangent(k), x, self.num_outputs, full)
+                for k, posterior in enumerate(self.posteriors)
+            ]
         return Moments(torch.stack([m for m, _ in moments]), torch.stack([s for _, s in moments]))
 
     def joint(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,14 @@ from torch import Tensor
 from polymode.core.registry import Entry
 from polymode.likelihoods.positions import Positions
 from polymode.metrics.dense import segmentation_scores  # noqa: F401  (enters the metrics)
+from polymode.metrics.dense.depth import UNIT, DepthSums
 from polymode.metrics.dense.segmentation import SegmentationSums
+from polymode.metrics.dense.sums import MapSums
 from polymode.metrics.observed import PIECE, batches
 from polymode.metrics.results import Kept, Row, finite
 from polymode.metrics.score import (
+    DEPTH,
+    OOD_DEPTH,
     OOD_SEGMENTATION,
     SEGMENTATION,
     NotDefined,
@@ -27,17 +31,14 @@ from polymode.prediction import Prediction
 from polymode.tasks.task import Task
 from polymode.training.data import Loader
 
-MapSums = SegmentationSums
 KEPT = 2**28  # bytes of samples of a set that are held, at most
 MAP_AXES = 2
 AT_ONCE = 64  # images of arrays that are turned from bytes into numbers at a time
 
 
 def is_map_task(task: Task) -> bool:
-    """Return whether every pixel of an image has a label."""
-    likelihood = task.likelihood
-    positions = isinstance(likelihood, Positions) and likelihood.axes == MAP_AXES
-    return positions and likelihood.classification
+    """Return whether every pixel of an image has a target."""
+    return isinstance(task.likelihood, Positions) and task.likelihood.axes == MAP_AXES
 
 
 class Maps(NamedTuple):
@@ -47,7 +48,8 @@ class Maps(NamedTuple):
         sums: what its scores are computed from.
         stored: predictions and targets as rows, if they were to be held and are not too large.
         num_images: how many there are.
-        labels: pixels of each class in each image, to tell one loader's data from another's.
+        labels: pixels of each class, or the sum of values, in each image, to tell the data of one
+            loader from another's.
     """
 
     sums: MapSums
@@ -57,24 +59,35 @@ class Maps(NamedTuple):
 
 
 def predict_maps(
-    predict: Callable[[Any], Prediction], task: Task, data: Any, *, keep: bool, outside: bool
+    predict: Callable[[Any], Prediction],
+    task: Task,
+    data: Any,
+    *,
+    keep: bool,
+    outside: bool,
+    look: Callable[[Prediction, Tensor | None], None] = lambda *_: None,
 ) -> Maps:
     """Predict a data set in a single pass, image by image or few at a time.
 
     Args:
         keep: whether samples are held as well, up to `KEPT` bytes.
         outside: whether the set is OOD.
+        look: is shown each prediction with its targets.
     """
-    sums = SegmentationSums(task.target_size, labelled=not outside)
+    sums: SegmentationSums | DepthSums = DepthSums()
+    if task.likelihood.classification:
+        sums = SegmentationSums(task.target_size, labelled=not outside)
     samples = _Samples() if keep else None
     count = 0
     for prediction, labels in _parts(predict, task, data, outside):
         sums.add(prediction, labels)
         count += len(prediction)
+        look(prediction, labels)
         samples = None if samples is None else samples.add(prediction, labels)
         del prediction  # before the next one is made
     stored = None if samples is None else samples.joined()
-    return Maps(sums, stored, count, sums.images.labels.flatten())
+    mark = "labels" if task.likelihood.classification else "targets"
+    return Maps(sums, stored, count, sums.of_images(mark).flatten())
 
 
 def _parts(
@@ -87,16 +100,11 @@ def _parts(
         while start < len(x):
             rows = slice(start, start + (size or 1))
             prediction = predict(x[rows])
-            size = size or max(1, PIECE // num_bytes(prediction))
+            size = size or max(1, PIECE // prediction.nbytes)
             start += len(prediction)
             made = [prediction]
             del prediction
             yield made.pop(), None if y is None else y[rows]
-
-
-def num_bytes(prediction: Prediction) -> int:
-    """Return the bytes of the samples of a prediction."""
-    return sum(part.nbytes for part in prediction.to_arrays()[0].values())
 
 
 class _Samples:
@@ -109,7 +117,7 @@ class _Samples:
 
     def add(self, prediction: Prediction, labels: Tensor | None) -> _Samples | None:
         """Return these samples with further ones, or None beyond `KEPT` bytes."""
-        self._size += num_bytes(prediction)
+        self._size += prediction.nbytes
         if self._size > KEPT:
             return None
         rows = prediction.as_rows()
@@ -125,22 +133,32 @@ class _Samples:
         )
 
 
-def map_rows(name: str, maps: Maps, test: Maps) -> Iterator[Row]:
-    """Yield the numbers of one data set; OOD sets are compared with the test set."""
-    if name.startswith("ood:"):
-        for entry in entries(OOD_SEGMENTATION):
-            yield _row(name, entry, maps.num_images, test.sums, maps.sums)
-    else:
-        for entry in entries(SEGMENTATION):
-            yield _row(name, entry, maps.num_images, maps.sums)
+def map_rows(name: str, maps: Maps, test: Maps, unit: str) -> Iterator[Row]:
+    """Yield the numbers of one data set; OOD sets are compared with the test set.
+
+    Args:
+        unit: of the targets, where they are values.
+    """
+    classes = isinstance(maps.sums, SegmentationSums)
+    outside = name.startswith("ood:")
+    if outside:
+        for entry in entries(OOD_SEGMENTATION if classes else OOD_DEPTH):
+            yield _row(name, entry, (test.sums, maps.sums), maps.num_images, unit)
+    if not outside or (not classes and maps.sums.num_pixels):
+        for entry in entries(SEGMENTATION if classes else DEPTH):
+            yield _row(name, entry, (maps.sums,), maps.num_images, unit)
 
 
-def _row(dataset: str, entry: Entry[Any], num_images: int, *sums: MapSums) -> Row:
+def _row(
+    dataset: str, entry: Entry[Any], sums: tuple[MapSums, ...], num_images: int, unit: str
+) -> Row:
     facts = entry.metadata
     score, note = Score(math.nan, num_images), ""
     try:
         if facts["epistemic"] and not all(part.has_epistemic for part in sums):
             raise NotDefined("needs ≥ 2 samples")
+        if len(sums) == 1:
+            sums[0].require_pixels()
         score = entry.value(*sums)
         if not math.isfinite(score.value):
             note = f"n/a ({'infinite' if math.isinf(score.value) else 'undefined'})"
@@ -150,7 +168,7 @@ def _row(dataset: str, entry: Entry[Any], num_images: int, *sums: MapSums) -> Ro
         dataset=dataset,
         metric=entry.name,
         value=finite(score.value),
-        unit=facts["unit"],
+        unit=facts["unit"].replace(UNIT, unit),
         direction=facts["direction"],
         n=score.n,
         standard_error=finite(score.standard_error),

@@ -19,38 +19,19 @@ from polymode.likelihoods.targets import NOT_OBSERVED
 from polymode.metrics.classification import surprise
 from polymode.metrics.dense import histogram as fine
 from polymode.metrics.dense.borders import border_counts, patch_counts
-from polymode.metrics.dense.image_scores import aggregates
-from polymode.metrics.dense.sums import GroupSums
+from polymode.metrics.dense.sums import MapSums
 from polymode.prediction import CategoricalPrediction
 
 NUM_BINS = 15
 PATCH = 4
-_PIXEL_MEANS = ("nll", "brier", "accuracy", "predictive_entropy", "expected_entropy",
-                "mutual_information")  # fmt: skip
 
 
-class ImageSums(NamedTuple):
-    """What every image leaves behind, each (N, ...) in float64.
-
-    Attributes:
-        pixels: (N,) observed ones.
-        means: name -> (N,) sums over observed pixels.
-        labels, predicted, hits: (N, C) pixels of each class, and of those right.
-        joint: (N,) log-probability of all labels together, in nats.
-        maps: uncertainty -> aggregate -> (N,), of all pixels, ignored ones included.
-    """
-
-    pixels: Tensor
-    means: dict[str, Tensor]
-    labels: Tensor
-    predicted: Tensor
-    hits: Tensor
-    joint: Tensor
-    maps: dict[str, dict[str, Tensor]]
-
-
-class SegmentationSums:
+class SegmentationSums(MapSums):
     """Accumulates the predictions of a set of images.
+
+    Of each image it keeps "pixels" (the number of observed ones), sums of "nll", "brier" and so on,
+    "labels", "predicted" and "hits" (pixels of each class, and of those right), "joint" (the
+    log-probability of all labels together), and its uncertainties, of all pixels.
 
     Args:
         num_classes: C.
@@ -58,34 +39,30 @@ class SegmentationSums:
     """
 
     def __init__(self, num_classes: int, labelled: bool = True) -> None:
+        super().__init__()
         self.num_classes, self.labelled = num_classes, labelled
-        self.groups = GroupSums()
-        self.num_samples, self.has_epistemic = 0, False
-        self._rows: dict[str, list[Tensor]] = {}
 
     def add(self, prediction: CategoricalPrediction, targets: Tensor | None) -> None:
         """Add the predictions of some images, (S, B, H, W, C), with labels (B, H, W)."""
         self.num_samples, self.has_epistemic = prediction.num_samples, prediction.has_epistemic
-        for name, values in _maps(prediction).items():
-            for way, numbers in aggregates(values).items():
-                self._keep(f"{name}:{way}", numbers)
+        self.keep_uncertainty(_maps(prediction))
         if targets is None:
             return
         if not self.labelled:
             return self._add_unseen(prediction, targets)
-        self._keep("joint", prediction.joint_log_prob(targets).detach())
+        self.keep("joint", prediction.joint_log_prob(targets))
         nats = -prediction.log_prob(targets).detach()
         for place, labels in enumerate(targets):
             pixels = _Image.of(prediction, labels, nats[place], place)
             for name, values in pixels.rows(self.num_classes).items():
-                self._keep(name, values.unsqueeze(0))
+                self.keep(name, values.unsqueeze(0))
             self.groups.add(pixels.statistics(self.num_classes))
 
     def _add_unseen(self, prediction: CategoricalPrediction, targets: Tensor) -> None:
         """Add what sets unseen pixels, of a label that the task has not, against the others."""
         maps = _maps(prediction)
         if targets.shape != prediction.mean.shape[:-1]:
-            return  # labels of image images
+            return  # labels of images, not of pixels
         for place, labels in enumerate(targets):
             observed = labels != NOT_OBSERVED
             unseen = labels[observed] >= self.num_classes
@@ -95,24 +72,6 @@ class SegmentationSums:
                     for name, values in maps.items()
                 }
             )
-
-    def _keep(self, name: str, values: Tensor) -> None:
-        self._rows.setdefault(name, []).append(values.double().cpu())
-
-    @property
-    def images(self) -> ImageSums:
-        """What every image left behind."""
-        rows = {name: torch.cat(parts) for name, parts in self._rows.items()}
-        maps: dict[str, dict[str, Tensor]] = {}
-        for name in rows:
-            if ":" in name:
-                what, way = name.split(":")
-                maps.setdefault(what, {})[way] = rows[name]
-        nothing = torch.zeros(0, dtype=torch.float64)
-        means = {name: rows[name] for name in _PIXEL_MEANS if name in rows}
-        needed = ("labels", "predicted", "hits", "joint")
-        counts = {name: rows.get(name, nothing) for name in needed}
-        return ImageSums(rows.get("pixels", nothing), means, maps=maps, **counts)
 
 
 def _maps(prediction: CategoricalPrediction) -> dict[str, Tensor]:

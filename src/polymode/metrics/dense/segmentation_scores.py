@@ -17,14 +17,13 @@ from torch import Tensor
 from polymode.metrics.dense import histogram as fine
 from polymode.metrics.dense.image_scores import AGGREGATES
 from polymode.metrics.dense.segmentation import NUM_BINS, PATCH, SegmentationSums
-from polymode.metrics.dense.sums import Sums, by_group, jackknife, ratio_of_sums
+from polymode.metrics.dense.sums import Sums, by_group, jackknife
 from polymode.metrics.ood import MEASURES, measure_facts
 from polymode.metrics.score import (
     OOD_SEGMENTATION,
     SEGMENTATION,
     NotDefined,
     Score,
-    mean_score,
     register,
 )
 from polymode.metrics.selective import area_over_best
@@ -37,10 +36,7 @@ _SUMMARIES = {
 
 
 def _mean_over_pixels(name: str, sums: SegmentationSums) -> Score:
-    images = sums.images
-    if name not in images.means:
-        raise NotDefined("needs ≥ 2 samples")
-    return ratio_of_sums(images.means[name], images.pixels)
+    return sums.mean_over_pixels(name)
 
 
 for _name, _title, _unit, _direction, _summary in (
@@ -65,7 +61,7 @@ for _name, _title, _unit, _direction, _summary in (
     " over samples of the product over pixels",
 )
 def joint_nll(sums: SegmentationSums) -> Score:
-    return mean_score(-sums.images.joint)
+    return sums.joint_nll()
 
 
 def ious(sums: Sums) -> Tensor:
@@ -80,11 +76,12 @@ def recalls(sums: Sums) -> Tensor:
 
 
 def _over_classes(by_class: Callable[[Sums], Tensor], sums: SegmentationSums) -> Score:
-    images = sums.images
-    counts = {"labels": images.labels, "predicted": images.predicted, "hits": images.hits}
-    groups = {name: by_group(values) for name, values in counts.items()}
-    pixels = int(images.pixels.sum())
-    return jackknife(lambda totals: by_class(totals).nanmean(-1), groups, pixels)
+    groups = {name: by_group(values) for name, values in _counts(sums).items()}
+    return jackknife(lambda totals: by_class(totals).nanmean(-1), groups, sums.num_pixels)
+
+
+def _counts(sums: SegmentationSums) -> dict[str, Tensor]:
+    return {name: sums.of_images(name) for name in ("labels", "predicted", "hits")}
 
 
 _score(
@@ -112,11 +109,7 @@ def boundary_iou(sums: SegmentationSums) -> Score:
         shared, union = totals["borders"].unbind(-2)
         return (shared / union.where(union > 0, torch.nan)).nanmean(-1)
 
-    return sums.groups.score(mean_iou, ("borders",), _pixels(sums))
-
-
-def _pixels(sums: SegmentationSums) -> int:
-    return int(sums.images.pixels.sum())
+    return sums.groups.score(mean_iou, ("borders",), sums.num_pixels)
 
 
 # ------------------------------------------------------------------------------- calibration
@@ -139,7 +132,7 @@ def binned_error(bins: Tensor) -> Tensor:
 )
 def ece(sums: SegmentationSums) -> Score:
     return sums.groups.score(
-        lambda totals: binned_error(totals["bins"].sum(-3)), ("bins",), _pixels(sums)
+        lambda totals: binned_error(totals["bins"].sum(-3)), ("bins",), sums.num_pixels
     )
 
 
@@ -154,7 +147,7 @@ def ece(sums: SegmentationSums) -> Score:
 def mce(sums: SegmentationSums) -> Score:
     count, confidence, hits = sums.groups.total("bins").sum(0).unbind(-1)
     gaps = (confidence - hits).abs() / count.clamp(min=1)
-    return Score(gaps.max().item(), _pixels(sums))
+    return Score(gaps.max().item(), sums.num_pixels)
 
 
 @_score(
@@ -168,7 +161,7 @@ def mce(sums: SegmentationSums) -> Score:
 )
 def class_ece(sums: SegmentationSums) -> Score:
     return sums.groups.score(
-        lambda totals: errors_by_class(totals["bins"]).nanmean(-1), ("bins",), _pixels(sums)
+        lambda totals: errors_by_class(totals["bins"]).nanmean(-1), ("bins",), sums.num_pixels
     )
 
 
@@ -195,7 +188,7 @@ def adaptive_ece(sums: SegmentationSums) -> Score:
         by_bin = gaps.new_zeros((len(gaps), NUM_BINS)).scatter_add_(1, places, gaps)
         return by_bin.abs().sum(-1) / counts.sum((-1, -2))
 
-    return sums.groups.score(error, ("wrong:doubt", "doubt_sums"), _pixels(sums))
+    return sums.groups.score(error, ("wrong:doubt", "doubt_sums"), sums.num_pixels)
 
 
 @_score(
@@ -229,7 +222,7 @@ _selective = partial(_score, unit="error rate", direction="down", family="select
 )
 def aurc(sums: SegmentationSums) -> Score:
     return sums.groups.score(
-        lambda totals: fine.aurc(totals["wrong:doubt"]), ("wrong:doubt",), _pixels(sums)
+        lambda totals: fine.aurc(totals["wrong:doubt"]), ("wrong:doubt",), sums.num_pixels
     )
 
 
@@ -242,7 +235,7 @@ def e_aurc(sums: SegmentationSums) -> Score:
     def excess(totals: Sums) -> Tensor:
         return fine.aurc(totals["wrong:doubt"]) - fine.best_aurc(totals["wrong:doubt"])
 
-    return sums.groups.score(excess, ("wrong:doubt",), _pixels(sums))
+    return sums.groups.score(excess, ("wrong:doubt",), sums.num_pixels)
 
 
 def _error_auroc(name: str, sums: SegmentationSums) -> Score:
@@ -276,16 +269,12 @@ for _name, _short, _words in (
 
 def image_errors(sums: SegmentationSums) -> Tensor:
     """Return 1 − the mean IoU of each image over the classes it has or was said to have, (N,)."""
-    images = sums.images
-    counts = {"labels": images.labels, "predicted": images.predicted, "hits": images.hits}
-    return 1 - ious(counts).nanmean(-1)
+    return 1 - ious(_counts(sums)).nanmean(-1)
 
 
 def _failures(what: str, way: str, sums: SegmentationSums) -> Score:
     """Return the excess area of 1 − mean IoU if the most uncertain images are declined first."""
-    errors, scores = image_errors(sums), sums.images.maps.get(what, {}).get(way)
-    if scores is None:
-        raise NotDefined("needs ≥ 2 samples")
+    errors, scores = image_errors(sums), sums.uncertainty(what, way)
     labelled = errors.isfinite()
     if not labelled.any():
         raise NotDefined("needs targets")
@@ -319,10 +308,7 @@ def _separation(
     measure: str, what: str, way: str, inside: SegmentationSums, outside: SegmentationSums
 ) -> Score:
     """Return how well a number for each image tells the images of two sets apart."""
-    scores = [sums.images.maps.get(what, {}).get(way) for sums in (inside, outside)]
-    if scores[0] is None or scores[1] is None:
-        raise NotDefined("needs ≥ 2 samples")
-    return MEASURES[measure](scores[0], scores[1])
+    return MEASURES[measure](*(sums.uncertainty(what, way) for sums in (inside, outside)))
 
 
 def _unseen(what: str, inside: SegmentationSums, outside: SegmentationSums) -> Score:

@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from polymode.metrics.score import Score
+from polymode.metrics.dense.image_scores import aggregates
+from polymode.metrics.score import NotDefined, Score, mean_score
 
 GROUPS = 40
 
@@ -56,6 +57,10 @@ class GroupSums:
         """Return the sum over all images."""
         return self._sums[name].sum(0)
 
+    def by_group(self, name: str) -> Tensor:
+        """Return the sum over the images of each group, (G, ...)."""
+        return self._sums[name][: min(GROUPS, self.num_images)]
+
     def __contains__(self, name: str) -> bool:
         return name in self._sums
 
@@ -71,6 +76,68 @@ class GroupSums:
     @property
     def _groups(self) -> int:
         return min(GROUPS, self.num_images)
+
+
+class MapSums:
+    """What a set of images leaves behind: numbers of each image, and sums over groups of them.
+
+    Attributes:
+        groups: sums over images by group.
+        num_samples, has_epistemic: of the predictions.
+    """
+
+    def __init__(self) -> None:
+        self.groups = GroupSums()
+        self.num_samples, self.has_epistemic = 0, False
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def keep(self, name: str, values: Tensor) -> None:
+        """Add numbers of some images, (n, ...)."""
+        self._parts.setdefault(name, []).append(values.detach().double().cpu())
+
+    def keep_uncertainty(self, maps: Mapping[str, Tensor]) -> None:
+        """Add the numbers that maps (n, H, W) of uncertainty give for each image."""
+        for name, values in maps.items():
+            for way, numbers in aggregates(values).items():
+                self.keep(f"{name}:{way}", numbers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def of_images(self, name: str) -> Tensor:
+        """Return the numbers of all images, (N, ...); none of them if there are none."""
+        if name not in self._parts:
+            return torch.zeros(0, dtype=torch.float64)
+        if len(self._parts[name]) > 1:
+            self._parts[name] = [torch.cat(self._parts[name])]
+        return self._parts[name][0]
+
+    def uncertainty(self, what: str, way: str) -> Tensor:
+        """Return the uncertainty of each image, aggregated one way of `AGGREGATES`, (N,)."""
+        if f"{what}:{way}" not in self:
+            raise NotDefined("needs ≥ 2 samples")
+        return self.of_images(f"{what}:{way}")
+
+    @property
+    def num_pixels(self) -> int:
+        """Return how many pixels were observed."""
+        return int(self.of_images("pixels").sum())
+
+    def require_pixels(self) -> None:
+        """Raise `NotDefined` where no pixel was observed."""
+        if not self.num_pixels:
+            raise NotDefined("needs targets")
+
+    def mean_over_pixels(self, name: str) -> Score:
+        """Return the mean over observed pixels of what was added up for each image."""
+        if name not in self:
+            raise NotDefined("needs ≥ 2 samples")
+        self.require_pixels()
+        return ratio_of_sums(self.of_images(name), self.of_images("pixels"))
+
+    def joint_nll(self) -> Score:
+        """Return the mean over images of −log p of all their targets together."""
+        return mean_score(-self.of_images("joint")[self.of_images("pixels") > 0])
 
 
 def jackknife(functional: Functional, groups: Sums, n: int, number: int | None = None) -> Score:

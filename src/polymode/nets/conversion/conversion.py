@@ -11,17 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymode.core.rng import global_stream, private_stream
+from polymode.core.rng import fold, global_stream, private_stream
 from polymode.core.rows import Inputs, shapes_of
+from polymode.core.text import first_line
 from polymode.stack.trainable import Choice, trained_names
 from polymode.tracing.calling import Calling, Output, called_by, calling_for
-from polymode.tracing.modules import require_plain
+from polymode.tracing.modules import aliases_of, require_plain, tie_again
 from polymode.training.data import Data
 
 HOMES = {
-    "random_features": "random_features",
     "thin": "thin",
-}  # kinds of conversions, and the files that have them
+    "rank_one": "rank_one",
+    "masked": "masked",
+    "random_features": "random_features",
+}
+"""Kinds of conversions, and the files that have them."""
 _MARK = "polymode_conversion"
 
 
@@ -36,7 +40,7 @@ class Conversion(NamedTuple):
     numbers: Mapping[str, Any]
 
 
-class Seen(NamedTuple):
+class Sample(NamedTuple):
     """A network to convert, with a few inputs.
 
     Attributes:
@@ -51,7 +55,7 @@ class Seen(NamedTuple):
     calling: Calling
 
 
-Plan = Callable[[Seen], Conversion | None]
+Plan = Callable[[Sample], Conversion | None]
 
 
 def conversion_of(module: nn.Module) -> Conversion | None:
@@ -85,7 +89,7 @@ def convert(module: nn.Module, conversion: Conversion | None) -> nn.Module:
 
 
 def convert_networks(
-    networks: Any, plan: Plan, data: Data, trainable: Choice, output: Output
+    networks: Any, plan: Plan, data: Data, trainable: Choice, output: Output, *, seed: int = 0
 ) -> Any:
     """Return networks, as `Stack` takes them, converted as planned for the first of them.
 
@@ -93,48 +97,95 @@ def convert_networks(
         networks: a factory, a module or a list of modules.
         data: whose first inputs go through the network.
         trainable: see `trained_names`. output: see `calling_for`.
+        seed: of what a conversion draws for modules; a factory's members have their own streams.
     """
-    given = networks if isinstance(networks, Sequence) else [networks]
-    if not all(isinstance(network, nn.Module) for network in given):
+    listed = networks if isinstance(networks, Sequence) else [networks]
+    if not all(isinstance(network, nn.Module) for network in listed):
         with global_stream(0), private_stream(0, follows=True):
             first = networks()
     else:
-        first = given[0]
+        first = listed[0]
     if not isinstance(first, nn.Module):
         return networks  # the stack says what is wrong
     require_plain(first)
     conversion = None
     if conversion_of(first) is None:
         conversion = plan(_seen(first, data, trainable, output))
-    if isinstance(networks, nn.Module):
-        return convert(networks, conversion)
-    if isinstance(networks, Sequence):
-        return [convert(network, conversion) for network in networks]
-    return lambda: convert(networks(), conversion)
+    held: dict[str, nn.Parameter] = {}
+    if not isinstance(networks, (nn.Module, Sequence)):
+        return lambda: _share(convert(networks(), conversion), held)
+    results = []
+    for k, network in enumerate(listed):
+        with global_stream(fold(seed, "convert", k)):
+            results.append(_share(convert(network, conversion), held))
+    return results[0] if isinstance(networks, nn.Module) else results
 
 
-def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> Seen:
+def common_names(module: nn.Module) -> list[str]:
+    """Return the parameters that members train in common, by the names of the whole network."""
+    for path, layer in module.named_modules():
+        if _MARK in vars(layer):
+            numbers = vars(layer)[_MARK][1]
+            return [f"{path}.{name}".lstrip(".") for name in numbers.get("common", [])]
+    return []
+
+
+def but_common(choice: Choice) -> Choice:
+    """Return the same choice of parameters to train without those that are trained in common."""
+
+    def names(module: nn.Module) -> list[str]:
+        common = set(common_names(module))
+        return [name for name in trained_names(module, choice) if name not in common]
+
+    return names
+
+
+def _share(module: nn.Module, held: dict[str, nn.Parameter]) -> nn.Module:
+    """Give a converted network those of its parameters in common that `held` has, or hold them."""
+    aliases = aliases_of(module)
+    for name in common_names(module):
+        if name not in held:
+            held[name] = nn.Parameter(module.get_parameter(name).detach().clone(), False)
+        parameter = held[name]
+        path, _, leaf = name.rpartition(".")
+        module.get_submodule(path)._parameters[leaf] = parameter
+    return tie_again(module, aliases)
+
+
+def _seen(module: nn.Module, data: Data, trainable: Choice, output: Output) -> Sample:
     trained = frozenset(trained_names(module, trainable))
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     x = next(data.to(like.dtype, like.device).batches(2))[0][:2]
-    module = copy.deepcopy(module).eval()
+    module = copy.deepcopy(module).to(like.dtype).eval()  # parts may be of another type
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     calling = calling_for(module, shapes_of(x), output) or Calling(output)
-    return Seen(module, x, trained, calling)
+    return Sample(module, x, trained, calling)
 
 
 @contextmanager
-def private(seen: Seen) -> Iterator[nn.Module]:
+def private(sample: Sample) -> Iterator[nn.Module]:
     """Let a network be run as it will be called, with noise of a stream of its own."""
-    with torch.enable_grad(), private_stream(0), called_by(seen.module, seen.calling):
-        yield seen.module
+    with torch.enable_grad(), private_stream(0), called_by(sample.module, sample.calling):
+        yield sample.module
 
 
-def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
+def require_gradients(outputs: Any) -> None:
+    """Refuse a network that torch cannot differentiate."""
+    if isinstance(outputs, Tensor) and outputs.requires_grad:
+        try:
+            outputs.sum().backward()
+        except RuntimeError as error:
+            raise ValueError(
+                f"the network cannot be differentiated: {first_line(error)}; where it writes in"
+                " place, take h = h + y for h += y, and inplace=False"
+            ) from None
+
+
+def last_layers(sample: Sample, kinds: tuple[type[nn.Module], ...]) -> set[str]:
     """Return the layers of these kinds whose results reach the output through no other of them,
     found on the way back from the output of a pass."""
-    made: dict[Any, str] = {}
+    results: dict[Any, str] = {}
     order: list[str] = []
 
     def remember(path: str) -> Callable[[Any, Any, Any], None]:
@@ -142,18 +193,18 @@ def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
             result = out[0] if isinstance(out, tuple) else out
             order.append(path)
             if isinstance(result, Tensor) and result.grad_fn is not None:
-                made[result.grad_fn] = path
+                results[result.grad_fn] = path
 
         return hook
 
-    with private(seen) as module:
+    with private(sample) as module:
         hooks = [
             layer.register_forward_hook(remember(path))
             for path, layer in module.named_modules()
             if isinstance(layer, kinds)
         ]
         try:
-            output = module(seen.x.clone())
+            output = module(sample.x.clone())
         finally:
             for hook in hooks:
                 hook.remove()
@@ -167,8 +218,8 @@ def last_layers(seen: Seen, kinds: tuple[type[nn.Module], ...]) -> set[str]:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if node in made:
-            last.add(made[node])
+        if node in results:
+            last.add(results[node])
         else:
             nodes += [following for following, _ in node.next_functions]
     return last or set(order[-1:])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polymode.core.rng import fold, generator
 from polymode.core.rows import map_leaves
-from polymode.nets.conversion.conversion import Conversion, Seen, private
+from polymode.nets.conversion.conversion import Conversion, Sample, private
 
 
 class RandomFeatures(nn.Module):
@@ -62,12 +62,12 @@ class RandomFeatureHead(nn.Module):
         return self.linear(self.features(h))
 
 
-def plan(seen: Seen, size: int, lengthscale: float) -> Conversion | None:
+def plan(sample: Sample, size: int, lengthscale: float) -> Conversion | None:
     """Return how the last linear layer is replaced, None where there is none."""
     results: dict[str, Tensor] = {}
-    seen.module.double()
-    x = map_leaves(seen.x, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
-    with private(seen) as module:
+    sample.module.double()
+    x = map_leaves(sample.x, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
+    with private(sample) as module:
         hooks = [
             layer.register_forward_hook(lambda _, args, out, path=path: results.update({path: out}))
             for path, layer in module.named_modules()

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from polymode.core.text import first_line
-from polymode.nets.conversion.conversion import Conversion, Seen, last_layers, private
+from polymode.nets.conversion.conversion import Conversion, Sample, last_layers, private
 from polymode.tracing.modules import aliases_of, tie_again
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -81,28 +81,28 @@ class Thinning:
         return groups
 
 
-def plan(seen: Seen, thinning: Thinning) -> Conversion | None:
+def plan(sample: Sample, thinning: Thinning) -> Conversion | None:
     """Return the sizes of the thin network, None where it is the one given."""
     if thinning.alpha == thinning.num_modes and thinning.gamma == 1:
         return None
-    _require_conversions(seen)
-    last = last_layers(seen, WIDE)
-    with private(seen) as module:
-        wanted = module(seen.x.clone()).shape
+    _require_conversions(sample)
+    last = last_layers(sample, WIDE)
+    with private(sample) as module:
+        wanted = module(sample.x.clone()).shape
     numbers: dict[str, Any] = {"layers": {}, "norms": {}, "parameters": {}}
-    _plan_parameters(seen, last, thinning, numbers["parameters"])
-    apply(seen.module, {**numbers, "layers": {}})
+    _plan_parameters(sample, last, thinning, numbers["parameters"])
+    apply(sample.module, {**numbers, "layers": {}})
     where = [""]
-    with private(seen) as module:
+    with private(sample) as module:
         hooks = [
             layer.register_forward_pre_hook(
-                _Measure(path, path in last, seen.trained, thinning, numbers, where),
+                _Measure(path, path in last, sample.trained, thinning, numbers, where),
                 with_kwargs=True,
             )
             for path, layer in _layers(module)
         ]
         try:
-            outputs = module(seen.x.clone())
+            outputs = module(sample.x.clone())
         except (RuntimeError, ValueError, IndexError) as error:
             raise _misfit(where[0], first_line(error), thinning) from None
         finally:
@@ -139,13 +139,13 @@ def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def _require_conversions(seen: Seen) -> None:
+def _require_conversions(sample: Sample) -> None:
     """Refuse layers that cannot be made thinner, by name."""
-    for path, layer in seen.module.named_modules():
+    for path, layer in sample.module.named_modules():
         odd = isinstance(layer, _NO_CONVERSION) or parametrize.is_parametrized(layer)
         if isinstance(layer, nn.MultiheadAttention):
             odd = odd or not layer._qkv_same_embed_dim or layer.bias_k is not None
-        trains = any(f"{path}.{name}".lstrip(".") in seen.trained for name, _ in
+        trains = any(f"{path}.{name}".lstrip(".") in sample.trained for name, _ in
                      layer.named_parameters())  # fmt: skip
         if odd and trains:
             kind = type(layer).__name__
@@ -156,19 +156,19 @@ def _require_conversions(seen: Seen) -> None:
 
 
 def _plan_parameters(
-    seen: Seen, last: set[str], thinning: Thinning, planned: dict[str, int]
+    sample: Sample, last: set[str], thinning: Thinning, planned: dict[str, int]
 ) -> None:
     """Plan parameters that belong to no layer, such as positions and gains: their last axis of more
     than one entry is thin if it is as long as some layer is wide."""
-    layers = dict(_layers(seen.module))
+    layers = dict(_layers(sample.module))
     hidden = {
         _out(layer)
         for path, layer in layers.items()
-        if path not in last and isinstance(layer, WIDE) and _is_trained(seen.trained, path, layer)
+        if path not in last and isinstance(layer, WIDE) and _is_trained(sample.trained, path, layer)
     }
     inside = tuple(f"{path}." for path in layers)
-    for name, parameter in seen.module.named_parameters():
-        if name in seen.trained and not f"{name}.".startswith(inside):
+    for name, parameter in sample.module.named_parameters():
+        if name in sample.trained and not f"{name}.".startswith(inside):
             axis = _axis(parameter)
             if axis is not None and parameter.shape[axis] in hidden:
                 planned[name] = thinning.width(parameter.shape[axis])
@@ -278,8 +278,8 @@ def _tie(module: nn.Module, aliases: Mapping[str, list[str]]) -> None:
     """Tie parameters again that were tied before; refuse those that now differ in shape."""
     held: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     held |= dict(module.named_buffers(remove_duplicate=False))
-    for first, *others in aliases.values():
-        for name in others:
+    for first, *tied in aliases.values():
+        for name in tied:
             if held[name].shape != held[first].shape:
                 raise ValueError(
                     f"packed cannot keep '{name}' and '{first}' one tensor, since they become"

@@ -114,7 +114,7 @@ def rule(stack: Stack, job: Job) -> str:
         return "loop"
     if stack.members_differ:
         return "threads"
-    if not stack.shares:
+    if not stack.shares and not stack.common:
         if dense_program(stack) is not None:
             return "batched"
         small = job.kind != "outputs" and job.rows * stack.num_parameters <= _SMALL
@@ -161,14 +161,19 @@ def member_bytes(stack: Stack, job: Job) -> int:
 
 
 def _threads(stack: Stack, job: Job, together: int) -> int | None:
-    """Return 1 for work too short to share, None for as many threads as torch has.
+    x = job.x[0] if job.per_member else job.x
+    return threads_for(stack, x, together)
+
+
+def threads_for(stack: Stack, x: Tensor, together: int = 1) -> int | None:
+    """Return 1 where gradients of so many members on a batch (B, ...) are too short a work to
+    share, None for as many threads as torch has.
 
     A weight is used once for each row, or, outside dense networks, for at most every number of it.
     """
-    uses = job.rows
+    uses = len(x)
     if stack.members_differ or dense_program(stack) is None:
-        numbers = sum(leaf.numel() for leaf in leaves_of(job.x))
-        uses = numbers // (len(job.x) if job.per_member else 1)
+        uses = sum(leaf.numel() for leaf in leaves_of(x))
     operations = 6 * uses * together * stack.num_parameters
     return 1 if operations < _SHORT and stack.device.type == "cpu" else None
 

@@ -29,8 +29,8 @@ CURVE = ("MAP", ENSEMBLE, LAPLACE, "IVON", "MILE", HMC)
 
 SMALL_ARMS = (
     "MAP", "dropout", "SWAG", "VBLL", "SGHMC", "mean-field VI", "IVON", "Laplace, kron", "TFB",
-    "MILE", HMC, ENSEMBLE, "packed", "weight-RDE", "FoRDE", "feature-RDE", f"IVON × {MODES}",
-    f"SGHMC × {MODES}",
+    "MILE", HMC, ENSEMBLE, "packed", "BatchEnsemble", "TabM", "weight-RDE", "FoRDE",
+    "feature-RDE", f"IVON × {MODES}", f"SGHMC × {MODES}",
 )  # fmt: skip
 """Arms of small heads at preset cpu: one or two of each kind."""
 
@@ -119,6 +119,8 @@ def arms(sizes: Sizes, precision: float | str, small: bool) -> dict[str, Arm]:
     }  # fmt: skip
     if small:
         by_name["packed"] = Arm("packed", {**trained, **many})
+        by_name["BatchEnsemble"] = Arm("batch_ensemble", {**trained, **many})
+        by_name["TabM"] = Arm("tabm", {**trained, **many})
         by_name["feature-RDE"] = Arm("feature_rde", {**trained, **many})
     return {name: arm for name, arm in by_name.items() if arm.method in METHODS.names()}
 

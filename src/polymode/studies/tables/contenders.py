@@ -33,6 +33,7 @@ OURS = {
     "deep ensemble": "deep_ensemble",
     "MultiSWAG": "swag",
     "Laplace": "laplace",
+    "TabM": "tabm",
     "SGHMC": "sghmc",
     "MILE": "mile",
 }
@@ -55,7 +56,10 @@ def _fit_ours(method: str, data: Division, seed: int) -> Predict:
     from polymode.sklearn import PolymodeClassifier, PolymodeRegressor
 
     kind = PolymodeClassifier if data.classes else PolymodeRegressor
-    estimator = kind(method, random_state=seed).fit(data.fit.x, data.fit.y)
+    modes: dict[str, Any] = (
+        {"num_modes": None} if method == "tabm" else {}
+    )  # 32 is what makes it TabM
+    estimator = kind(method, random_state=seed, **modes).fit(data.fit.x, data.fit.y)
     return lambda x: estimator.predict_distribution(x)
 
 

@@ -84,8 +84,8 @@ def worst_group(runs: Runs, part: str, contender: str, rule: str) -> Pooled | No
     """Return the coverage of the worst group, its rows of all divisions taken together."""
     sums = []
     for name in (f"{rule}_inside", f"{rule}_count"):
-        found = runs.findings(part, contender).values()
-        arrays = [findings.arrays[name] for findings in found if name in findings.arrays]
+        by_seed = runs.findings(part, contender).values()
+        arrays = [findings.arrays[name] for findings in by_seed if name in findings.arrays]
         arrays = arrays or peer_arrays(part, contender, name)
         if not arrays:
             return None

@@ -25,7 +25,7 @@ DEFAULT_SHIFTS = ("gaussian_noise", "gaussian_blur", "contrast", "rotation")
 
 
 class Maps(NamedTuple):
-    """Images (N, C, H, W) uint8 with masks (N, H, W) of labels or maps (N, H, W, D) of values."""
+    """Images (N, C, H, W) uint8 with masks (N, H, W) of labels or maps (N, H, W) of values."""
 
     pixels: Tensor
     targets: Tensor

@@ -105,11 +105,7 @@ def shapes(
         "categorical",
         ood={
             "stars": partial(_stars, seed, side),
-            "pasted": lambda: pasted(
-                Maps(*(part[:100] for part in sets["test"])),
-                UNSEEN,
-                generator(seed, "shapes", "pasted"),
-            ),
+            "pasted": partial(_pasted, seed, sets["test"]),
             "noise": partial(_noise, seed, side),
         },
         near_ood=("stars",),
@@ -133,6 +129,11 @@ def _drawn(probs: Tensor, seed: int, key: str) -> Tensor:
     """Return labels (N, H, W)."""
     draws = torch.rand(probs.shape[:-1], generator=generator(seed, "shapes", "labels", key))
     return (draws.unsqueeze(-1) >= probs.cumsum(-1)[..., :-1]).sum(-1)
+
+
+def _pasted(seed: int, test: Maps) -> Maps:
+    images = Maps(*(part[:100] for part in test))
+    return pasted(images, UNSEEN, generator(seed, "shapes", "pasted"))
 
 
 def _stars(seed: int, side: int) -> Maps:

@@ -18,6 +18,7 @@ import numpy as np
 from polymode.core.safe_files import FileProblem
 from polymode.tasks.files.dataset import DATASETS, ArraySpec, Dataset, Original
 from polymode.tasks.readers.archives import members
+from polymode.tasks.readers.nifti import nifti_values
 
 _INDEX = "https://files.pythonhosted.org/packages"
 
@@ -144,4 +145,48 @@ _package(
             "f713dc104f0b612a81d334be0aaf2a4744bb040c9802bf37f7b5e999e741455f",
         ),
     },
+)
+
+_MNI = "nilearn/datasets/data/mni_icbm152_{}_tal_nlin_sym_09a_converted.nii.gz"
+_VOLUMES = {"t1": _MNI.format("t1"), "grey": _MNI.format("gm"), "white": _MNI.format("wm")}
+
+
+def read_volumes(files: Mapping[str, Path]) -> dict[str, np.ndarray]:
+    """Return the volumes of the template, (z, y, x) uint8 each, of the one archive."""
+    (archive,) = files.values()
+    contents = dict(members(archive, set(_VOLUMES.values()).__contains__))
+    volumes = {}
+    for name, path in _VOLUMES.items():
+        if path not in contents:
+            raise FileProblem(f"{archive} lacks {path}")
+        volumes[name] = nifti_values(f"{archive}: {path}", contents[path])
+    return volumes
+
+
+DATASETS.register("mni_tissue")(
+    Dataset(
+        "MNI brain template ICBM 152 (2009a): T1 image and maps of grey and white matter, by"
+        " package nilearn",
+        "MNI: free use with notice (Fonov et al., 2011); package BSD-3-Clause",
+        (
+            Original(
+                "nilearn-0.12.1-py3-none-any.whl",
+                (
+                    f"{_INDEX}/6b/90/f17ebc6914b9ed0b577475a17a0b8d31e929897f7002bae1b03438852dad/"
+                    "nilearn-0.12.1-py3-none-any.whl",
+                ),
+                12_743_284,
+                "2112e1cdf9f7b96e0af87d679997e834ee36534fc0a970811a703700820edc4c",
+            ),
+        ),
+        read_volumes,
+        {
+            name: ArraySpec((189, 233, 197), "uint8", sha256=sha256)
+            for name, sha256 in {
+                "t1": "93f07d06eb443f305f93ecce3d695d2c02c1928dde60047fec3144656f4b55f7",
+                "grey": "1f26a52e3f48219c1ac01d9a349c700ff65d6526328ff4bb5fd4dd8d059b6d63",
+                "white": "e0a239cb5ede5946df5006a63f0c09d7fe8f7fe167d9e719e879214c267aa0d5",
+            }.items()
+        },
+    )
 )

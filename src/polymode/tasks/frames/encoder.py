@@ -357,7 +357,8 @@ class TableEncoder:
         """Return the inputs (N, F) of rows, in torch's default type."""
         columns = read_columns(frame, what)
         columns_named(columns, [part.name for part in self.features], what)
-        extra = [n for n in columns if n not in self.columns and n != self.target]
+        targets = {self.target, *self.target.split(", ")}
+        extra = [n for n in columns if n not in self.columns and n not in targets]
         if extra:
             warn(
                 f"{what} has {len(extra)} column(s) that training did not have, which are ignored:"

@@ -43,7 +43,7 @@ class FrameOptions(Encoding):
 
 def task_from_frame(
     frame: Any,
-    target: str | Sequence[str],
+    target: str | int | Sequence[str],
     *,
     likelihood: Likelihood | str = "auto",
     columns: Sequence[str] | None = None,
@@ -54,7 +54,9 @@ def task_from_frame(
     """Return the task of a table; see `Task.from_frame`."""
     chosen = options or FrameOptions()
     every = read_columns(frame)
-    targets = [target] if isinstance(target, str) else list(target)
+    targets = [str(target)] if isinstance(target, str | int) else list(map(str, target))
+    if not len(next(iter(every.values()))):
+        raise ValueError("the table has columns, but no rows")
     columns_named(every, [*targets, *(columns or ()), *drop], "the table")
     inputs = _inputs(every, targets, columns, drop)
     law, y, classes = _targets([every[name] for name in targets], likelihood)
