@@ -65,8 +65,10 @@ class RandomFeatureHead(nn.Module):
 def plan(sample: Sample, size: int, lengthscale: float) -> Conversion | None:
     """Return how the last linear layer is replaced, None where there is none."""
     results: dict[str, Tensor] = {}
-    sample.module.double()
-    x = map_leaves(sample.x, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
+    x, types = sample.x, {p.dtype for p in sample.module.parameters() if p.is_floating_point()}
+    if len(types) > 1:  # `fit` will bring them to one
+        sample.module.double()
+        x = map_leaves(x, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
     with private(sample) as module:
         hooks = [
             layer.register_forward_hook(lambda _, args, out, path=path: results.update({path: out}))
