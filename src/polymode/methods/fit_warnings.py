@@ -92,7 +92,7 @@ def warn_of_one_order(config: Passes, task: Task) -> None:
 def warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
     first, last = recorder.first, recorder.last
-    if not isinstance(config, Training) or first is None or last is None:
+    if not isinstance(config, Training) or config.ends_sampling or first is None or last is None:
         return
     grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
     if grown:
