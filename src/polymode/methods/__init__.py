@@ -22,6 +22,7 @@ from polymode.methods import (
     laplace,
     laplace_map,
     lit,
+    lp_bnn,
     map,
     masksembles,
     mc_batchnorm,
@@ -57,6 +58,7 @@ from polymode.methods.ivon import IVON
 from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
+from polymode.methods.lp_bnn import LPBNN
 from polymode.methods.map import MAP
 from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
@@ -91,6 +93,8 @@ __all__ = [
     "SWAG",
     "TFB",
     "BatchEnsemble",
+    "LPBNN",
+    "lp_bnn",
     "Masksembles",
     "masksembles",
     "VBLL",
