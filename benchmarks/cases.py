@@ -206,6 +206,38 @@ def evaluated_data(case: Case) -> tuple[list[nn.Module], Tensor, Tensor, Tensor]
     return nets, x, y, outside
 
 
+def map_members(case: Case) -> list[nn.Module]:
+    """1x1 convolutions that differ by half as much as they have in common."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.num_classes, case.input_shape[0], 1, 1)
+    shared, nets = torch.randn(shape, generator=generator), list[nn.Module]()
+    for _ in range(case.num_modes):
+        net = nn.Conv2d(case.input_shape[0], case.num_classes, 1, bias=False)
+        net.weight = nn.Parameter(2 * shared + torch.randn(shape, generator=generator))
+        nets.append(net.eval())
+    return nets
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Smooth pictures with masks of what most members see, made when they are asked for."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.randn(case.num_classes, case.input_shape[0], generator=generator)
+
+    def __len__(self) -> int:
+        return self.case.num_examples
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        rough = torch.randn(1, self.case.input_shape[0], 32, 32, generator=generator)
+        image = F.interpolate(rough, self.case.input_shape[1:], mode="bilinear")[0]
+        logits = 2 * torch.einsum("kc,chw->khw", self.weight, image)
+        noise = -torch.rand(logits.shape, generator=generator).clamp(min=1e-9).log()
+        return image, (logits - noise.log()).argmax(0)
+
+
 def uncertainty(logits_MBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean probabilities (B, C), their entropy (B,) and the mutual information (B,), in nats."""
     log_probs = logits_MBC.log_softmax(-1)
@@ -426,6 +458,9 @@ CASES = {
         Case("evaluate_large", "evaluate",
              "evaluate 50,000 test and 50,000 OOD inputs x 1,000 classes x 10 members, one core",
              input_shape=(32,), num_classes=1000, num_examples=50_000),
+        Case("evaluate_maps", "maps",
+             "evaluate 8 masks of 512 x 512 pixels, 20 classes x 10 members, one core",
+             input_shape=(3, 512, 512), num_classes=20, num_examples=8, batch_size=1),
         *(Case(f"pairs_{number}", "pairs",
                f"mutual information of {number * (number - 1) // 2:,} pairs of {number:,} networks,"
                " 2,000 inputs", num_modes=number, num_examples=2000)

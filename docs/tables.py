@@ -22,8 +22,9 @@ from typing import Any
 
 from scipy.stats import t
 
-from docs.defaults_table import defaults_tables
+from docs.defaults_table import costs, defaults_tables
 from docs.growth import growth_table
+from docs.overview_tables import chooser, methods_table
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -39,6 +40,8 @@ from docs.speed_tables import (
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+SPEED = ROOT / "docs" / "speed.md"
+OVERVIEW = ROOT / "docs" / "overview.md"
 METRICS = ROOT / "docs" / "metrics.md"
 EXAMINATIONS = ROOT / "docs" / "examinations.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
@@ -71,6 +74,7 @@ ENSEMBLE = ROOT / "docs" / "methods" / "deep_ensemble.md"
 ORDERS = ROOT / "results" / "data_order.json"
 WHICH = ROOT / "docs" / "which_method.md"
 DEFAULTS = ROOT / "results" / "defaults.json"
+COSTS = ROOT / "src" / "polymode" / "report" / "costs.json"  # what `pm.list_methods()` shows
 
 # the methods on whose pages options of a base that is not a method's are explained
 SHARED = {
@@ -384,7 +388,9 @@ def sections() -> list[tuple[Path, str, str]]:
     ranks, fleet = json.loads(RANKS.read_text()), json.loads(FLEET.read_text())
     studies = [(page, page.stem, study_text(page.stem)) for page in sorted(STUDIES.glob("*.md"))]
     return [
-        (README, "speed", speed_table(report)),
+        (SPEED, "speed", speed_table(report)),
+        (OVERVIEW, "methods", methods_table()),
+        (WHICH, "chooser", chooser(json.loads(DEFAULTS.read_text())["rows"])),
         (README, "demo", demo_table(json.loads(DEMO.read_text()))),
         (METRICS, "metrics", metrics_table()),
         (EXAMINATIONS, "options", examination_options()),
@@ -418,10 +424,12 @@ def sections() -> list[tuple[Path, str, str]]:
 
 
 def pages() -> dict[Path, str]:
-    """Return the pages with tables, as they should be."""
+    """Return the pages with tables, as they should be, and the measured costs of methods."""
     found: dict[Path, str] = {}
     for page, name, text in sections():
         found[page] = between(found.get(page) or page.read_text(), name, text)
+    measured = costs(json.loads(DEFAULTS.read_text())["rows"])
+    found[COSTS] = json.dumps(measured, indent=1) + "\n"
     return found
 
 
@@ -430,7 +438,7 @@ def main() -> None:
         take(Path(sys.argv[sys.argv.index("--take") + 1]))
     wanted = pages()
     if "--check" in sys.argv:
-        old = [page.name for page, text in wanted.items() if page.read_text() != text]
+        old = [p.name for p, text in wanted.items() if not p.exists() or p.read_text() != text]
         sys.exit(f"out of date: {', '.join(old)}; run `make docs`" if old else 0)
     for page, text in wanted.items():
         page.write_text(text)

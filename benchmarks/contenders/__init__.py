@@ -21,6 +21,7 @@ PEERS = (
     "torchmetrics_scores",
     "torchmetrics_stream",
     "foolbox_pgd",
+    "map_peers",
 )  # files that need the peers' interpreter
 LAPLACE = "laplace_torch"  # a file that needs an interpreter of its own
 TANGENTS = "neural_tangents_kernels"  # likewise
@@ -353,6 +354,16 @@ KINDS = {
         },
         figure="cpu",
         check="AUROC, MI",
+    ),
+    "maps": Kind(
+        {
+            "torch_uncertainty, all pixels": "map_peers.all_pixels",
+            "torch_uncertainty, 1 % of pixels": "map_peers.some_pixels",
+            "plain loop": "maps.plain_loop",
+            "polymode": "maps.polymode",
+        },
+        figure="cpu",
+        check="NLL",
     ),
     "pairs": Kind(
         {

@@ -20,6 +20,7 @@ def new_body() -> nn.Module:
 
 
 BODY = new_body()
+IN_COMMON = ("batch_ensemble", "tabm")
 
 
 def head_under_noise() -> nn.Module:
@@ -36,21 +37,32 @@ def test_a_linear_head_has_the_prior_of_its_evidence(method) -> None:
         post = fit(method, net=head_under_noise, prior_precision="auto")
     except ValueError as error:
         if METHODS.get(method).value.convert is not None:  # the head is no linear layer any more
-            assert "prior_precision='auto' is for networks" in str(error)
+            assert method in IN_COMMON and "train weights in common" in str(error)
             return
         # a method that needs more than a head says so for any prior
         with pytest.raises(ValueError) as same:
             fit(method, net=head_under_noise, prior_precision=1.0)
         assert str(error) == str(same.value)
         return
-    assert post.config["prior_precision"] == chosen
+    if METHODS.get(method).value.convert is None:  # else the head may be another one
+        assert post.config["prior_precision"] == chosen
+    chosen = post.config["prior_precision"]
     assert post.config["prior_choice"]["layer"]
     fixed = fit(method, net=head_under_noise, prior_precision=chosen)
     x = classes().train.x
     assert torch.equal(post.predict(x).mean, fixed.predict(x).mean)
 
 
-def test_hidden_layers_are_refused_in_one_line(method) -> None:
-    with pytest.raises(ValueError, match="prior_precision='auto' is for networks") as error:
-        fit(method, prior_precision="auto")
-    assert "\n" not in str(error.value)
+def test_whole_networks_have_the_prior_that_a_member_is_trained_to(method) -> None:
+    """A number for every method, and its effect."""
+    try:
+        post = fit(method, prior_precision="auto")
+    except ValueError as error:  # no member can be trained alone
+        assert "train weights in common" in str(error) and "\n" not in str(error)
+        assert method in IN_COMMON
+        return
+    chosen = post.config["prior_precision"]
+    assert chosen not in (0, 1)
+    fixed = fit(method, prior_precision=chosen)
+    x = classes().train.x
+    assert torch.equal(post.predict(x).mean, fixed.predict(x).mean)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import polymode as pm
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian
-from polymode.methods import head_evidence
+from polymode.methods import METHODS, head_evidence
 from polymode.methods.head_evidence import _Head, classes_prior, highest, regression_prior
 
 STREAM = torch.Generator().manual_seed(0)
@@ -206,7 +208,6 @@ def test_what_is_not_covered_is_refused_in_one_line() -> None:
 
     heavy = pm.Task(train=(X, X[:, 0]), likelihood=pm.likelihoods.StudentT(df=4.0, scale=0.1))
     wrong = [
-        ({"net": hidden}, "2 layers are trained"),
         ({"net": hidden, "trainable": "head", "num_modes": 2}, "frozen weights of their own"),
         ({"net": net, "trainable": r"1\.weight"}, "only weight is trained"),
         ({"net": lambda: nn.Linear(4, 1), "task": heavy}, "the likelihood is student_t"),
@@ -215,5 +216,38 @@ def test_what_is_not_covered_is_refused_in_one_line() -> None:
         with pytest.raises(ValueError, match=why) as error:
             fit(**options)
         assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="as by laplace_map to find λ, which is not possible"):
+        fit(net=hidden, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="must be 'auto' or a finite number ≥ 0, got 'aut'"):
         fit(prior_precision="aut")
+
+
+@pytest.mark.parametrize("method", ["deep_ensemble", "sghmc"])
+def test_a_whole_network_has_the_prior_of_online_laplace(method) -> None:
+    """λ of `laplace_map` with one precision, on the first member; on all data, held out or not."""
+    hidden = partial(pm.nets.mlp, (4,), 2, hidden=(8,))
+    post = fit(method, net=hidden, epochs=40, seed=4)
+    assert not METHODS.get(method).value.post_hoc
+    every = 40 * (-(-60 // SHORT["batch_size"])) // 10
+    alone = fit(
+        "laplace_map", net=hidden, prior="single", prior_precision=1.0, epochs=40, seed=4,
+        evidence_every=every,
+    )  # fmt: skip
+    expected = alone.config["trained_precisions"][0]["all"]
+    assert expected > 0 and expected != 1
+    assert post.config["prior_precision"] == float(f"{expected:.3g}")
+    assert post.config["prior_choice"]["by"] == "online evidence of the first member"
+    assert fit(method, net=hidden, epochs=40, seed=4, num_modes=3).config[
+        "prior_precision"
+    ] == post.config["prior_precision"]  # fmt: skip
+
+
+def test_a_head_of_more_weights_than_examples_is_warned_of_where_it_is_sampled() -> None:
+    wide = partial(nn.Linear, 4, 15)
+    task = pm.Task(train=(X, LABELS), likelihood="categorical", target_size=15)
+    with pytest.warns(UserWarning, match="75 weights of a linear layer .* and 60 examples"):
+        fit("sghmc", net=wide, task=task, prior_precision=1.0)
+    for method, options in (("map", {}), ("sghmc", {"prior_precision": 2.0})):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*weights of a linear layer")
+            fit(method, net=wide, task=task, **{"prior_precision": 1.0, **options})

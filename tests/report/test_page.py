@@ -307,6 +307,10 @@ def test_cite_and_list() -> None:
     assert "mackay1992" in cite("map")
     assert "lakshminarayanan2017" in cite(result("deep_ensemble", 0, 0.1))
     assert list_methods("deep*") == ["deep_ensemble"]
+    shown, page = repr(list_methods()), list_methods("map")._repr_html_()
+    (line,) = (line for line in shown.splitlines() if line.startswith("map "))
+    assert line.split()[:3] == ["map", "1×", "1×"] and "maximum of its posterior" in line + page
+    assert "1×" in page and "<table" in page
     with pytest.raises(ValueError, match="Did you mean 'deep_ensemble'"):
         cite("deep_ensembel")
     with pytest.raises(ValueError, match="got a int"):

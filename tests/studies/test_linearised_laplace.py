@@ -11,13 +11,16 @@ from polymode.studies import STUDIES, Runs
 from polymode.studies.linearised_laplace import experiments, published, tables
 from polymode.studies.linearised_laplace.claims import claims
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, NORMALISED, as_image_net
+from polymode.studies.linearised_laplace.occam import occam as experiments_of_occam
 
 STUDY = STUDIES.get("linearised_laplace").value
 
 
 def test_the_preset_paper_is_what_is_known_of_the_talk() -> None:
     parts = STUDY.parts("paper")
-    assert list(parts) == ["training", "scale", "networks", "unet", "shifts", "large"]
+    assert list(parts) == [
+        "training", "scale", "occam", "networks", "unet", "shifts", "large",
+    ]  # fmt: skip
     both = {*parts["networks"].arms, *parts["unet"].arms}
     assert both == set(published.TABLE) == set(IMAGE_NETS)
     assert "rotation" in parts["shifts"].task_options["shifts"]
@@ -111,6 +114,29 @@ def test_tables_and_figures_are_made_of_results(runs) -> None:
     assert STUDY.comparisons("paper", runs) == []
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_the_evidence_is_judged_by_what_its_pick_tests(make, right) -> None:
+    """Three networks, the middle one tests best; the evidence knows it or prefers the worst."""
+    nlls = {"1 layer of 10": 0.5, "5 layers of 10": 0.1, "20 layers of 10": 0.9}
+    cells = []
+    for seed in range(3):
+        for arm, nll in nlls.items():
+            score = nll + 0.01 * seed
+            numbers = {
+                "nll_linear": score, "log_evidence_trained": -nll,
+                "log_evidence_linear": (-nll if right else nll) * (1 + seed),
+            }  # fmt: skip
+            rows = {("examined:occam", name): value for name, value in numbers.items()}
+            cells.append(make(arm, seed, rows))
+    runs = Runs({"occam": cells})
+    verdicts = [claim.verdict for claim in claims(runs)]
+    usual = "holds" if right else "does not hold"
+    same = "undecided" if right else "does not hold"  # both pick the same network
+    assert verdicts == ["holds", usual, usual, same]
+    lines = {line[0]: line for line in STUDY.tables(runs)["occam"].lines}
+    assert lines["5 layers of 10"][-1] == ("3/3/3" if right else "3/0/3")
+
+
 def test_error_bars_are_drawn(make) -> None:
     grid = np.linspace(-1, 1, 5)
     names = [f"sd_{mean}_{kind}" for mean, kind in tables.VARIANTS]
@@ -129,6 +155,9 @@ def test_experiments_run() -> None:
     found = experiments.scale(0, k=3.0, steps=2)
     assert found["outputs_moved"].value < 1e-9
     assert found["change_jacobian_frozen_multiple"].value < 0.01
+    razor = experiments_of_occam(0, depth=2, width=4, steps=2, num_train=12)
+    ours, theirs = (razor[f"log_evidence_{mean}"].value for mean in ("linear", "trained"))
+    assert ours > theirs and razor["weights"].value == 4 + 16 + 4
     small = {"task": "digits", "num_train": 20, "num_test": 10, "epochs": 1, "width": 0.25}
     for net in ("resnet", "unet"):
         rows = experiments.networks(0, net=net, **small)

@@ -194,8 +194,9 @@ def test_noise_of_kept_networks_is_their_error_on_the_fold(method) -> None:
 
 @pytest.mark.parametrize("method", BY_INTERVAL)
 def test_networks_along_a_run_do_not_overfit_a_small_noisy_table(method) -> None:
-    """Targets are noise of standard deviation 1, so the best NLL is 1.42: what is above it is more
-    than halved (on four seeds it was at most .47 of what it is without held-out examples)."""
+    """Targets are noise of standard deviation 1, so the best NLL is 1.42: what is above it falls by
+    a quarter at least. On five other seeds it was .07 to .67 of what it is without held-out
+    examples, median .28, in all three methods."""
     stream = torch.Generator().manual_seed(0)
     x, y = torch.randn(500, 3, generator=stream), torch.randn(500, 1, generator=stream)
     noise = pm.Task(train=(x[:80], y[:80]), likelihood=Gaussian(noise="learned"))
@@ -203,7 +204,7 @@ def test_networks_along_a_run_do_not_overfit_a_small_noisy_table(method) -> None
     options |= {"prior_precision": 0.0, "progress": "silent"}
     held, all_of_it = (pm.fit(method, **options | more) for more in ({}, {"holdout": 0}))
     nll = [-post.predict(x[80:]).log_prob(y[80:]).mean().item() for post in (held, all_of_it)]
-    assert 1.42 < nll[0] < 1.42 + (nll[1] - 1.42) / 2
+    assert 1.42 < nll[0] < 1.42 + 0.75 * (nll[1] - 1.42)
 
 
 def test_members_that_repel_each_other_stop_together() -> None:
@@ -280,3 +281,17 @@ class Parts:
 
     def __len__(self) -> int:
         return 4
+
+
+def test_networks_of_a_factory_are_stopped_for_laplace_and_given_ones_are_not() -> None:
+    """Targets are noise of variance 1: a network that learns it errs by more."""
+    x, y = torch.randn(500, 3, generator=STREAM), torch.randn(500, 1, generator=STREAM)
+    noise = pm.Task(train=(x[:80], y[:80]), likelihood=Gaussian(noise="learned"))
+    options = {"task": noise, **QUICK, "epochs": 100, "prior_precision": 1.0}
+    held, all_of_it = (pm.fit("laplace", net=wide, **options | m) for m in ({}, {"holdout": 0}))
+    errors = [(post.predict(x[80:]).mean - y[80:]).square().mean() for post in (held, all_of_it)]
+    assert 1.05 * errors[0] < errors[1]
+    assert held.config["stopping"]["examples"] == 8
+    taken = {"net": held.members[0], "task": noise, "prior_precision": 1.0, "progress": "silent"}
+    given = [pm.fit("laplace", **taken, **more) for more in ({}, {"holdout": 0})]
+    assert "stopping" not in given[0].config and same(*given)

@@ -41,6 +41,7 @@ EXAMINATIONS: Registry[Examination] = Registry(
         "polymode.examinations.reference_posterior",
         "polymode.examinations.laplace_evidence",
         "polymode.examinations.pairs",
+        "polymode.examinations.price",
         "polymode.examinations.groups",
         "polymode.symmetry.examination",
         "polymode.equivariance.examination",

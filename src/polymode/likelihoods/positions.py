@@ -350,10 +350,14 @@ class Positions(Likelihood):
     def components_from(
         self, moments: Moments, params: Params, draw: Callable[[Moments], Tensor]
     ) -> Categories | Densities:
-        """Return what is predicted from outputs that are independent of each other, position by
-        position."""
+        """Return what is predicted from outputs whose positions are independent of each other: of
+        variances like the outputs, or of covariances with the K outputs of a position behind."""
         loc, sizes = self.output_rows(moments.loc)
-        spread = self.output_rows(moments.spread)[0]
+        if moments.spread.dim() > moments.loc.dim():
+            parts = [self.output_rows(part)[0] for part in moments.spread.unbind(-1)]
+            spread = torch.stack(parts, -1)
+        else:
+            spread = self.output_rows(moments.spread)[0]
         return _at_positions(self.base.components_from(Moments(loc, spread), params, draw), sizes)
 
     def as_outputs(self, rows: Tensor, sizes: torch.Size) -> Tensor:

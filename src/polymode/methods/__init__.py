@@ -10,6 +10,7 @@ from polymode.methods import (
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
+    ddu,
     deep_ensemble,
     dropout,
     ema,
@@ -32,6 +33,7 @@ from polymode.methods import (
     sgld,
     sgnht,
     snapshot,
+    sngp,
     swa,
     swag,
     tabm,
@@ -45,6 +47,7 @@ from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
+from polymode.methods.ddu import DDU
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
@@ -70,6 +73,7 @@ from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.sngp import SNGP
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
@@ -79,6 +83,7 @@ from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "DDU",
     "EMA",
     "HMC",
     "IVON",
@@ -89,6 +94,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SNGP",
     "SWA",
     "SWAG",
     "TFB",
@@ -125,6 +131,7 @@ __all__ = [
     "cyclical_sgmcmc",
     "alpha_loss",
     "concrete_dropout",
+    "ddu",
     "deep_ensemble",
     "dropout",
     "ema",
@@ -147,6 +154,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "snapshot",
+    "sngp",
     "swa",
     "swag",
     "tfb",

@@ -60,7 +60,7 @@ from polymode.tracing.code import network_mark
 from polymode.training.data import Arrays, Data, Loader
 from polymode.training.events import Event, Observer, Reporter, Told, progress_observer
 from polymode.training.history import Recorder, joined_histories, validation_for
-from polymode.training.holdout import Selection, divide
+from polymode.training.holdout import Division, Selection, divide
 from polymode.training.loop import Checkpoint, run
 from polymode.training.options import Passes
 
@@ -289,7 +289,9 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     if trunk is not None:
         stack, data = trunk.late, _features(trunk, data, plan.observers)
         val = None if val is None else _features(trunk, val)
-    division = divide(data, None if plan.ready else val, config, plan.seed, stack.num_modes)
+    division = Division(data, None)
+    if not plan.ready:
+        division = divide(data, val, config, plan.seed, stack.num_modes)
     steps = division.train.num_batches(config.batch_size)
     share = len(division.train) / len(data)
     number = num_observations(given, likelihood, config.batch_size) * share
@@ -298,7 +300,10 @@ def _train(plan: _Plan, stack: Stack) -> tuple[Posterior, int, Tensor | None]:
     )  # fmt: skip
     usual = 0 if plan.ready else Passes().num_epochs(data.num_batches(Passes().batch_size))
     tell_work(work_of_choice(config, problem, stack), usual, number, stack.num_parameters)
-    config, prior_choice = with_prior(config, problem, stack)
+    whole = problem._replace(
+        num_examples=number / share, steps_per_epoch=data.num_batches(config.batch_size)
+    )
+    config, prior_choice = with_prior(config, whole, stack, plan.observers)
     state = core.init(config, problem, stack)
     recorder = _recorder(config, problem, stack, val, units)
     selection = None

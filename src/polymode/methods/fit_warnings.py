@@ -64,6 +64,11 @@ def warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
 def check_departure(name: str, config: Passes, likelihood: Likelihood) -> None:
     """Warn, or refuse, where what is trained by is not the likelihood that a method is made of."""
     departure = likelihood.departure or getattr(config.augment, "departure", "")
+    if departure and getattr(config, "prior_precision", None) == "auto":
+        raise ValueError(
+            f"prior_precision='auto' takes the evidence of a likelihood, and {departure}; give a"
+            " number"
+        )
     powers = name in OF_POWERS and getattr(config, "alpha", 0.0) > 0
     if not departure or (name in POINT_ESTIMATES and not powers):
         return
@@ -92,7 +97,7 @@ def warn_of_one_order(config: Passes, task: Task) -> None:
 def warn_of_divergence(config: Passes, recorder: Recorder) -> None:
     """Warn of members whose loss has grown. Chains may: they sample, and do not descend."""
     first, last = recorder.first, recorder.last
-    if not isinstance(config, Training) or first is None or last is None:
+    if not isinstance(config, Training) or config.ends_sampling or first is None or last is None:
         return
     grown = [k for k, (a, b) in enumerate(zip(first, last, strict=True)) if b > a + max(1, 2 * a)]
     if grown:

@@ -1,8 +1,9 @@
 """`prior_precision="auto"`: the prior of a linear layer on fixed features, by its evidence.
 
-The network is f(x) = W φ(x) + b, where W and b are all that is trained. φ(x) are the inputs, or
-features that a frozen body makes of them, the same for all members. With θ = (W, b) ~ N(0, 1/λ) and
-Φ the features with a column of ones for b, the evidence as a function of λ is
+Of other networks see `online_evidence.py`. Here the network is f(x) = W φ(x) + b, where W and b
+are all that is trained. φ(x) are the inputs, or features that a frozen body makes of them, the same
+for all members. With θ = (W, b) ~ N(0, 1/λ) and Φ the features with a column of ones for b, the
+evidence as a function of λ is
 
     regression   log E = Σ_d log N(y_d; 0, 1/β_d + Φ Φᵀ / λ), exact, β = 1 / noise²; noise that the
                  likelihood learns is where log E is largest for the same λ
@@ -37,13 +38,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymode.core.warn import warn
 from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Bernoulli, Categorical, Gaussian, Likelihood
-from polymode.methods.method import Problem
+from polymode.methods.method import Members, Problem
+from polymode.methods.online_evidence import online_prior
 from polymode.methods.work import Work
 from polymode.stack.sharing import is_shared
 from polymode.stack.stack import Stack
 from polymode.tracing.modules import set_mode
+from polymode.training.events import Observer
 from polymode.training.history import spread_rows
 
 AUTO = "auto"
@@ -73,17 +77,41 @@ class PriorChoice(NamedTuple):
     facts: dict[str, Any]
 
 
-def with_prior(config: Any, problem: Problem, stack: Stack) -> tuple[Any, dict[str, Any]]:
+def with_prior(
+    config: Any, problem: Problem, stack: Stack, observers: tuple[Observer, ...] = ()
+) -> tuple[Any, dict[str, Any]]:
     """Return the options with a number in the place of "auto", and what is said of the choice.
 
     Args:
+        problem: with all training data.
         stack: the networks as the method takes them, behind the trunk where one is cut off.
     """
     if getattr(config, "prior_precision", None) != AUTO:
+        warn_of_wide_head(config, problem, stack)
         return config, {}
-    choice = ranks.agreed(lambda: choose_prior(problem, stack))
+
+    def choose() -> PriorChoice:
+        if is_linear_layer(stack):
+            return choose_prior(problem, stack)
+        return PriorChoice(*online_prior(config, problem, stack, observers))
+
+    choice = ranks.agreed(choose)
     config = dataclasses.replace(config, prior_precision=choice.precision)
     return config, {"prior_choice": choice.facts}
+
+
+def warn_of_wide_head(config: Any, problem: Problem, stack: Stack) -> None:
+    """Warn of a linear layer with more weights than examples whose posterior is sampled under the
+    usual prior: nearly all of its spread is then the prior's, and it costs up to .3 nats."""
+    usual = getattr(config, "prior_precision", None) == Members.prior_precision
+    samples = hasattr(config, "temperature") and config.epochs != 0
+    wide = stack.num_parameters > problem.num_examples and problem.likelihood.classification
+    if usual and samples and wide and is_linear_layer(stack):
+        warn(
+            f"{stack.num_parameters:,} weights of a linear layer under prior_precision=1, and"
+            f" {problem.num_examples:,.0f} examples: most of the spread is the prior's, and"
+            " predictions suffer. Take prior_precision='auto', which finds it by the evidence",
+        )
 
 
 def choose_prior(problem: Problem, stack: Stack) -> PriorChoice:
@@ -91,7 +119,7 @@ def choose_prior(problem: Problem, stack: Stack) -> PriorChoice:
     path = linear_layer(stack)
     assert problem.data is not None
     likelihood = problem.likelihood
-    if not isinstance(likelihood, Categorical | Bernoulli | Gaussian) or likelihood.departure:
+    if not isinstance(likelihood, Categorical | Bernoulli | Gaussian):
         raise _refusal(f"the likelihood is {likelihood.name}")
     count = min(len(problem.data), LARGEST)
     batches = [
@@ -140,6 +168,8 @@ def work_of_choice(config: Any, problem: Problem, stack: Stack) -> Work | None:
     is_auto = getattr(config, "prior_precision", None) == AUTO
     if not is_auto or not problem.likelihood.classification or problem.data is None:
         return None
+    if not is_linear_layer(stack):
+        return None  # one training more
     weights = max(stack.num_parameters, 1)
     layer = stack.template.get_submodule(linear_layer(stack))
     size = int(layer.in_features) + 1 if isinstance(layer, nn.Linear) else 1
@@ -147,6 +177,12 @@ def work_of_choice(config: Any, problem: Problem, stack: Stack) -> Work | None:
     blocks = weights * (count * size + size**2 / 3)  # C blocks of N P² and P³ / 3
     passes = _SEARCH * (blocks / (3 * problem.num_examples * weights) + 50)
     return Work(passes, "prior_precision='auto'", "a number, such as one found before")
+
+
+def is_linear_layer(stack: Stack) -> bool:
+    """Whether a linear layer is all that is trained."""
+    owners = {name.rpartition(".")[0] for name in stack.params}
+    return len(owners) == 1 and type(stack.template.get_submodule(*owners)) is nn.Linear
 
 
 def linear_layer(stack: Stack) -> str:
@@ -169,10 +205,9 @@ def linear_layer(stack: Stack) -> str:
 
 def _refusal(why: str) -> ValueError:
     return ValueError(
-        "prior_precision='auto' is for networks in which one linear layer at the end is trained"
-        " (trainable='head', or a linear model), with classes or Gaussian noise and one target an"
-        f" example, but {why}; give a number, or take 'laplace' or 'laplace_map', which find λ of"
-        " whole networks"
+        "prior_precision='auto' finds the prior of a linear layer where all that is trained is that"
+        " layer, with classes or Gaussian noise and one target an example, but"
+        f" {why}; give a number"
     )
 
 

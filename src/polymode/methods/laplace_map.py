@@ -44,6 +44,7 @@ from torch import Tensor
 
 from polymode.core.options import option
 from polymode.curvature.tangent import Survey, survey
+from polymode.distributed import ranks
 from polymode.likelihoods.kinds import Likelihood
 from polymode.methods import map as map_
 from polymode.methods.laplace import laplace
@@ -196,11 +197,19 @@ def finish(config: LaplaceMAP, problem: Problem, state: State) -> LaplaceWeights
     if _is_spread_last(config, problem.likelihood, stack, layers):
         weights = _last_layer(config, problem, state)
         weights.log_evidence = evidences
-        return weights
-    return LaplaceWeights(
-        stack, posteriors, layers, outputs, config.samples_per_mode,
-        "sampled" if problem.likelihood.num_axes else "linearised", log_evidence=evidences,
-    )  # fmt: skip
+    else:
+        weights = LaplaceWeights(
+            stack, posteriors, layers, outputs, config.samples_per_mode,
+            "sampled" if problem.likelihood.num_axes else "linearised", log_evidence=evidences,
+        )  # fmt: skip
+    if stack.num_modes == ranks.num_modes(stack.num_modes):
+        groups = prior_groups(stack, config.prior)
+        trained = [
+            {group: float(state.precision[name][k]) for name, group in groups.items()}
+            for k in range(stack.num_modes)
+        ]
+        weights.chosen = {**weights.chosen, "trained_precisions": trained}
+    return weights
 
 
 def _is_spread_last(

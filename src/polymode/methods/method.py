@@ -73,7 +73,8 @@ class Members(Config):
         choices=("auto",),
         doc="λ of the Gaussian prior over the weights",
         more="1 is the usual prior of Bayesian neural networks. 'auto' is where the evidence of the"
-        " training data is largest; it needs a linear layer on frozen features, or a linear model.",
+        " training data is largest: in closed form for a linear layer on frozen features, otherwise"
+        " by one training more, of a copy of the first member, as by `laplace_map`.",
     )
 
 

@@ -67,6 +67,7 @@ class MILE(Trained):
     """Options of `mile`: those of `map`, for the training of the members, and"""
 
     usual_modes = 8
+    ends_sampling = True
     burn_in: int | None = option(
         None, ge=0, doc="steps of training and tuning", none="is three quarters of all"
     )

@@ -20,6 +20,7 @@ from polymode.core.rng import global_stream
 from polymode.core.rows import Inputs, Rows, is_one_shape
 from polymode.likelihoods.positions import Positions
 from polymode.likelihoods.scaling import Scaling
+from polymode.metrics.by_image import ByImage
 from polymode.metrics.clusters import clustered
 from polymode.metrics.dense.evaluation import is_map_task, map_rows, predict_maps
 from polymode.metrics.examples import Examples, is_image
@@ -147,6 +148,7 @@ def evaluate(
         columns=() if task.encoder is None else tuple(task.encoder.column_facts),
         kept=scored.predictions,
         arrays=scored.arrays,
+        by_image=scored.by_image,
     )
 
 
@@ -158,6 +160,7 @@ class _Scored:
         rows: the numbers. predictions: those that are kept. marks: fingerprints.
         seconds: of predicting. count: examples predicted. num_samples: S.
         test: the prediction of the test set. arrays: for figures.
+        by_image: of maps, see `Results`.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -168,6 +171,7 @@ class _Scored:
     num_samples: int = 0
     test: Kept | None = None
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    by_image: dict[str, ByImage] = field(default_factory=dict)
 
 
 def _score_maps(
@@ -191,6 +195,7 @@ def _score_maps(
         scored.marks[name] = _fingerprint(data, maps.labels)
         test = test or maps
         scored.rows += map_rows(name, maps, test, task.target_unit or UNIT)
+        scored.by_image[name] = maps.sums.by_image()
         if maps.stored is not None:
             scored.predictions[name] = maps.stored
     assert test is not None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polymode.core.html import html_block, html_table
 from polymode.core.registry import suggest
+from polymode.metrics.by_image import ByImage, difference_by_image
 from polymode.metrics.paired import Difference, paired
 from polymode.metrics.results import EXAMINED, Results, is_headline
 from polymode.metrics.score import ARROWS
@@ -56,8 +57,8 @@ class Cell(NamedTuple):
     Attributes:
         standard_error: over seeds, None for one seed.
         best: of its column.
-        tied: not significantly worse than the best by a paired t-test over shared seeds (Holm's
-            correction over the column, 95 %).
+        tied: not significantly worse than the best by a paired t-test over shared seeds, or over
+            images (see `Leaderboard.difference`); Holm's correction over the column, 95 %.
         untested: not testable: fewer than two seeds are shared with the best.
         example_error: for a single seed, the standard error over examples where it is known.
     """
@@ -126,9 +127,23 @@ class Leaderboard:
     def difference(
         self, first: str, second: str, metric: str = "nll", dataset: str = "test"
     ) -> Difference | None:
-        """Return first − second, paired by seed; None if no seed has both values."""
+        """Return first − second, paired by seed; None if no seed has both values.
+
+        Of maps with fewer than two shared seeds, it is paired by image, with the error over images:
+        it is then about these two posteriors, not about their methods, and `n` counts images.
+        """
         ours, theirs = self._by_seed(first, dataset, metric), self._by_seed(second, dataset, metric)
-        return paired([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+        shared = [seed for seed in ours if seed in theirs]
+        if len(shared) == 1 and first != second:
+            images = [self._images(label, shared[0], dataset) for label in (first, second)]
+            gap = difference_by_image(images[0], images[1], metric)
+            if gap is not None:
+                return gap
+        return paired([ours[seed] - theirs[seed] for seed in shared])
+
+    def _images(self, label: str, seed: int, dataset: str) -> ByImage:
+        every = {results.seed: results.by_image for results in self._entry(label).results}
+        return every[seed].get(dataset, {})
 
     def _by_seed(self, label: str, dataset: str, metric: str) -> dict[int, float]:
         values = {r.seed: value_of(r, dataset, metric) for r in self._entry(label).results}

@@ -20,6 +20,7 @@ from torch import Tensor
 from polymode.core.html import html_block, html_details, html_facts, html_table
 from polymode.core.registry import Entry, suggest
 from polymode.core.text import parse_json
+from polymode.metrics.by_image import ByImage
 from polymode.metrics.score import (
     ARROWS,
     FAMILIES,
@@ -126,6 +127,7 @@ class Results:
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    by_image: Mapping[str, ByImage] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Row]:
@@ -255,7 +257,7 @@ class Results:
         return dataset.removeprefix("ood:") in self.near_ood and dataset.startswith("ood:")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but `kept` and `arrays`, JSON-safe."""
+        """Return everything but `kept`, `arrays` and `by_image`, JSON-safe."""
         return {
             "schema": SCHEMA,
             "task": self.task,

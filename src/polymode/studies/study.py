@@ -189,6 +189,7 @@ STUDIES: Registry[Study] = Registry(
     "study",
     modules=[
         "polymode.studies.alpha_dropout",
+        "polymode.studies.efficient",
         "polymode.studies.equivariance",
         "polymode.studies.forde",
         "polymode.studies.linearised_laplace",

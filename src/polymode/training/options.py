@@ -25,6 +25,7 @@ class Passes(Config):
     stops_together: ClassVar[bool] = False  # whether held-out data choose one step for all members
     # whether networks that are kept along a run are the best of their intervals on held-out data
     keeps_best_of_intervals: ClassVar[bool] = False
+    ends_sampling: ClassVar[bool] = False  # whether training is followed by a chain
     epochs: int | None = option(
         None,
         ge=0,

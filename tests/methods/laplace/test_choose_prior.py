@@ -265,9 +265,12 @@ def test_starts_that_cannot_be_better_are_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("classes", [False, True], ids=["values", "classes"])
-def test_examples_that_stand_for_several_give_the_prior_of_all(classes) -> None:
-    """Every example is there four times, and a quarter of them, each once, finds the same λ. θ* is
-    found to 0.05 nats of what is left, hence not to the last digit."""
+def test_examples_that_stand_for_several_give_the_prior_of_all(classes, monkeypatch) -> None:
+    """Every example is there four times, and a quarter of them, each once, finds the same λ, where
+    θ* is exact: as it is by default, to 0.05 nats and Newton steps to 30 %, the two ways of
+    summing may part by some per cent of λ."""
+    monkeypatch.setattr(module, "_DECREASE", 1e-8)
+    monkeypatch.setattr(module, "_FORCING", 1e-4)
     stream = torch.Generator().manual_seed(1)
     x = torch.randn(40, 3, generator=stream, dtype=torch.float64)
     noise = torch.randn(40, 1, generator=stream, dtype=torch.float64)
@@ -284,4 +287,4 @@ def test_examples_that_stand_for_several_give_the_prior_of_all(classes) -> None:
                prior_examples=number).config["prior_precisions"][0]["all"]
         for number in (40, 160)
     ]  # fmt: skip
-    assert found[0] == pytest.approx(found[1], rel=0.1)
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

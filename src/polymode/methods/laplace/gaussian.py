@@ -46,6 +46,8 @@ from polymode.curvature.tangent import Tangent
 from polymode.methods.laplace.curvature import Curvature
 from polymode.methods.laplace.last_layer import (
     LastLayer,
+    covariances,
+    joint_roots,
     last_layer_of,
     roots_by_output,
     variances,
@@ -63,12 +65,14 @@ class GaussianPosterior:
     precision: Precision
     _held: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def roots_by_output(self, layer: LastLayer, params: Tensors) -> Tensor:
-        """Return roots of the covariance of each output's weights, made once."""
-        if layer.weight not in self._held:
-            roots = roots_by_output(self.between, layer, params)
-            self._held[layer.weight] = roots
-        return self._held[layer.weight]
+    def roots_of_outputs(self, layer: LastLayer, params: Tensors, together: bool) -> Tensor:
+        """Return roots of the covariance of each output's weights, or of all `together`, made
+        once."""
+        name = f"{layer.weight}, together" if together else layer.weight
+        if name not in self._held:
+            make = joint_roots if together else roots_by_output
+            self._held[name] = make(self.between, layer, params)
+        return self._held[name]
 
     def with_precision(self, precision: Precision) -> GaussianPosterior:
         """Return the posterior under another prior; the blocks of one matrix keep their basis."""
@@ -176,11 +180,17 @@ def output_moments(
         layer = last_layer_of(tangent, *watched)
         if layer is not None:
             means.append(layer.outputs if x.requires_grad else layer.outputs.detach())
-            spreads.append(_of_last_layer(posterior, tangent, layer))
+            spreads.append(_of_last_layer(posterior, tangent, layer, full))
             continue
         outputs, pull = tangent.passed(x[rows], *watched)
         means.append(outputs)
         if outputs.dim() > 2:
+            if full:
+                raise ValueError(
+                    "covariances of the outputs of a position need a last layer whose result is the"
+                    " network's output, and nothing else that has a posterior: take"
+                    " structure='last_layer', or output_covariance='diagonal'"
+                )
             spreads.append(_map_variances(posterior, tangent, x[rows], outputs))
             continue
         unit = torch.eye(num_outputs).to(outputs)[:, None].expand(-1, len(outputs), -1)
@@ -188,11 +198,15 @@ def output_moments(
     return torch.cat(means), torch.cat(spreads)
 
 
-def _of_last_layer(posterior: GaussianPosterior, tangent: Tangent, layer: LastLayer) -> Tensor:
-    """Return variances of all outputs of a last layer at positions, (B, ...)."""
+def _of_last_layer(
+    posterior: GaussianPosterior, tangent: Tangent, layer: LastLayer, full: bool
+) -> Tensor:
+    """Return variances of all outputs of a last layer at positions, (B, ...), or covariances with
+    the K outputs of the same position, (B, ..., K)."""
+    weight = tangent.params[layer.weight]
     with torch.no_grad():
-        roots = posterior.roots_by_output(layer, tangent.params)
-    return variances(layer, roots, tangent.params[layer.weight])
+        roots = posterior.roots_of_outputs(layer, tangent.params, full)
+    return covariances(layer, roots, weight) if full else variances(layer, roots, weight)
 
 
 def _map_variances(

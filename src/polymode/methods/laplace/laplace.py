@@ -61,6 +61,7 @@ from polymode.methods.work import Work
 from polymode.stack.execution import limit_threads
 from polymode.stack.fast.plan import threads_for
 from polymode.stack.stack import Stack
+from polymode.training.holdout import HeldOut
 
 EVIDENCES = ("auto", "trained", "linear")
 LARGE, LARGEST_LAST = 20_000, 3000  # weights: of a large network, of its last layer
@@ -76,7 +77,7 @@ def _counts(numbers: object) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Trained):
+class Laplace(HeldOut, Trained):
     """Options of `laplace`: those of `map`, and"""
 
     structure: str | None = option(
@@ -153,9 +154,10 @@ class Laplace(Trained):
     link: str = option("mc", choices=LINKS, doc="from Gaussian logits to classes")
     output_covariance: str = option(
         "full",
-        choices=("full", "diagonal"),
+        choices=("full", "position", "diagonal"),
         doc="covariance of the outputs",
-        more="'diagonal': as if they were independent.",
+        more="'diagonal': as if they were independent. 'position': of a last layer at positions, of"
+        " the outputs at each of them, with none between positions.",
     )
     samples_per_mode: int = option(
         100,
@@ -252,14 +254,20 @@ def step(config: Laplace, problem: Problem, state: State, batch: Any) -> Any:
 def placed(config: Laplace, likelihood: Likelihood) -> Laplace:
     """Return the options with what None stands for with this likelihood."""
     maps = likelihood.num_axes > 0
-    linearised = not maps or config.link != "mc" or config.output_covariance == "diagonal"
+    linearised = not maps or config.link != "mc" or config.output_covariance != "full"
+    if config.output_covariance == "position" and not maps:
+        raise ValueError(
+            "output_covariance='position' is for targets at positions (pixels, tokens), and here an"
+            " input has one; take 'full'"
+        )
     config = replace(
         config, predictive=config.predictive or ("linearised" if linearised else "sampled")
     )
     if maps and config.predictive == "linearised" and config.output_covariance == "full":
         raise ValueError(
             "covariances between all outputs of a map are too many: linearised predictions at"
-            " positions need output_covariance='diagonal', or take predictive='sampled'"
+            " positions need output_covariance='diagonal' or 'position', or take"
+            " predictive='sampled'"
         )
     return config
 

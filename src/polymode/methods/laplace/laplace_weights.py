@@ -77,7 +77,7 @@ def bridge(moments: Moments) -> Tensor:
 _CHOICES = {
     "predictive": ("linearised", "sampled"),
     "link": LINKS,
-    "output_covariance": ("full", "diagonal"),
+    "output_covariance": ("full", "position", "diagonal"),
 }
 _KINDS = ("matrix", "bias", "element", "single", "unused")
 Sizes = dict[str, tuple[int, ...]]
@@ -206,7 +206,7 @@ class LaplaceWeights(Weights):
         survey: what is known of the network's operations. num_outputs: K.
         samples_per_mode: L draws of logits or of weights.
         predictive: "linearised" or "sampled". link: see above.
-        output_covariance: "full" or "diagonal".
+        output_covariance: "full", "position" or "diagonal".
         log_evidence: of each mode, nats; None where it was not asked for.
         groups: the group of each parameter; its members share a precision.
 
@@ -258,7 +258,7 @@ class LaplaceWeights(Weights):
 
     def linearised(self, x: Tensor) -> Moments:
         """Return outputs (M, B, K) and their covariances of the linearised networks."""
-        full = self.output_covariance == "full" and self.num_outputs > 1
+        full = self.output_covariance != "diagonal" and self.num_outputs > 1
         with limit_threads(threads_for(self.stack, x)):
             moments = [
                 output_moments(posterior, self.tangent(k), x, self.num_outputs, full)

@@ -122,6 +122,26 @@ def roots_by_output(
     return (vectors * values.sqrt().unsqueeze(-2)).mT.to(weight.dtype)
 
 
+def joint_roots(
+    between: Callable[[Iterable[tuple[str, Record]]], Tensor], layer: LastLayer, params: Tensors
+) -> Tensor:
+    """Return a root of the covariance of all outputs' weights, (O, J, I), J = O I; arguments as of
+    `roots_by_output`."""
+    number = layer.call.result.shape[layer.call.outputs_axis]
+    weight = params[layer.weight]
+    every = [list(_units(layer, output, number, weight)) for output in range(number)]
+    together = [
+        (parts[0][0], parts[0][1]._replace(moving=torch.cat([part.moving for _, part in parts])))
+        for parts in zip(*every, strict=True)
+    ]
+    covariance = between(together)  # (I, O, I, O)
+    size = covariance.shape[0]
+    matrix = covariance.permute(1, 0, 3, 2).reshape(number * size, number * size)
+    values, vectors = eigen(matrix.double())
+    root = (vectors * values.sqrt()).to(weight.dtype)
+    return root.view(number, size, -1).mT.contiguous()
+
+
 def _units(
     layer: LastLayer, output: int, number: int, weight: Tensor
 ) -> Iterator[tuple[str, Record]]:
@@ -146,17 +166,61 @@ def variances(layer: LastLayer, roots: Tensor, weight: Tensor) -> Tensor:
     Args:
         roots: see `roots_by_output`. weight: of the layer, whose shape counts.
     """
-    call, axis = layer.call, layer.call.outputs_axis
-    number, _, size = roots.shape
+    axis, size = layer.call.outputs_axis, roots.shape[-1]
+    total = torch.zeros_like(layer.call.result)
+    for part in roots.split(max(1, _NUMBERS // total.numel()), 1):
+        columns = _passed(layer, part, weight, size)
+        total = total + columns.square().sum(axis % total.dim() + 1)
+    return _ordered(layer, total.reshape(len(layer.outputs), -1))
+
+
+def _passed(layer: LastLayer, roots: Tensor, weight: Tensor, size: int) -> Tensor:
+    """Return what the layer gives with some columns as its weights: its result with an axis (J,)
+    behind that of the outputs."""
+    call = layer.call
     assert call.layer is not None
-    total = torch.zeros_like(call.result)
-    for part in roots.split(max(1, _NUMBERS // call.result.numel()), 1):
-        flat = part.reshape(number * part.shape[1], size)
-        weights = flat[:, : weight[0].numel()].reshape(-1, *weight.shape[1:])
-        result = call.layer(weights, flat[:, -1].contiguous() if layer.bias is not None else None)
-        total = total + result.unflatten(axis, (number, -1)).square().sum(axis % result.dim() + 1)
+    flat = roots.reshape(-1, size)
+    weights = flat[:, : weight[0].numel()].reshape(-1, *weight.shape[1:])
+    result = call.layer(weights, flat[:, -1].contiguous() if layer.bias is not None else None)
+    return result.unflatten(call.outputs_axis, (len(roots), -1))
+
+
+def _ordered(layer: LastLayer, values: Tensor) -> Tensor:
+    """Return numbers of the layer's result (B, n) as those of the network's outputs, (B, ...)."""
     used = layer.places >= 0
-    spread = total.reshape(len(layer.outputs), -1)
-    ordered = spread.new_zeros(len(spread), layer.outputs[0].numel())
-    ordered = ordered.index_copy(1, layer.places[used], spread[:, used])
-    return ordered.view(layer.outputs.shape)
+    ordered = values.new_zeros(len(values), layer.outputs[0].numel())
+    return ordered.index_copy(1, layer.places[used], values[:, used]).view(layer.outputs.shape)
+
+
+def covariances(layer: LastLayer, roots: Tensor, weight: Tensor) -> Tensor:
+    """Return the covariance of each output with those of the same position, (B, ..., K).
+
+    Args:
+        roots: see `joint_roots`: a column has weights of all outputs. weight: see `variances`.
+    """
+    axis, (number, _, size) = layer.call.outputs_axis, roots.shape
+    result = layer.call.result
+    if not _keeps_outputs(layer):
+        raise ValueError(
+            "covariances of the outputs of a position need a last layer that gives all of these at"
+            " each of its positions, in their order; take output_covariance='diagonal'"
+        )
+    total = result.new_zeros(number, *result.movedim(axis, 0).shape)
+    for part in roots.split(max(1, _NUMBERS // result.numel()), 1):
+        columns = _passed(layer, part, weight, size).movedim(axis % result.dim(), 0)
+        columns = columns.movedim(axis % result.dim() + 1, 1)  # (O, J, B, ...)
+        total = total + torch.einsum("aj...,bj...->ab...", columns, columns)
+    rows = total.movedim(1, axis % result.dim() + 1)  # (K, B, ..., with O where it was)
+    ordered = [_ordered(layer, row.reshape(len(layer.outputs), -1)) for row in rows]
+    return torch.stack(ordered, -1)
+
+
+def _keeps_outputs(layer: LastLayer) -> bool:
+    """Whether output o of the layer is output o of its position, first or last of their axes."""
+    result, axis = layer.call.result, layer.call.outputs_axis
+    number, total = result.shape[axis], layer.outputs[0].numel()
+    places = layer.places.view(-1, *result.shape[1:]).movedim(axis, -1)
+    places = places[(places >= 0).all(-1)]
+    numbers = torch.arange(number, device=places.device)
+    orders = places // (total // number), places % number
+    return any(bool((order == numbers).all()) for order in orders)

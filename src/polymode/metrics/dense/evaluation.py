@@ -127,7 +127,10 @@ class _Samples:
         self._parts += [rows] if len(rows) else []
         return self
 
-    def joined(self) -> Kept:
+    def joined(self) -> Kept | None:
+        """Return all of them, None where no pixel had a target."""
+        if not self._parts:
+            return None
         return Kept(
             Prediction.cat(self._parts), torch.cat(self._targets) if self._targets else None
         )

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from polymode.metrics.by_image import STORED
 from polymode.metrics.dense.image_scores import aggregates
 from polymode.metrics.score import NotDefined, Score, mean_score
 
@@ -111,6 +112,10 @@ class MapSums:
         if len(self._parts[name]) > 1:
             self._parts[name] = [torch.cat(self._parts[name])]
         return self._parts[name][0]
+
+    def by_image(self) -> dict[str, Tensor]:
+        """Return what other posteriors are compared with, image by image."""
+        return {name: self.of_images(name) for name in STORED if name in self}
 
     def uncertainty(self, what: str, way: str) -> Tensor:
         """Return the uncertainty of each image, aggregated one way of `AGGREGATES`, (N,)."""

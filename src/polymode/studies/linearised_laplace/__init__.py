@@ -2,7 +2,8 @@
 
 J. Antorán, Bayesian deep learning with linearised neural networks (talk at Aalto University, March
 2022), its first two parts; J. Antorán et al., Adapting the linearised Laplace model evidence for
-modern deep learning, ICML 2022. Parts: `training` and `scale` are the 1-D toy, `networks` is Table
+modern deep learning, ICML 2022. Parts: `training` and `scale` are the 1-D toy, `occam`
+is model selection on it, `networks` is Table
 1, `shifts` rotated and corrupted digits.
 """
 

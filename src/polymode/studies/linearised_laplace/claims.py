@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polymode.metrics.paired import Difference, paired
+from polymode.studies.linearised_laplace import occam
 from polymode.studies.linearised_laplace.networks import NORMALISED, part_of
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.tables import difference, name_of, starred
@@ -19,6 +20,7 @@ def claims(runs: Runs) -> list[Claim]:
         claimed += [_overestimates(runs), _error_bars(runs), _training_does_not_help(runs)]
     if runs.arms("scale"):
         claimed += [_invariant(runs), _single_is_not(runs)]
+    claimed += occam.claims(runs)
     for net in NORMALISED:
         if runs.of(part_of(net), net):
             claimed += [_recommendation_1(runs, net), _recommendation_2(runs, net)]

@@ -44,14 +44,17 @@ STOPS = (16, 8, 4)  # the U-Net is trained for these shares of the epochs, and t
 MACKAY = Search(learn_noise=True, steps=300, tolerance=1e-4)
 
 
-class _Curve:
+class Curve:
     """The toy of the talk: a rough curve on two stretches, and an MLP with BatchNorm on it."""
 
-    def __init__(self, seed: int, steps: int) -> None:
-        self.task: Task = make_task("matern", seed=seed, noise="learned")
+    def __init__(
+        self, seed: int, steps: int, hidden: tuple[int, ...] = (50, 50), num_train: int = 400
+    ) -> None:
+        self.task: Task = make_task("matern", seed=seed, noise="learned", num_train=num_train)
+        self.free = tuple(f"{3 * k}.weight" for k in range(len(hidden) + 1))
         post = fit(
             "map",
-            net=lambda: nets.mlp((1,), 1, hidden=(50, 50), norm="batch", bias=False),
+            net=lambda: nets.mlp((1,), 1, hidden=hidden, norm="batch", bias=False),
             task=self.task, seed=seed, epochs=steps, batch_size=400, lr=1e-2,
             prior_precision=0.0, holdout=0, progress="silent",
         )  # fmt: skip
@@ -84,7 +87,7 @@ class _Curve:
 
     def tangent(self, stack: Stack, form: str, inside: bool) -> Tangent:
         reference = self.x if inside else None
-        return Tangent(stack, names=FREE, form=form, reference=reference)
+        return Tangent(stack, names=self.free, form=form, reference=reference)
 
     def data(self) -> Any:
         return observed(Gaussian(noise=1.0), self.y, 1.0)
@@ -96,7 +99,7 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
     Statistics of the training inputs are inside the tangent, h = J θ. NLL in units of standardised
     targets, per value, with learned noise: on the test set and in the gap between the stretches.
     """
-    curve = _Curve(seed, steps)
+    curve = Curve(seed, steps)
     test, gap = curve.pair(curve.task.test), curve.pair(curve.task.ood["gap"])
     grid = torch.tensor(GRID)[:, None]
     new = torch.cat([grid, test[0], gap[0]])
@@ -126,8 +129,8 @@ def training(seed: int, *, steps: int = 1000) -> Findings:
             nll = value_nll(setup.new_outputs[part, 0], spread[part] + noise, targets[:, 0])
             own_nll = value_nll(fitted.mean[part, 0], spread[part] + noise, targets[:, 0])
             rows += [
-                _nll(f"{where}_nll_{name}", nll, targets),
-                _nll(f"{where}_own_nll_{name}", own_nll, targets),
+                nll_row(f"{where}_nll_{name}", nll, targets),
+                nll_row(f"{where}_own_nll_{name}", own_nll, targets),
             ]
         gap_sd = spread[ends[1] :].sqrt().max().item()
         rows += [
@@ -181,7 +184,7 @@ def scale(seed: int, *, k: float = 1.0, steps: int = 1000) -> Findings:
     one per group, all at θ*: the largest change of a standard deviation on a grid, and that in per
     cent of the deviation at k = 1.
     """
-    curve = _Curve(seed, steps)
+    curve = Curve(seed, steps)
     grid = torch.tensor(GRID)[:, None]
     beta = torch.ones(1, dtype=torch.float64)
     scaled = curve.scaled(k)
@@ -239,7 +242,7 @@ def networks(
     rows = _about(tangent, setup, x)
     accuracy = (setup.new_outputs.argmax(-1) == targets).double().mean().item()
     rows.append(measure("accuracy", accuracy, n=len(new), direction="up"))
-    rows.append(_nll("nll_map", class_nll(setup.new_outputs, None, targets), new))
+    rows.append(nll_row("nll_map", class_nll(setup.new_outputs, None, targets), new))
     for mean, kind in VARIANTS:
         fitted = variant(setup, mean, kind, torch.zeros(0, dtype=torch.float64), how)
         nll = class_nll(setup.new_outputs, fitted.covariance, targets)
@@ -271,7 +274,7 @@ def _about(tangent: Tangent, setup: Any, x: Tensor) -> list[Any]:
     ]
 
 
-def _nll(name: str, value: float, new: Tensor) -> Any:
+def nll_row(name: str, value: float, new: Tensor) -> Any:
     return measure(name, value, n=len(new), unit="nats", direction="down")
 
 
@@ -280,8 +283,8 @@ def _of_variant(choice: Any, name: str, nll: float, own_nll: float, new: Tensor)
     pruned = float(choice.pruned.sum())
     middle = float(choice.precision.log().mean().exp())
     return [
-        _nll(f"nll_{name}", nll, new),
-        _nll(f"own_nll_{name}", own_nll, new),
+        nll_row(f"nll_{name}", nll, new),
+        nll_row(f"own_nll_{name}", own_nll, new),
         measure(f"log_evidence_{name}", choice.terms.value, n=1, unit="nats"),
         measure(f"precision_{name}", middle, n=len(choice.precision)),
         measure(f"pruned_{name}", pruned, n=len(choice.pruned)),
@@ -327,7 +330,7 @@ def _image_to_image(seed: int, images: Task, epochs: int, width: float) -> Findi
     rows += [
         measure("error", error, n=len(new), direction="down"),
         measure("training_error", float(noise) ** 0.5, n=len(x)),
-        _nll("nll_map", value_nll(setup.new_outputs, noise.expand_as(targets), targets), new),
+        nll_row("nll_map", value_nll(setup.new_outputs, noise.expand_as(targets), targets), new),
     ]
     how = Search(steps=30, tolerance=2e-2, learn_noise=True)
     for mean, kind in VARIANTS:

@@ -9,7 +9,8 @@ the Bayesian model (here they are, with a prior of their own), and which statist
 the tangent. The transformer and the U-Net of the talk have other data (recalled, not checked: point
 clouds, tomography). With all of MNIST the whole curvature of 50,000 weights is a matrix of 20 GB.
 
-cpu: the toy with three seeds and four lengths of training; the scale of its normalised weights; the
+cpu: the toy with three seeds and four lengths of training; the scale of its normalised weights;
+model selection among networks of 1, 5 and 20 hidden layers on 80 examples of it, five seeds; the
 six networks on few images, so that kernels of N K rows hold the whole curvature (of the U-Net's
 images a grid of 9 pixels each, so that they need not be fewer); rotated and
 corrupted MNIST with LeNet, where `laplace` and its rivals are trained as usual; `large`, ResNet-20
@@ -21,7 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from polymode.runs.part import Arm, Experiment, Part
-from polymode.studies.linearised_laplace import experiments
+from polymode.studies.linearised_laplace import experiments, occam
 from polymode.studies.linearised_laplace.networks import IMAGE_NETS, part_of
 
 STEPS = (50, 200, 1000, 3000)
@@ -81,7 +82,11 @@ def _networks(seeds: int, **options: Any) -> dict[str, Experiment]:
 
 def _smoke() -> dict[str, Part | Experiment]:
     small = {"task": "digits", "num_train": 30, "num_test": 40, "epochs": 2, "width": 0.3}
-    return {**_toy((5,), (1.0, 3.0), 2, 5), **_networks(2, **small)}
+    return {
+        **_toy((5,), (1.0, 3.0), 2, 5),
+        "occam": occam.part((1, 5), (5,), 5, 2),
+        **_networks(2, **small),
+    }
 
 
 def _cpu() -> dict[str, Part | Experiment]:
@@ -90,6 +95,7 @@ def _cpu() -> dict[str, Part | Experiment]:
     colour = {"num_train": 100, "num_test": 100, "num_val": 100, "ood": [], "shifts": []}
     return {
         **_toy(STEPS, SCALES, 3, 1000),
+        "occam": occam.part(occam.DEPTHS, occam.WIDTHS, 1000, 5),
         **_networks(3, **sizes),
         "shifts": _shifts(
             images, "lenet", {"epochs": 40, "batch_size": 50}, 500, members=5, seeds=3
@@ -105,6 +111,7 @@ def _paper() -> dict[str, Part | Experiment]:
     colour: dict[str, Any] = {"ood": [], "shifts": []}
     return {
         **_toy((50, 200, 1000, 3000, 10_000), SCALES, 10, 3000),
+        "occam": occam.part(occam.DEPTHS, (10, 50, 100), 3000, 10),
         **_networks(5, task="mnist", num_train=1000, num_test=10_000, epochs=100),
         "shifts": _shifts(images, "resnet18", {"epochs": 90}, 60_000, members=5, seeds=5),
         "large": _large("cifar10", colour, "resnet18", {"epochs": 200}, 50_000, seeds=5),

@@ -16,6 +16,7 @@ from polymode.plots.display import palette
 from polymode.plots.lines import LineDisplay
 from polymode.plots.severity import severity_spread
 from polymode.plots.sweep import sweep
+from polymode.studies.linearised_laplace import occam
 from polymode.studies.linearised_laplace.experiments import PRECISIONS
 from polymode.studies.linearised_laplace.published import TABLE
 from polymode.studies.linearised_laplace.variants import KINDS, MEANS, VARIANTS
@@ -45,6 +46,7 @@ def tables(runs: Runs) -> dict[str, Table]:
         "training": training(runs),
         "illustration": illustration(runs),
         "scale": scale(runs),
+        "occam": occam.table(runs),
         "networks": networks(runs),
         "networks_differences": differences(runs),
         "networks_details": details(runs),
