@@ -10,6 +10,7 @@ from polymode.methods import (
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
+    ddu,
     deep_ensemble,
     dropout,
     ema,
@@ -31,6 +32,7 @@ from polymode.methods import (
     sgld,
     sgnht,
     snapshot,
+    sngp,
     swa,
     swag,
     tabm,
@@ -44,6 +46,7 @@ from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
+from polymode.methods.ddu import DDU
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
@@ -68,6 +71,7 @@ from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.sngp import SNGP
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
@@ -77,6 +81,7 @@ from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "DDU",
     "EMA",
     "HMC",
     "IVON",
@@ -87,6 +92,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SNGP",
     "SWA",
     "SWAG",
     "TFB",
@@ -121,6 +127,7 @@ __all__ = [
     "cyclical_sgmcmc",
     "alpha_loss",
     "concrete_dropout",
+    "ddu",
     "deep_ensemble",
     "dropout",
     "ema",
@@ -143,6 +150,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "snapshot",
+    "sngp",
     "swa",
     "swag",
     "tfb",
