@@ -60,6 +60,23 @@ def test_the_code_of_the_page_on_frozen_bodies_runs(tmp_path, monkeypatch) -> No
     assert names["adapters"].stack.shares
 
 
+@pytest.mark.cpu_seconds(8)
+def test_the_page_on_error_bars_ends_in_a_picture(tmp_path, monkeypatch) -> None:
+    """Its block as it is: the network is not changed, and inputs from elsewhere are less certain.
+
+    Everything is seeded; the differences are large."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/error-bars.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert (tmp_path / "error-bars.svg").read_bytes().startswith(b"<?xml")
+    weights = [names[post].members[0][-1].weight for post in ("before", "after")]
+    assert weights[0].equal(weights[1]) and weights[0].equal(names["model"][-1].weight)
+    outside = names["after"].predict(names["task"].ood["scrambled"])
+    inside = names["pred"].mutual_information.median()
+    assert outside.mutual_information.median() > 3 * inside
+
+
 @pytest.mark.cpu_seconds(12)
 def test_the_code_of_the_segmentation_page_runs(tmp_path, monkeypatch) -> None:
     """Its blocks in order, as one program, with one epoch and few images."""
@@ -180,8 +197,8 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["packed", "batch_ensemble", "tabm", "masksembles"]
-METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential"]
+METHODS += ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "ddu"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 
