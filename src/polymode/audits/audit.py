@@ -157,7 +157,10 @@ def audit(
     >>> pm.audit(net, (x, y)).severity
     'none'
     """
-    subject = _subject(net, test, val, train, ood, baseline, likelihood, output)
+    subject = _subject(
+        net, test, val=val, train=train, ood=ood, baseline=baseline, likelihood=likelihood,
+        output=output,
+    )  # fmt: skip
     subject.groups = _groups(groups or {}, len(subject.targets))
     subject.budget, subject.seed = budget, seed
     return look(subject, checks)
@@ -196,7 +199,15 @@ def corrected(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _subject(
-    net: Any, test: Any, val: Any, train: Any, ood: Any, baseline: Any, likelihood: Any, output: Any
+    net: Any,
+    test: Any,
+    *,
+    val: Any,
+    train: Any,
+    ood: Any,
+    baseline: Any,
+    likelihood: Any,
+    output: Any,
 ) -> Subject:
     if isinstance(test, Task):
         task, has_train = test, test.train is not None

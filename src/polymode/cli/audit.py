@@ -23,6 +23,7 @@ Files = Annotated[
 
 
 def audit(
+    *,
     net: Annotated[
         str, typer.Option("--net", help="package.module:function that returns the network")
     ],
