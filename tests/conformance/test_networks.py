@@ -47,7 +47,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed", "batch_ensemble", "tabm", "masksembles"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -100,11 +100,11 @@ REFUSED: dict[tuple[str, str], str] = {
             "a subclass of Linear", "weight norm", "spectral norm", "old spectral norm",
             "embedding bag",
         )
-        for method in ("batch_ensemble", "tabm")
+        for method in ("batch_ensemble", "tabm", "lp_bnn")
     },
     **{
         ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
-        for method in ("batch_ensemble", "tabm", "masksembles")
+        for method in ("batch_ensemble", "tabm", "masksembles", "lp_bnn")
     },
     # there must be a hidden layer to mask
     **{

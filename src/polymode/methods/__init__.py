@@ -23,6 +23,7 @@ from polymode.methods import (
     laplace,
     laplace_map,
     lit,
+    lp_bnn,
     map,
     masksembles,
     mc_batchnorm,
@@ -60,6 +61,7 @@ from polymode.methods.ivon import IVON
 from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
+from polymode.methods.lp_bnn import LPBNN
 from polymode.methods.map import MAP
 from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
@@ -97,6 +99,8 @@ __all__ = [
     "SWAG",
     "TFB",
     "BatchEnsemble",
+    "LPBNN",
+    "lp_bnn",
     "Masksembles",
     "masksembles",
     "VBLL",
