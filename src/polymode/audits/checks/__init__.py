@@ -4,8 +4,9 @@
 than trivial baselines? `groups`: whom does it fail? `rejection`: does it know when it is wrong?
 `baseline`: better than the version before? `confusions`: which two classes are confused?
 `duplicates`: are test rows among the training rows? `intervals`: all this of regressions.
-`shifts`: what do corruptions do? `elsewhere`: OOD sets and attacks. `laws` holds the laws of
-counts.
+`shifts`: what do corruptions do? `elsewhere`: OOD sets and attacks.
+`gains`: what would a cheap posterior change? `unlabelled`: test data without labels.
+`laws` holds the laws of counts.
 """
 
 from polymode.audits.checks import (
@@ -14,15 +15,18 @@ from polymode.audits.checks import (
     confusions,
     duplicates,
     elsewhere,
+    gains,
     groups,
     intervals,
     rejection,
     shifts,
+    unlabelled,
     usefulness,
 )
 from polymode.audits.checks.registry import CHECKS, Check, NotApplicable, all_checks
 
 __all__ = [
     "CHECKS", "Check", "NotApplicable", "all_checks", "baseline", "calibration", "confusions",
-    "duplicates", "elsewhere", "groups", "intervals", "rejection", "shifts", "usefulness",
+    "duplicates", "elsewhere", "gains", "groups", "intervals", "rejection", "shifts", "unlabelled",
+    "usefulness",
 ]  # fmt: skip
