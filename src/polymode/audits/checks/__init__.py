@@ -3,21 +3,25 @@
 `calibration`: are confidences right, overall, in shape, by predicted class? `usefulness`: better
 than trivial baselines? `groups`: whom does it fail? `rejection`: does it know when it is wrong?
 `baseline`: better than the version before? `confusions`: which two classes are confused?
-`duplicates`: are test rows among the training rows? `laws` holds the laws of counts.
+`duplicates`: are test rows among the training rows? `label_errors`: are labels wrong? `data`:
+classes and columns. `slices`: where does it fail? `laws` holds the laws of counts.
 """
 
 from polymode.audits.checks import (
     baseline,
     calibration,
     confusions,
+    data,
     duplicates,
     groups,
+    label_errors,
     rejection,
+    slices,
     usefulness,
 )
 from polymode.audits.checks.registry import CHECKS, Check, NotApplicable
 
 __all__ = [
-    "CHECKS", "Check", "NotApplicable", "baseline", "calibration", "confusions", "duplicates",
-    "groups", "rejection", "usefulness",
+    "CHECKS", "Check", "NotApplicable", "baseline", "calibration", "confusions", "data",
+    "duplicates", "groups", "label_errors", "rejection", "slices", "usefulness",
 ]  # fmt: skip
