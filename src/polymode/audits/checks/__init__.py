@@ -4,7 +4,9 @@
 than trivial baselines? `groups`: whom does it fail? `rejection`: does it know when it is wrong?
 `baseline`: better than the version before? `confusions`: which two classes are confused?
 `duplicates`: are test rows among the training rows? `label_errors`: are labels wrong? `data`:
-classes and columns. `slices`: where does it fail? `laws` holds the laws of counts.
+classes and columns. `slices`: where does it fail? `intervals`: all this of regressions.
+`shifts`: what do corruptions do? `elsewhere`: OOD sets and attacks. `laws` holds the laws of
+counts.
 """
 
 from polymode.audits.checks import (
@@ -13,15 +15,19 @@ from polymode.audits.checks import (
     confusions,
     data,
     duplicates,
+    elsewhere,
     groups,
+    intervals,
     label_errors,
     rejection,
+    shifts,
     slices,
     usefulness,
 )
-from polymode.audits.checks.registry import CHECKS, Check, NotApplicable
+from polymode.audits.checks.registry import CHECKS, Check, NotApplicable, all_checks
 
 __all__ = [
-    "CHECKS", "Check", "NotApplicable", "baseline", "calibration", "confusions", "data",
-    "duplicates", "groups", "label_errors", "rejection", "slices", "usefulness",
+    "CHECKS", "Check", "NotApplicable", "all_checks", "baseline", "calibration", "confusions",
+    "data", "duplicates", "elsewhere", "groups", "intervals", "label_errors", "rejection", "shifts",
+    "slices", "usefulness",
 ]  # fmt: skip

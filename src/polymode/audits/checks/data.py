@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from polymode.audits.checks.columns import Columns, columns_of
 from polymode.audits.checks.laws import absence_test
-from polymode.audits.checks.registry import CHECKS, NotApplicable
+from polymode.audits.checks.registry import CHECKS, NotApplicable, one_class
 from polymode.audits.finding import LEVEL, Finding, interval_text, percent
 from polymode.audits.subject import Subject
 from polymode.metrics.rejection import clopper_pearson
@@ -26,7 +26,7 @@ SHOWN = 10
 def data(subject: Subject) -> Iterator[Finding]:
     """Yield missing classes, constant columns and a column that alone gives the label."""
     findings: list[Finding] = []
-    if subject.classification and subject.has_labels:
+    if one_class(subject):
         findings += _classes(subject)
     try:
         columns = columns_of(subject.test[0])
@@ -37,7 +37,7 @@ def data(subject: Subject) -> Iterator[Finding]:
         return
     yield from findings
     yield from _constants(subject, columns)
-    if subject.classification and subject.has_labels:
+    if one_class(subject):
         yield from _giveaway(subject, columns)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polymode.audits.checks.calibration import LEAST, log_mixture
 from polymode.audits.checks.laws import excess_test
-from polymode.audits.checks.registry import CHECKS, NotApplicable, need_classes
+from polymode.audits.checks.registry import CHECKS, NotApplicable, need_one_class
 from polymode.audits.finding import LEVEL, Evidence, Finding, interval_text, percent
 from polymode.audits.subject import Subject
 from polymode.metrics.rejection import clopper_pearson
@@ -39,7 +39,7 @@ SMALL, LARGE = 0.01, 0.05  # share of wrong labels
 @CHECKS.register("label_errors")
 def label_errors(subject: Subject) -> Iterator[Finding]:
     """Yield whether labels contradict sure predictions, and which rows to look at."""
-    need_classes(subject)
+    need_one_class(subject)
     confidence, wrong = subject.confidence, subject.correct == 0
     sure = confidence >= SURE
     size, count = int(sure.sum()), int((sure & wrong).sum())

@@ -15,7 +15,7 @@ import numpy as np
 
 from polymode.audits.checks.calibration import LEAST, gap_test, severity_of
 from polymode.audits.checks.columns import Columns, columns_of
-from polymode.audits.checks.registry import CHECKS, NotApplicable, need_classes
+from polymode.audits.checks.registry import CHECKS, NotApplicable, need_one_class
 from polymode.audits.finding import LEVEL, Finding, interval_text, percent
 from polymode.audits.subject import Subject
 from polymode.metrics.rejection import clopper_pearson
@@ -29,7 +29,7 @@ EQUAL = " = "
 @CHECKS.register("slices")
 def slices(subject: Subject) -> Iterator[Finding]:
     """Yield slices with the largest gaps in confidence, tested, and the one with most errors."""
-    need_classes(subject)
+    need_one_class(subject)
     features = slice_features(subject)
     confidence, correct = subject.confidence.numpy(), subject.correct.numpy()
     order = subject.generator("slices").permutation(len(correct))
