@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 def defaults_tables(rows: list[Row]) -> str:
     """Return scores, coverage and cost of every method; means over splits."""
-    rows = [row for row in rows if row["part"] == "test" and not row["options"]]
+    rows = with_defaults(rows)
     if not rows:
         return "Not measured yet."
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -38,6 +38,11 @@ def defaults_tables(rows: list[Row]) -> str:
     return "\n\n".join([*parts, note])
 
 
+def with_defaults(rows: list[Row]) -> list[Row]:
+    """Return the rows of the test part with no option set."""
+    return [row for row in rows if row["part"] == "test" and not row["options"]]
+
+
 def _table(rows: list[Row], methods: list[str], tasks: list[str], extra: str = "") -> str:
     lines = [["method", *tasks, *([extra] if extra else []), "cost"]]
     for method in methods:
@@ -45,7 +50,7 @@ def _table(rows: list[Row], methods: list[str], tasks: list[str], extra: str = "
         cells = [_cell(rows, method, task) for task in tasks]
         if extra:
             cells.append(_range([_mean(_select(rows, method, task), extra) for task in tasks]))
-        lines.append([name, *cells, _cost(rows, method)])
+        lines.append([name, *cells, cost_of(rows, method)])
     return markdown(lines)
 
 
@@ -91,7 +96,7 @@ def _range(values: list[float | None]) -> str:
 
 def costs(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Return what each method takes to fit and to predict, in units of the reference."""
-    rows = [row for row in rows if row["part"] == "test" and not row["options"]]
+    rows = with_defaults(rows)
     table: dict[str, dict[str, float]] = {}
     for method in sorted({row["method"] for row in rows}):
         measured = {
@@ -115,6 +120,6 @@ def _ratio(rows: list[Row], method: str, name: str) -> float | None:
     return float(f"{median(ratios):.2g}") if ratios else None
 
 
-def _cost(rows: list[Row], method: str) -> str:
+def cost_of(rows: list[Row], method: str) -> str:
     ratio = _ratio(rows, method, "seconds")
     return "–" if ratio is None else f"{ratio:.2g}×"

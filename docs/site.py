@@ -23,13 +23,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCS, STAGE = ROOT / "docs", ROOT / "build" / "docs"
 SECTIONS = {
-    "Start": ["quickstart", "which_method", "command-line", "your-module", "frozen-bodies",
-              "tabular", "segmentation"],
+    "Start": ["quickstart", "which_method", "overview", "command-line", "your-module",
+              "error-bars", "frozen-bodies", "tabular", "segmentation"],
     "Networks and data": ["nets", "tasks", "tasks_real", "data", "shifts", "positions"],
     "Look at it": ["metrics", "plots", "report", "examinations", "reference", "symmetry",
                    "equivariance", "adversary", "zoo"],
     "Correct and decide": ["recalibration", "conformal"],
-    "More": ["kernels", "tomography", "scale", "naming", "add-a-method", "contributing",
+    "More": ["kernels", "tomography", "speed", "scale", "naming", "add-a-method", "contributing",
              "changelog"],
 }  # fmt: skip
 FOLDERS = {"Tutorials": "tutorials", "Methods": "methods", "Studies": "studies", "API": "api",

@@ -24,6 +24,8 @@ from scipy.stats import t
 
 from docs.defaults_table import costs, defaults_tables
 from docs.growth import growth_table
+from docs.overview_tables import chooser, methods_table
+from docs.shapes_table import shapes_table
 from docs.speed_tables import (
     executions_table,
     forde_tables,
@@ -39,6 +41,8 @@ from docs.speed_tables import (
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+SPEED = ROOT / "docs" / "speed.md"
+OVERVIEW = ROOT / "docs" / "overview.md"
 METRICS = ROOT / "docs" / "metrics.md"
 EXAMINATIONS = ROOT / "docs" / "examinations.md"
 BENCHMARKS = ROOT / "results" / "benchmarks.json"
@@ -56,6 +60,8 @@ DROPOUT = ROOT / "docs" / "methods" / "dropout.md"
 ADVERSARY = ROOT / "docs" / "adversary.md"
 SWAG = ROOT / "docs" / "methods" / "swag.md"
 HMC = ROOT / "docs" / "methods" / "hmc.md"
+SEGMENTATION = ROOT / "docs" / "segmentation.md"
+SHAPES = ROOT / "results" / "shapes.json"
 VI = ROOT / "docs" / "methods" / "vi.md"
 BIAS = ROOT / "results" / "sampling_bias.json"
 SCALE = ROOT / "docs" / "scale.md"
@@ -385,7 +391,9 @@ def sections() -> list[tuple[Path, str, str]]:
     ranks, fleet = json.loads(RANKS.read_text()), json.loads(FLEET.read_text())
     studies = [(page, page.stem, study_text(page.stem)) for page in sorted(STUDIES.glob("*.md"))]
     return [
-        (README, "speed", speed_table(report)),
+        (SPEED, "speed", speed_table(report)),
+        (OVERVIEW, "methods", methods_table()),
+        (WHICH, "chooser", chooser(json.loads(DEFAULTS.read_text())["rows"])),
         (README, "demo", demo_table(json.loads(DEMO.read_text()))),
         (METRICS, "metrics", metrics_table()),
         (EXAMINATIONS, "options", examination_options()),
@@ -404,6 +412,7 @@ def sections() -> list[tuple[Path, str, str]]:
         (SWAG, "cost", ratios_table(report, ("swag", "swag_memory"))),
         (HMC, "cost", ratios_table(report, ("whole",))),
         (VI, "cost", ratios_table(report, ("variational",))),
+        (SEGMENTATION, "shapes", shapes_table(json.loads(SHAPES.read_text()))),
         (ZOO, "zoo", zoo_table(report)),
         (ZOO, "arithmetic", arithmetic()),
         (SYMMETRIES, "speed", symmetry_table(report)),

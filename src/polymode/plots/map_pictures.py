@@ -182,7 +182,7 @@ def map_pictures(
     chosen, of_chosen = prediction[index], targets[index]
     data = _class_maps(chosen, of_chosen, results) or _value_maps(chosen, of_chosen)
     pictures = numbers(inputs[index])
-    low, high = float(pictures.min()), float(pictures.max())
+    low, high = np.quantile(pictures, [0.01, 0.99])  # noise may lie outside
     data |= {
         "image": pictures,
         "range": np.array([0.0, 1.0] if low >= -0.01 and high <= 1.01 else [low, high + 1e-9]),

@@ -12,8 +12,8 @@ from torch import nn
 
 import polymode as pm
 from polymode.core.safe_files import FileProblem
+from polymode.tasks.bodies import encoded, load_body
 from polymode.tasks.bodies import features as module
-from polymode.tasks.bodies import load_body
 from polymode.tasks.bodies.feature_tasks import SOURCES, body_features, read_marked
 from polymode.tasks.bodies.features import Projection, features
 from polymode.tasks.files import DATASETS, Original, get
@@ -106,6 +106,32 @@ def test_the_task_has_few_labels_and_the_same_test_set() -> None:
         body_features(data="digits", per_class=500)
     with pytest.raises(ValueError, match="must be one of digits, cifar10_subset"):
         body_features(data="cifar")
+
+
+def test_a_head_on_features_is_the_head_of_the_whole_network() -> None:
+    """Body, directions and head as one network, trained by its head, predict what a head on the
+    features does: the same start, up to rounding of the features."""
+    body, raw = load_body("random_convolutions"), images(60)
+    labels = torch.arange(60) % 3
+    projection = Projection(features("random_convolutions", raw), 8)
+    middle = nn.Linear(256, 8).requires_grad_(False)
+    middle.weight.copy_(projection.directions.T / projection.scale)
+    middle.bias.copy_(-projection.mean @ projection.directions / projection.scale)
+    pixels = encoded("random_convolutions", raw)
+    common = {"epochs": 20, "seed": 4, "progress": "silent", "prior_precision": "auto"}
+    whole = pm.fit(
+        "sghmc", net=lambda: nn.Sequential(body, middle, nn.Linear(8, 3)), trainable="head",
+        task=pm.Task(train=(pixels, labels), likelihood="categorical"), **common,
+    )  # fmt: skip
+    x = projection(features("random_convolutions", raw))
+    head = pm.fit(
+        "sghmc", net=lambda: nn.Linear(8, 3),
+        task=pm.Task(train=(x, labels), likelihood="categorical", input_scaling=None), **common,
+    )  # fmt: skip
+    assert whole.config["prior_precision"] == head.config["prior_precision"]
+    torch.testing.assert_close(
+        whole.predict(pixels).mean, head.predict(x).mean, rtol=1e-3, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -24,7 +24,7 @@ HMC = "HMC, another chain"
 LAPLACE = "Laplace, full"
 ENSEMBLE = "deep ensemble"
 GRID = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-CURVE = ("MAP", ENSEMBLE, LAPLACE, "IVON", "MILE", HMC)
+CURVE = ("MAP", ENSEMBLE, LAPLACE, "IVON", "mean-field VI", HMC)
 """Arms that are run with few labels and many, too."""
 
 SMALL_ARMS = (
@@ -91,7 +91,7 @@ def arms(sizes: Sizes, precision: float | str, small: bool) -> dict[str, Arm]:
         "snapshots": Arm("snapshot", {"epochs": sizes.epochs, "batch_size": 100,
                                       "prior_precision": precision, "num_cycles": 5}),
         "checkpoints": Arm("checkpoint_ensemble", {**trained, "samples_per_mode": 5}),
-        "SGLD": Arm("sgld", chain),
+        "SGLD": Arm("sgld", {**chain, "lr": 0.3}),
         "SGHMC": Arm("sghmc", chain),
         "SGNHT": Arm("sgnht", chain),
         "cSG-MCMC": Arm("cyclical_sgmcmc", {
@@ -127,7 +127,7 @@ def arms(sizes: Sizes, precision: float | str, small: bool) -> dict[str, Arm]:
 
 def prior_arms(sizes: Sizes) -> dict[str, Arm]:
     """Return MAP and Laplace with λ on the grid and with "auto"."""
-    all_arms = arms(sizes, AUTO, small=False)
+    all_arms = arms(sizes._replace(draws=min(sizes.draws, 100)), AUTO, small=False)
     names = {"MAP": "MAP", "Laplace": LAPLACE}
     return {
         prior_arm(short, precision): Arm(
@@ -172,18 +172,17 @@ def _cpu() -> dict[str, Part]:
     with_small = arms(small, SMALL_PRIOR, small=True)
     some_small = {name: with_small[name] for name in SMALL_ARMS if name in with_small}
     options = {"data": DATA["images"], "per_class": 100, "num_test": 1000}
-    by_part = {
-        "images": _part(options, heads, 5, sizes),
-        "images_prior": _part(options, prior_arms(sizes), 5, None),
-        "images_small_head": _part(options, some_small, 5, small, hidden=SMALL_HEAD),
-    }
+    by_part = {"images": _part(options, heads, 5, sizes)}
     for name, count, some in (
-        ("sentences", 100, sizes), ("sentences_few", 10, sizes), ("sentences_many", 1000, sizes),
+        ("sentences", 100, sizes), ("sentences_many", 1000, sizes), ("sentences_few", 10, sizes),
         ("images_few", 10, sizes), ("tissue", 100, sizes), ("images_many", 1000, short),
     ):  # fmt: skip
-        options = {"data": DATA[name.partition("_")[0]], "per_class": count, "num_test": 1000}
+        if name == "tissue":
+            by_part["images_prior"] = _part(options, prior_arms(sizes), 5, None)
+            by_part["images_small_head"] = _part(options, some_small, 5, small, hidden=SMALL_HEAD)
         every = arms(some, AUTO, small=False)
-        by_part[name] = _part(options, {arm: every[arm] for arm in CURVE}, 5, some)
+        chosen = {**options, "data": DATA[name.partition("_")[0]], "per_class": count}
+        by_part[name] = _part(chosen, {arm: every[arm] for arm in CURVE}, 5, some)
     return by_part
 
 

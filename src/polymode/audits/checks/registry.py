@@ -1,0 +1,35 @@
+"""The table of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from polymode.audits.finding import Finding
+from polymode.audits.subject import Subject
+from polymode.core.registry import Registry
+
+
+class NotApplicable(ValueError):
+    """Why a check cannot be made here; the page lists it under "not looked at"."""
+
+
+class Check(Protocol):
+    """A check yields findings, significant or not; the audit corrects their p-values together."""
+
+    def __call__(self, subject: Subject, /) -> Iterable[Finding]: ...
+
+
+CHECKS: Registry[Check] = Registry("check")
+
+
+def need_classes(subject: Subject) -> None:
+    """Refuse regressions."""
+    if not subject.classification:
+        raise NotApplicable("it is for classes")
+    need_labels(subject)
+
+
+def need_labels(subject: Subject) -> None:
+    if not subject.has_labels:
+        raise NotApplicable("the test data have no labels")
