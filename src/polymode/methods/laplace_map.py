@@ -222,8 +222,8 @@ def noise_factor(posterior: GaussianPosterior, mode_curvature: Curvature) -> flo
 
     Trained noise is that of errors on the training data, which are too small by what the γ weights
     that the data determine have fitted. γ depends on σ, so both are found in turn. Factors often
-    count more weights than there are values, of which half are left at least; and noise that has not
-    come down to the errors yet stays.
+    count more weights than there are values, of which half are left at least; and noise that has
+    not come down to the errors yet stays.
     """
     factor, number = 1.0, mode_curvature.num_values
     for _ in range(_ROUNDS):
