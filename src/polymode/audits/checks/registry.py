@@ -21,6 +21,13 @@ class Check(Protocol):
 
 
 CHECKS: Registry[Check] = Registry("check")
+LATE = ("shifts", "ood", "attacks", "gains")  # those that take time, after all others
+
+
+def all_checks() -> list[str]:
+    """Return the names of all checks in the order in which they are made."""
+    quick = [name for name in CHECKS.names() if name not in LATE]
+    return [*quick, *(name for name in LATE if name in CHECKS)]
 
 
 def need_classes(subject: Subject) -> None:
