@@ -37,7 +37,7 @@ def subject_of(
     """Return what a check looks at."""
     task = Task(
         train=train or test, test=test, likelihood="categorical", name="audit",
-        target_scaling=None, input_scaling=None,
+        target_scaling=None, input_scaling=None, target_size=int(test[1].max()) + 1,
     )  # fmt: skip
     older = None if baseline is None else as_posterior(baseline, task, None)
     return Subject(

@@ -112,6 +112,9 @@ def audit(
         )
     except ValueError as problem:
         raise UsageProblem(str(problem)) from problem
+    except KeyboardInterrupt:
+        say("polymode: interrupted; nothing was written")
+        return 130
     page = result.save(out)
     if save is not None and result.best is not None:
         result.best.save(save)

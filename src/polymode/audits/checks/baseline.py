@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from polymode.audits.checks.calibration import LEAST
 from polymode.audits.checks.laws import loss_test
-from polymode.audits.checks.registry import CHECKS, NotApplicable, need_classes
+from polymode.audits.checks.registry import CHECKS, NotApplicable, need_one_class
 from polymode.audits.finding import LEVEL, Evidence, Finding, percent
 from polymode.audits.subject import Subject
 
@@ -22,7 +22,7 @@ Z = float(norm.ppf(0.5 + LEVEL / 2))
 @CHECKS.register("baseline")
 def baseline(subject: Subject) -> Iterator[Finding]:
     """Yield losses of accuracy and NLL against an older version, overall and by group."""
-    need_classes(subject)
+    need_one_class(subject)
     if subject.baseline_prediction is None:
         raise NotApplicable("no older version was given (`baseline`, or --baseline FILE)")
     before = subject.baseline_prediction

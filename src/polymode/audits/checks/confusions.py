@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from polymode.audits.checks.laws import excess_bound, excess_test
-from polymode.audits.checks.registry import CHECKS, need_classes
+from polymode.audits.checks.registry import CHECKS, need_one_class
 from polymode.audits.finding import Evidence, Finding
 from polymode.audits.subject import Subject
 
@@ -24,7 +24,7 @@ SMALL, LARGE = 0.05, 0.2  # share of the pair's predictions confused beyond the 
 @CHECKS.register("confusions")
 def confusions(subject: Subject) -> Iterator[Finding]:
     """Yield the pair of classes that is confused most beyond what the probabilities state."""
-    need_classes(subject)
+    need_one_class(subject)
     names = subject.class_names
     probs = subject.prediction.mean.double().numpy()
     predicted, labels = subject.predicted.numpy(), subject.targets.numpy()

@@ -18,7 +18,7 @@ from scipy.stats import fisher_exact
 from torch import Tensor
 
 from polymode.audits.checks.laws import excess_test
-from polymode.audits.checks.registry import CHECKS, NotApplicable
+from polymode.audits.checks.registry import CHECKS, NotApplicable, one_class
 from polymode.audits.finding import Evidence, Finding, percent
 from polymode.audits.subject import Subject
 from polymode.core.rows import Inputs, Rows
@@ -39,7 +39,7 @@ def duplicates(subject: Subject) -> Iterator[Finding]:
     copies = copies_of(subject.test[0], subject.train[0])
     yield _leaked(subject, copies)
     leaked = copies.source >= 0
-    if subject.classification and subject.has_labels and leaked.any() and not leaked.all():
+    if leaked.any() and not leaked.all() and one_class(subject):
         yield _score(subject, leaked)
     yield from _near(subject, ~leaked)
 

@@ -49,7 +49,7 @@ def coverage_test(inside: int, num: int, level: float, fitted_on: int | None) ->
     2 z φ(z) for each unit of log σ.
 
     >>> coverage_test(90, 100, 0.9, None), round(coverage_test(80, 100, 0.9, None), 4)
-    (1.0, 0.0034)
+    (1.0, 0.0023)
     """
     if fitted_on is None:
         return float(binomtest(inside, num, level).pvalue)

@@ -37,6 +37,18 @@ def need_classes(subject: Subject) -> None:
     need_labels(subject)
 
 
+def need_one_class(subject: Subject) -> None:
+    """Refuse regressions and predictions of each pixel."""
+    need_classes(subject)
+    if not one_class(subject):
+        raise NotApplicable("it is for one class for each input")
+
+
+def one_class(subject: Subject) -> bool:
+    """Whether each test input has one label, a class."""
+    return subject.classification and subject.has_labels and not subject.prediction.num_axes
+
+
 def need_labels(subject: Subject) -> None:
     if not subject.has_labels:
         raise NotApplicable("the test data have no labels")
