@@ -114,6 +114,7 @@ def check(case: Case, result: Any) -> float | None:
         "scores",
         "all_scores",
         "evaluate",
+        "maps",
         "report",
         "pgd",
         "mmd",
@@ -123,7 +124,7 @@ def check(case: Case, result: Any) -> float | None:
     )
     if case.kind in plain or case.kind.startswith(("laplace", "kernel", "ising", "project")):
         return float(result)
-    if case.kind == "predict":
+    if case.kind in ("predict", "efficient_predict"):
         return float(result[2].mean())
     x, y = (part[:512] for part in data(case))
     logits = result(x)

@@ -197,8 +197,8 @@ def test_the_code_of_the_page_on_attacks_runs() -> None:
 
 
 METHODS = ["dropout", "sghmc", "sgld", "sgnht", "cyclical_sgmcmc", "snapshot", "swag"]
-METHODS += ["packed", "batch_ensemble", "tabm", "masksembles"]
-METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential"]
+METHODS += ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"]
+METHODS += ["ema", "swa", "mc_batchnorm", "vbll", "tfb", "evidential", "sngp", "ddu"]
 METHODS += ["checkpoint_ensemble", "vi", "ivon", "laplace", "laplace_map", "hmc", "mile"]
 
 

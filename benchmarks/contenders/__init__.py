@@ -100,6 +100,7 @@ KINDS = {
             "torch_uncertainty": f"{PEER}_efficient.predict",
         },
         figure="cpu",
+        check="mut.inf.",
     ),
     "forde": Kind(
         {

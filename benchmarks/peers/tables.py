@@ -168,7 +168,7 @@ def fit_bde(given: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
 
 FITS = {"tabm": fit_tabm, "bde": fit_bde}
-NAMES = {"tabm": "TabM, 128 units", "bde": "bde"}
+NAMES = {"tabm": "TabM, cut short", "bde": "bde"}
 
 
 def score(folder: Path) -> None:

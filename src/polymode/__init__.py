@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         tomography,
         zoo,
     )
+    from polymode.audits import audit
     from polymode.examinations import examine
     from polymode.examinations.reference_posterior import reference
     from polymode.methods import fit, options
@@ -52,10 +53,11 @@ if TYPE_CHECKING:
     from polymode.tasks import Task, list_tasks, task
 
 __all__ = [
-    "Posterior", "Prediction", "Task", "__version__", "adversary", "cite", "compare", "conformal",
-    "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods", "list_methods",
-    "list_tasks", "load", "methods", "metrics", "nets", "options", "plots", "recalibration",
-    "reference", "report", "sklearn", "symmetry", "task", "tasks", "tomography", "zoo",
+    "Posterior", "Prediction", "Task", "__version__", "adversary", "audit", "cite", "compare",
+    "conformal", "equivariance", "evaluate", "examinations", "examine", "fit", "likelihoods",
+    "list_methods", "list_tasks", "load", "methods", "metrics", "nets", "options", "plots",
+    "recalibration", "reference", "report", "sklearn", "symmetry", "task", "tasks", "tomography",
+    "zoo",
 ]  # fmt: skip
 
 # Torch reads this with its first tensor: large ones then lie in huge pages (docs/decisions/0006).
@@ -65,6 +67,7 @@ _HOMES = {
     "Posterior": "posterior",
     "Prediction": "prediction",
     "Task": "tasks",
+    "audit": "audits",
     "cite": "report",
     "compare": "metrics",
     "evaluate": "metrics",

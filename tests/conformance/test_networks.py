@@ -47,7 +47,7 @@ FAMILIES = [
     ["vi", "ivon"],  # weights that are drawn at each step
     ["forde", "lit"],  # derivatives of input gradients
     ["weight_rde", "function_rde"],
-    ["packed", "batch_ensemble", "tabm", "masksembles"],  # networks that are converted
+    ["packed", "batch_ensemble", "tabm", "masksembles", "lp_bnn"],  # networks that are converted
 ]
 
 ALL = "every method"
@@ -77,7 +77,7 @@ REFUSED: dict[tuple[str, str], str] = {
     # curvatures are sums that half precision rounds away
     **{
         ("bfloat16", method): "needs weights in float32 or float64, and '0.weight' is bfloat16"
-        for method in ("laplace", "laplace_map")
+        for method in ("laplace", "laplace_map", "sngp", "ddu")
     },
     # curvatures are sums over single examples, whose gradients must exist
     **{
@@ -90,6 +90,7 @@ REFUSED: dict[tuple[str, str], str] = {
         )
         for method in ("laplace", "laplace_map")
     },
+    ("in-place ReLU", "sngp"): r"modified by an inplace.*h = h \+ y.*inplace=False in 'relu'",
     ("autograd Function", "laplace"): "override the setup_context.*take evidence='trained'",
     # members that share weights need layers whose weights can have adapters
     **{
@@ -99,11 +100,11 @@ REFUSED: dict[tuple[str, str], str] = {
             "a subclass of Linear", "weight norm", "spectral norm", "old spectral norm",
             "embedding bag",
         )
-        for method in ("batch_ensemble", "tabm")
+        for method in ("batch_ensemble", "tabm", "lp_bnn")
     },
     **{
         ("in-place ReLU", method): "cannot be differentiated: .*inplace.*take h = h"
-        for method in ("batch_ensemble", "tabm", "masksembles")
+        for method in ("batch_ensemble", "tabm", "masksembles", "lp_bnn")
     },
     # there must be a hidden layer to mask
     **{
@@ -128,7 +129,7 @@ NO_HEAD = {
     "learned temperature", "one parameter", "ParameterList", "ParameterDict", "mixture of experts",
     "experts by row", "capsules", "views",
 }  # fmt: skip
-LAST_LAYER = {"vbll"}  # methods about that layer
+LAST_LAYER = {"vbll", "sngp", "ddu"}  # methods about that layer
 DRAWING = {"dropout", "alpha dropout", "functional dropout", "stochastic depth", "transformer"}
 NORMALISED = {"BatchNorm", "BatchNorm without affine"}
 RATES = {"dropout", "transformer"}  # of layers that `concrete_dropout` learns

@@ -146,7 +146,7 @@ def test_methods_of_a_posterior_warn_or_refuse():
         pm.fit("laplace", task=task("focal"), **quick)
     with pytest.raises(ValueError, match="laplace approximates.*mixup"):
         pm.fit("laplace", task=task(), augment="mixup", **quick)
-    with pytest.raises(ValueError, match="the likelihood is label_smoothing"):
+    with pytest.raises(ValueError, match="takes the evidence of a likelihood, and label smoothing"):
         pm.fit("map", task=task("label_smoothing"), prior_precision="auto", **quick)
     pm.fit("deep_ensemble", task=task("focal"), augment="mixup", num_modes=2, **quick)
 

@@ -212,3 +212,16 @@ def test_examinations_of_one_target_say_so(name) -> None:
     post = pm.fit("map", net=conv, task=task, epochs=1, progress="silent")
     with pytest.raises(NotApplicable, match="one target per example.*at positions"):
         pm.examine(post, task, name)
+
+
+def test_labels_of_images_mark_no_pixels() -> None:
+    """OOD sets of other tasks come with a label for each image: they say nothing of pixels."""
+    task = pm.Task(
+        train=(IMAGES, MASKS), test=(IMAGES, MASKS), likelihood="categorical", ignore_index=255,
+        ood={"labelled": (IMAGES[:4], torch.arange(4))},
+    )  # fmt: skip
+    post = pm.fit("map", net=conv, task=task, epochs=1, progress="silent")
+    results = pm.evaluate(post, task)
+    assert results["ood:labelled", "auroc_predictive_entropy"].value is not None
+    row = results["ood:labelled", "pixel_auroc_predictive_entropy"]
+    assert row.value is None and row.note == "n/a (needs labels of pixels)"

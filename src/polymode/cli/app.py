@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from polymode.cli import data, show, zoo
+from polymode.cli.audit import audit
 from polymode.cli.run import run
 from polymode.cli.talk import put, say
 from polymode.runs.settings import UsageProblem
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(audit)
 app.command("list")(show.list_)
 app.command()(show.report)
 app.command()(show.compare)

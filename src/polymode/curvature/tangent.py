@@ -236,7 +236,7 @@ def _require_independent_examples(module: nn.Module, x: Tensor) -> None:
         )
 
 
-def _underivable(module: nn.Module, error: RuntimeError) -> str:
+def underivable(module: nn.Module, error: RuntimeError) -> str:
     """Say why torch cannot differentiate a network, and what to change."""
     text, remedy = first_line(error), "look at what the network does beside its layers"
     if "inplace operation" in text:
@@ -282,7 +282,7 @@ def _checked(stack: Stack, probe: Tensor, first: Survey, unknown: set[str]) -> S
     try:
         grads = _gradients(outputs, [call.result for call in watch.calls], cotangent[None], False)
     except RuntimeError as error:
-        raise ValueError(_underivable(tangent.module, error)) from error
+        raise ValueError(underivable(tangent.module, error)) from error
     with torch.no_grad():
         for call, grad in zip(watch.calls, grads, strict=True):
             for entry in call.entries:
@@ -350,7 +350,7 @@ def _followed(stack: Stack, probe: Tensor, survey: Survey) -> Survey:
     try:
         plain = dict(Tangent(stack, 0, looped, survey.singles)(probe).pull(cotangents))
     except RuntimeError as error:
-        raise ValueError(_underivable(tangent.module, error)) from error
+        raise ValueError(underivable(tangent.module, error)) from error
     try:
         for name, record in pull(cotangents):
             expected = plain[name].moving

@@ -10,6 +10,7 @@ from polymode.methods import (
     checkpoint_ensemble,
     concrete_dropout,
     cyclical_sgmcmc,
+    ddu,
     deep_ensemble,
     dropout,
     ema,
@@ -22,6 +23,7 @@ from polymode.methods import (
     laplace,
     laplace_map,
     lit,
+    lp_bnn,
     map,
     masksembles,
     mc_batchnorm,
@@ -31,6 +33,7 @@ from polymode.methods import (
     sgld,
     sgnht,
     snapshot,
+    sngp,
     swa,
     swag,
     tabm,
@@ -44,6 +47,7 @@ from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.checkpoint_ensemble import CheckpointEnsemble
 from polymode.methods.concrete_dropout import ConcreteDropout
 from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC
+from polymode.methods.ddu import DDU
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.dropout import Dropout
 from polymode.methods.ema import EMA
@@ -57,6 +61,7 @@ from polymode.methods.ivon import IVON
 from polymode.methods.laplace import Laplace
 from polymode.methods.laplace_map import LaplaceMAP
 from polymode.methods.lit import LIT
+from polymode.methods.lp_bnn import LPBNN
 from polymode.methods.map import MAP
 from polymode.methods.masksembles import Masksembles
 from polymode.methods.mc_batchnorm import MCBatchNorm
@@ -68,6 +73,7 @@ from polymode.methods.sghmc import SGHMC
 from polymode.methods.sgld import SGLD
 from polymode.methods.sgnht import SGNHT
 from polymode.methods.snapshot import Snapshot
+from polymode.methods.sngp import SNGP
 from polymode.methods.swa import SWA
 from polymode.methods.swag import SWAG
 from polymode.methods.tabm import TabM
@@ -77,6 +83,7 @@ from polymode.methods.vi import VI
 from polymode.methods.weight_rde import WeightRDE
 
 __all__ = [
+    "DDU",
     "EMA",
     "HMC",
     "IVON",
@@ -87,10 +94,13 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SNGP",
     "SWA",
     "SWAG",
     "TFB",
     "BatchEnsemble",
+    "LPBNN",
+    "lp_bnn",
     "Masksembles",
     "masksembles",
     "VBLL",
@@ -121,6 +131,7 @@ __all__ = [
     "cyclical_sgmcmc",
     "alpha_loss",
     "concrete_dropout",
+    "ddu",
     "deep_ensemble",
     "dropout",
     "ema",
@@ -143,6 +154,7 @@ __all__ = [
     "sgld",
     "sgnht",
     "snapshot",
+    "sngp",
     "swa",
     "swag",
     "tfb",

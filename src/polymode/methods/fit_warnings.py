@@ -64,6 +64,11 @@ def warn_of_little_effect(config: Passes, trained: bool, task: Task) -> None:
 def check_departure(name: str, config: Passes, likelihood: Likelihood) -> None:
     """Warn, or refuse, where what is trained by is not the likelihood that a method is made of."""
     departure = likelihood.departure or getattr(config.augment, "departure", "")
+    if departure and getattr(config, "prior_precision", None) == "auto":
+        raise ValueError(
+            f"prior_precision='auto' takes the evidence of a likelihood, and {departure}; give a"
+            " number"
+        )
     powers = name in OF_POWERS and getattr(config, "alpha", 0.0) > 0
     if not departure or (name in POINT_ESTIMATES and not powers):
         return

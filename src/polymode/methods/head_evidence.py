@@ -119,7 +119,7 @@ def choose_prior(problem: Problem, stack: Stack) -> PriorChoice:
     path = linear_layer(stack)
     assert problem.data is not None
     likelihood = problem.likelihood
-    if not isinstance(likelihood, Categorical | Bernoulli | Gaussian) or likelihood.departure:
+    if not isinstance(likelihood, Categorical | Bernoulli | Gaussian):
         raise _refusal(f"the likelihood is {likelihood.name}")
     count = min(len(problem.data), LARGEST)
     batches = [

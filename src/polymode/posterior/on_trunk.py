@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymode.core.safe_files import TensorForm
-from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.components import Categories, Densities, Moments
 from polymode.likelihoods.kinds import Likelihood
 from polymode.posterior.weights import Outputs, Samples, Weights
 from polymode.stack.stack import Stack
@@ -80,7 +80,7 @@ class OnTrunk(Weights):
 
     def components(
         self, likelihood: Likelihood, x: Tensor, samples_per_mode: int, seed: int
-    ) -> Categories | Components | None:
+    ) -> Categories | Densities | None:
         return self._inner.components(likelihood, x, samples_per_mode, seed)
 
     def moments(self, x: Tensor) -> Moments | None:

@@ -37,7 +37,7 @@ from torch import Tensor
 from polymode.core.memory import free_bytes
 from polymode.core.rng import fold
 from polymode.core.safe_files import TensorForm
-from polymode.likelihoods.components import Categories, Components, Moments
+from polymode.likelihoods.components import Categories, Densities, Moments
 from polymode.likelihoods.kinds import Likelihood
 from polymode.prediction import Prediction
 from polymode.stack.fast.passes import noisy_passes
@@ -128,7 +128,7 @@ class Weights(ABC):
 
     def components(
         self, likelihood: Likelihood, x: Tensor, samples_per_mode: int, seed: int
-    ) -> Categories | Components | None:
+    ) -> Categories | Densities | None:
         """Return what L samples of every mode predict at prepared inputs, where that is more than
         what the likelihood says of outputs; None where it is not."""
         return None
@@ -483,6 +483,7 @@ KINDS: dict[str, type[Weights]] = {kind.kind: kind for kind in (Samples, Noisy, 
 
 
 HOMES = {
+    "density": "polymode.methods.ddu",
     "evidential": "polymode.methods.evidential",
     "head": "polymode.methods.last_layer.head_weights",
     "batch_statistics": "polymode.methods.mc_batchnorm",

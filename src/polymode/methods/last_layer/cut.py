@@ -64,14 +64,18 @@ def is_pointwise(layer: nn.Module) -> bool:
 def require_head(stack: Stack, x: Tensor, method: str) -> str:
     """Return the path of the last linear layer, for one target per example, or refuse."""
     path = linear_head(stack, x)
-    kind = type(stack.template).__name__
     if path is None:
-        raise ValueError(
-            f"{method} needs a network that ends in a linear layer, but the outputs of this {kind}"
-            " are not those of an nn.Linear with weights of its own; let its forward method end in"
-            " one, or take laplace or swag"
-        )
+        raise no_head(method, type(stack.template).__name__)
     return path
+
+
+def no_head(method: str, kind: str) -> ValueError:
+    """Return the refusal of a network of this kind."""
+    return ValueError(
+        f"{method} needs a network that ends in a linear layer, but the outputs of this {kind} are"
+        " not those of an nn.Linear with weights of its own; let its forward method end in one, or"
+        " take laplace or swag"
+    )
 
 
 def names_of(head: str) -> tuple[str, str]:

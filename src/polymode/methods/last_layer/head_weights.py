@@ -42,7 +42,7 @@ class HeadWeights(Weights):
     Args:
         stack: one network per mode, the last layer at its mean.
         head: path of the last layer.
-        root: R, lower triangular matrices (M, K, F, F), or standard deviations (M, K, F).
+        root: R, square roots (M, K, F, F) of covariances, or standard deviations (M, K, F).
         samples_per_mode: L draws of logits or of networks.
         link: "mc" or "probit".
     """

@@ -80,6 +80,8 @@ def predict_maps(
     samples = _Samples() if keep else None
     count = 0
     for prediction, labels in _parts(predict, task, data, outside):
+        if outside and labels is not None and labels.dim() <= MAP_AXES:
+            labels = None  # of images, not of pixels
         sums.add(prediction, labels)
         count += len(prediction)
         look(prediction, labels)

@@ -61,8 +61,6 @@ class SegmentationSums(MapSums):
     def _add_unseen(self, prediction: CategoricalPrediction, targets: Tensor) -> None:
         """Add what sets unseen pixels, of a label that the task has not, against the others."""
         maps = _maps(prediction)
-        if targets.shape != prediction.mean.shape[:-1]:
-            return  # labels of images, not of pixels
         for place, labels in enumerate(targets):
             observed = labels != NOT_OBSERVED
             unseen = labels[observed] >= self.num_classes

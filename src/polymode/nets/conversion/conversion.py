@@ -19,7 +19,12 @@ from polymode.tracing.calling import Calling, Output, called_by, calling_for
 from polymode.tracing.modules import aliases_of, require_plain, tie_again
 from polymode.training.data import Data
 
-HOMES = {"thin": "thin", "rank_one": "rank_one", "masked": "masked"}
+HOMES = {
+    "thin": "thin",
+    "rank_one": "rank_one",
+    "masked": "masked",
+    "random_features": "random_features",
+}
 """Kinds of conversions, and the files that have them."""
 _MARK = "polymode_conversion"
 

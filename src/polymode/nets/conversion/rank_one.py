@@ -12,6 +12,7 @@ Shapes: `B` batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from polymode.nets.conversion.conversion import (
 )
 
 Adapter = str | float
-"""How an adapter starts: "sign" (±1), "normal" (N(1, 0.5²)), or as one number."""
+"""How an adapter starts: "sign" (±1), "normal" (N(1, 0.5²)), "near" (N(1, 0.1²)) or one number."""
 
 
 class RankOneLinear(nn.Linear):
@@ -42,12 +43,51 @@ class RankOneLinear(nn.Linear):
         return out if self.bias is None else out + self.bias
 
 
+class Latent(nn.Module):
+    """An autoencoder of a vector: mean and log-variance of a code, and the vector from the code.
+
+    Args:
+        size: entries of the vector. hidden: entries of the code. like: type and device.
+        factor: of the code's standard deviation in draws.
+    """
+
+    def __init__(self, size: int, hidden: int, like: Tensor, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.encoder = nn.Linear(size, hidden, device=like.device, dtype=like.dtype)
+        self.mean = nn.Linear(hidden, hidden, device=like.device, dtype=like.dtype)
+        self.log_variance = nn.Linear(hidden, hidden, device=like.device, dtype=like.dtype)
+        self.decoder = nn.Linear(hidden, size, device=like.device, dtype=like.dtype)
+        nn.init.ones_(self.decoder.bias)  # so that the network begins as the one given
+
+    def forward(self, r: Tensor) -> Tensor:
+        """Return a draw of the vector; its mean code's in evaluation mode."""
+        h = torch.relu(self.encoder(r))
+        code = self.mean(h)
+        if self.training:
+            std = torch.exp(0.5 * self.log_variance(h))
+            code = code + self.factor * std * torch.randn_like(code)
+        return self.decoder(code)  # type: ignore[no-any-return]
+
+
+class LatentLinear(RankOneLinear):
+    """A linear layer whose first adapter is drawn from a code."""
+
+    latent: Latent
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in) to (..., out)."""
+        out = F.linear(x * self.latent(self.r), self.weight) * self.s
+        return out if self.bias is None else out + self.bias
+
+
 class _RankOneConvolution:
     """What the convolutions below share: adapters by channel."""
 
     def _adapted(self: Any, x: Tensor) -> Tensor:
         tail = (1,) * len(self.kernel_size)
-        out = self._plain(x * self.r.view(-1, *tail)) * self.s.view(-1, *tail)
+        r = self.latent(self.r) if "latent" in self._modules else self.r
+        out = self._plain(x * r.view(-1, *tail)) * self.s.view(-1, *tail)
         return out if self.bias is None else out + self.bias.view(-1, *tail)
 
     def _plain(self: Any, x: Tensor) -> Tensor:
@@ -132,14 +172,22 @@ class Adapters:
     Attributes:
         method: for messages. first, rest: how adapters r start, of layers that see the inputs and
             of others. outputs: how adapters s start. own_heads: whether last layers are each
-            member's own.
+            member's own. latent: entries of a code from which adapters r of linear layers and
+            convolutions are drawn, and the factor of its standard deviation; None without.
     """
 
     def __init__(
-        self, method: str, first: Adapter, rest: Adapter, outputs: Adapter, *, own_heads: bool
+        self,
+        method: str,
+        first: Adapter,
+        rest: Adapter,
+        outputs: Adapter,
+        *,
+        own_heads: bool,
+        latent: tuple[int, float] | None = None,
     ) -> None:
         self.method, self.first, self.rest, self.outputs = method, first, rest, outputs
-        self.own_heads = own_heads
+        self.own_heads, self.latent = own_heads, latent
 
 
 def plan(sample: Sample, adapters: Adapters) -> Conversion:
@@ -150,6 +198,7 @@ def plan(sample: Sample, adapters: Adapters) -> Conversion:
     first = _first_layers(sample)
     listed = {name for name, _ in sample.module.named_parameters()}  # tied ones once
     done: list[str] = []
+    coded: list[str] = []
     for path, layer in sample.module.named_modules():
         names = [f"{path}.{n}".lstrip(".") for n, _ in layer.named_parameters(recurse=False)]
         inside = path.startswith(tuple(f"{p}." for p in done if p))
@@ -170,7 +219,14 @@ def plan(sample: Sample, adapters: Adapters) -> Conversion:
         shared = ["in_proj_shared", "out_proj.shared"] if path in done else ["weight"]
         shared = [f"{path}.{name}".lstrip(".") for name in shared]
         common += [n for n in shared if n in listed or not n.endswith("weight")]
-    return Conversion("rank_one", {"layers": layers, "common": common})
+        if adapters.latent and path not in done and not isinstance(layer, nn.Embedding):
+            coded.append(path)
+            parts = product(("encoder", "mean", "log_variance", "decoder"), ("weight", "bias"))
+            common += [f"{path}.latent.{part}.{kind}".lstrip(".") for part, kind in parts]
+    numbers: dict[str, Any] = {"layers": layers, "common": common}
+    if adapters.latent:
+        numbers |= {"coded": coded, "latent": list(adapters.latent)}
+    return Conversion("rank_one", numbers)
 
 
 def _first_layers(sample: Sample) -> set[str]:
@@ -238,6 +294,11 @@ def apply(module: nn.Module, numbers: Mapping[str, Any]) -> None:
             layer.s = _adapter(s, n_in, weight)
         else:
             layer.r, layer.s = _adapter(r, n_in, weight), _adapter(s, n_out, weight)
+        if path in numbers.get("coded", ()):
+            hidden, factor = numbers["latent"]
+            layer.latent = Latent(n_in, hidden, weight, factor)
+            if isinstance(layer, nn.Linear):
+                layer.__class__ = LatentLinear
 
 
 def _adapt_attention(layer: Any, r: Adapter, s: Adapter) -> None:
@@ -255,7 +316,9 @@ def _adapt_attention(layer: Any, r: Adapter, s: Adapter) -> None:
 
 def _adapter(start: Adapter, size: int, like: Tensor) -> nn.Parameter:
     """Return a new adapter, drawn from torch's global stream where it is random."""
-    if start == "sign":
+    if start == "near":
+        values = 1 + 0.1 * torch.randn(size, dtype=like.dtype, device=like.device)
+    elif start == "sign":
         values = torch.randint(2, (size,), device=like.device).to(like.dtype) * 2 - 1
     elif start == "normal":
         values = 1 + 0.5 * torch.randn(size, dtype=like.dtype, device=like.device)

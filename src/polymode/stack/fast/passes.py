@@ -230,6 +230,7 @@ def _makes_tensors(module: nn.Module, graph: fx.Graph) -> bool:
     it makes itself; parts of the network would not have them."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    names = {name for name in names if not hasattr(fx.GraphModule, name)}  # torch.fx's own: "code"
     return any(node.op == "get_attr" and node.target not in names for node in graph.nodes)
 
 

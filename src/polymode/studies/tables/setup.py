@@ -21,7 +21,7 @@ def parts(preset: str) -> dict[str, Experiment]:
     """Return the parts of a preset."""
     if preset == "smoke":
         few = ("deep ensemble", "random forest", "gradient boosting")
-        return {name: _part(name, few, 2, 150) for name in ("diabetes", "breast_cancer")}
+        return {name: _part(name, few, 3, 150) for name in ("diabetes", "breast_cancer")}
     if preset == "cpu":
         contenders = (*CPU_OURS, *FITS)
         return {name: _part(name, contenders, 3, CPU_ROWS) for name in (*CPU, *CLASSES)}

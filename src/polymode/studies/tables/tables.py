@@ -24,6 +24,7 @@ from polymode.studies.tables.published import (
 
 DEFAULT = "deep ensemble"
 """The contender that claims are about: the method that the estimators take by default."""
+FEWEST = 3  # divisions of a contender that is compared
 BEST, TIED = " *", " ≈"
 
 
@@ -60,12 +61,12 @@ def best_of(runs: Runs, part: str, metric: str, but: str = "") -> str | None:
     """Return the contender with the lowest mean difference to the default, over shared divisions.
 
     Peers were not measured on all divisions, so means of their own would not be comparable. One
-    that shares fewer than two is left out.
+    that shares fewer than three is left out: an interval of two differences excludes nothing.
     """
     means = {}
     for name in contenders(runs, part):
         gap = gap_to(runs, part, metric, name, DEFAULT)
-        if name != but and gap is not None and gap.n > 1:
+        if name != but and gap is not None and gap.n >= FEWEST:
             means[name] = gap.mean
     return min(means, key=means.__getitem__, default=None)
 
@@ -138,7 +139,7 @@ def _mark(runs: Runs, part: str, metric: str, name: str, best: str | None) -> st
     if name == best:
         return BEST
     gap = gap_to(runs, part, metric, name, best)
-    return TIED if gap is not None and gap.n > 1 and not gap.clear else ""
+    return TIED if gap is not None and gap.n >= FEWEST and not gap.clear else ""
 
 
 def coverage_table(runs: Runs, parts: list[str], kind: str) -> Table | None:
